@@ -1,0 +1,1 @@
+"""Decides what happens: records, policies, the store, submission, the command line."""

@@ -1,0 +1,39 @@
+"""Fixtures for every test: real Redis servers. They fail, and never skip, where none can start."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis_servers import RedisServer, short_folder
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The session's private server; tests that end or reconfigure a server take ``own_redis``."""
+    with short_folder() as folder:
+        server = RedisServer(folder).start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """Address of the session's server, emptied before each test."""
+    redis_server.flush()
+    return redis_server.url
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Make started servers of a test's own: ``own_redis(appendfsync="always")``."""
+    with contextlib.ExitStack() as cleanup:
+
+        def make(**settings: str) -> RedisServer:
+            folder = cleanup.enter_context(short_folder())
+            server = RedisServer(folder, **settings)
+            cleanup.callback(server.kill)
+            return server.start()
+
+        yield make

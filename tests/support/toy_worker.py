@@ -1,0 +1,171 @@
+"""Starts real Celery workers on tests/acceptance/toyapp and listens to what they tell.
+
+Needs ``redis_servers`` for the server; knows nothing of what the tests check.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kombu.pools
+import redis
+from celery import Celery
+from deadlines import wait_until
+
+TOYAPP = Path(__file__).parent.parent / "acceptance" / "toyapp"
+
+
+class ToyWorker:
+    """One ``celery -A toyapp worker`` process, its log and a client of its broker and notes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        broker: str,
+        notes: str,
+        *,
+        name: str = "w1",
+        options: tuple[str, ...] = (),
+        settings: dict[str, object] | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.name = f"{name}@toy"
+        self.log_path = folder / f"{name}.log"
+        self.notes = redis.Redis.from_url(notes, decode_responses=True)
+        self.settings = settings or {}
+        self._command = [
+            sys.executable, "-m", "celery", "-A", "toyapp", "worker", "-n", self.name,
+            "-l", "INFO", "--without-gossip", "--without-mingle", *options,
+        ]  # fmt: skip
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": str(TOYAPP),
+            "TOY_BROKER": broker,
+            "TOY_REDIS": notes,
+            "TOY_CONF": json.dumps(self.settings),
+            **(env or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> "ToyWorker":
+        """Start the process without waiting for it."""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._env, cwd=TOYAPP, stdout=log, stderr=log
+            )
+        return self
+
+    def start(self) -> "ToyWorker":
+        """Start the process and return when it consumes."""
+        self.launch()
+        wait_until(self._is_ready, within=30, what=f"{self.name} ready")
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self.exit_code is None, f"{self.name} ended at its start:\n{self.log}"
+        return f"{self.name} ready." in self.log
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        assert self._process is not None
+        return self._process.poll()
+
+    def signal(self, which: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(which)
+
+    def wait(self, within: float = 15) -> int:
+        """Return the exit code; fail where the worker does not end in time."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout=within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {within} s:\n{self.log}") from None
+
+    def end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self.notes.close()
+
+    def started(self, name: str) -> bool:
+        """Whether the gate task of this name has begun to wait."""
+        return name in self.notes.lrange("started", 0, -1)
+
+    def open(self, name: str) -> None:
+        """Let the gate task of this name go on."""
+        self.notes.set(f"open:{name}", 1)
+
+
+@contextlib.contextmanager
+def client_app(broker: str, notes: str) -> Iterator[Celery]:
+    """A Celery app that sends to the toy workers and reads their results; closed afterwards."""
+    app = Celery("client", broker=broker, backend=notes, set_as_current=False)
+    app.conf.update(task_default_queue="toy", broker_connection_retry_on_startup=True)
+    try:
+        yield app
+    finally:
+        app.backend.result_consumer.stop()
+        app.backend.client.connection_pool.disconnect()
+        kombu.pools.reset()
+        app.close()
+
+
+class Events:
+    """Task events as a monitor receives them, from a thread of its own."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self._seen: list[dict[str, Any]] = []
+        self._ready = threading.Event()
+        self._stop = False
+
+    def of(self, task_id: str) -> list[str]:
+        """Types of the events of one task, in order."""
+        return [event["type"] for event in list(self._seen) if event.get("uuid") == task_id]
+
+    def all(self, kind: str, count: int) -> list[dict[str, Any]]:
+        """All events of one type, once there are so many; else none."""
+        found = [event for event in list(self._seen) if event["type"] == kind]
+        return found if len(found) >= count else []
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator["Events"]:
+        thread = threading.Thread(target=self._listen, daemon=True)
+        thread.start()
+        assert self._ready.wait(10), "the event receiver did not connect"
+        try:
+            yield self
+        finally:
+            self._stop = True
+            thread.join(10)
+
+    def _listen(self) -> None:
+        with self._app.connection_for_read() as connection:
+            receiver = self._app.events.Receiver(connection, handlers={"*": self._seen.append})
+            with receiver.consumer_context(wakeup=False) as (_, channel, _):
+                self._drain_once(channel.connection.client)
+                self._ready.set()
+                while not self._stop:
+                    self._drain_once(channel.connection.client)
+
+    @staticmethod
+    def _drain_once(connection: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            connection.drain_events(timeout=0.2)

@@ -1,0 +1,1 @@
+"""Acts: the Celery app, the step, models and tools."""
