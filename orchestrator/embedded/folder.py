@@ -1,0 +1,147 @@
+"""The files of a private server: where they lie and what they say; starts and locks nothing.
+
+Everything is readable by its user only, since the address holds the password.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from stepfleet.orchestrator.embedded.failure import EmbeddedRedisError
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a folder's server listens, and the program that writes its data."""
+
+    port: int
+    password: str = field(repr=False)
+    binary: str
+
+    @property
+    def url(self) -> str:
+        """The address with its password, database 0."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of one private server."""
+
+    root: Path
+
+    @classmethod
+    def prepare(cls, root: Path) -> "Folder":
+        """Make the folder where it is missing; raises EmbeddedRedisError if it can't be written."""
+        folder = cls(root.expanduser().absolute())
+        try:
+            folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = folder.root / f".writable-{os.getpid()}"
+            probe.touch(mode=0o600)
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise EmbeddedRedisError(
+                f"The data folder {folder.root} cannot be written: {error.strerror}. "
+                "Fix: name a folder that you own."
+            ) from error
+        return folder
+
+    @property
+    def start_lock(self) -> Path:
+        """Held alone by whoever starts or leaves the server."""
+        return self.root / "start.lock"
+
+    @property
+    def users_lock(self) -> Path:
+        """Shared by all users of the server; held alone by the guardian that ends it."""
+        return self.root / "users.lock"
+
+    @property
+    def guardian_lock(self) -> Path:
+        """Held alone by the guardian of the server."""
+        return self.root / "guardian.lock"
+
+    @property
+    def server_lock(self) -> Path:
+        """Held alone by the server's process, without its knowledge, for as long as it lives."""
+        return self.root / "server.lock"
+
+    @property
+    def config(self) -> Path:
+        """The server's configuration file."""
+        return self.root / "redis.conf"
+
+    @property
+    def log(self) -> Path:
+        """The server's log since its last start; the one before is beside it."""
+        return self.root / "redis.log"
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a server has written here before."""
+        return (self.root / "appendonlydir").is_dir()
+
+    def read_address(self) -> Address | None:
+        """Return the address of the last start, if there was one."""
+        try:
+            return Address(**json.loads((self.root / "address.json").read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise EmbeddedRedisError(
+                f"{self.root / 'address.json'} is damaged. Fix: delete that one file; the data "
+                "beside it is kept."
+            ) from error
+
+    def write_start(self, address: Address) -> None:
+        """Write what a start needs: the configuration, the address, and an empty log."""
+        if self.log.exists():
+            self.log.replace(self.root / "redis.log.1")
+        _write_private(self.log, "")
+        _write_private(self.config, render_config(self.root, self.log, address))
+        _write_private(self.root / "address.json", json.dumps(asdict(address)))
+
+    def log_tail(self, lines: int = 8) -> str:
+        """Return the log's last lines."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+
+def render_config(root: Path, log: Path, address: Address) -> str:
+    """Return the server's configuration: durable within a second, evicts nothing, loopback only."""
+    settings = {
+        "bind": "127.0.0.1",
+        "port": str(address.port),
+        "protected-mode": "yes",
+        "requirepass": _quoted(address.password),
+        "daemonize": "no",
+        "dir": _quoted(str(root)),
+        "logfile": _quoted(str(log)),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "aof-load-truncated": "yes",
+        "save": '""',
+        "maxmemory-policy": "noeviction",
+    }
+    return "".join(f"{name} {value}\n" for name, value in settings.items())
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_escaped(byte) for byte in os.fsencode(text)) + '"'
+
+
+def _escaped(byte: int) -> str:
+    plain = 0x20 <= byte < 0x7F and byte not in b'"\\'  # noqa: PLR2004 - printable ASCII
+    return chr(byte) if plain else f"\\x{byte:02x}"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace the file in one step, so that no reader sees half of it."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)

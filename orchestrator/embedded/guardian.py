@@ -1,0 +1,87 @@
+"""The process beside a private server that ends it when its last user is gone.
+
+Run as a program by its path, apart from the package, so that it stays small: it must import the
+standard library only. Users share a file lock, which the operating system drops when they end,
+however they end; the guardian waits to hold that lock alone. It lives in a session of its own, so
+that Ctrl-C in the user's terminal reaches neither it nor the server.
+
+Should the guardian itself be killed, Linux ends the server too. Elsewhere the server stays until
+the folder's next start, which ends it and starts anew.
+"""
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+ALREADY_GUARDED = 3
+_PR_SET_PDEATHSIG = 1
+_ENDING_SECONDS = 60.0
+
+
+def guard(folder: Path, binary: str) -> int:
+    """Start the server on ``folder/redis.conf``; return its exit code when it has ended."""
+    os.umask(0o077)
+    server_lock = _open(folder / "server.lock")
+    try:
+        fcntl.flock(_open(folder / "guardian.lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(server_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return ALREADY_GUARDED
+    if os.fork():
+        os._exit(0)  # whoever started us waits for this one only; the child keeps the locks
+    _raise_open_files_limit()
+    server = _start_server(folder, binary, server_lock)
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    threading.Thread(target=_end_when_unused, args=(folder, server), daemon=True).start()
+    return server.wait()
+
+
+def _open(lock: Path) -> int:
+    return os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def _start_server(folder: Path, binary: str, server_lock: int) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def end_with_guardian() -> None:
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    with (folder / "redis.log").open("ab") as log:
+        return subprocess.Popen(  # noqa: S603 - the program that the starter chose
+            [binary, str(folder / "redis.conf")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[server_lock],  # held by the server's process as long as it lives
+            preexec_fn=end_with_guardian,  # noqa: PLW1509 - there is one thread yet
+        )
+
+
+def _end_when_unused(folder: Path, server: subprocess.Popen[bytes]) -> None:
+    fcntl.flock(_open(folder / "users.lock"), fcntl.LOCK_EX)
+    server.terminate()
+    try:
+        server.wait(_ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+def _raise_open_files_limit() -> None:
+    """Let the server hold its 10,000 connections where the hard limit allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 10_240 if hard == resource.RLIM_INFINITY else min(hard, 10_240)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(guard(Path(sys.argv[1]), sys.argv[2]))
