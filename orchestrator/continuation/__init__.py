@@ -1,0 +1,45 @@
+"""Whether a run goes on: criteria, and how their decisions become one outcome. Pure."""
+
+from stepfleet.orchestrator.continuation.base import base_criteria
+from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
+from stepfleet.orchestrator.continuation.drivers import (
+    CallableCriterion,
+    PendingRetry,
+    ResponseContentCheck,
+    ToolCallPresenceCheck,
+    when,
+)
+from stepfleet.orchestrator.continuation.errors import ErrorPolicyCriterion
+from stepfleet.orchestrator.continuation.guards import (
+    BudgetLimit,
+    CumulativeExecutionTimeLimit,
+    ExecutionTimeLimit,
+    FinishReasonCheck,
+    StepsLimit,
+    StopRequested,
+    TokenUsageLimit,
+)
+from stepfleet.orchestrator.continuation.protocols import (
+    CanDecideToContinue,
+    CanExplainContinuation,
+)
+
+__all__ = [
+    "BudgetLimit",
+    "CallableCriterion",
+    "CanDecideToContinue",
+    "CanExplainContinuation",
+    "ContinuationCriteria",
+    "CumulativeExecutionTimeLimit",
+    "ErrorPolicyCriterion",
+    "ExecutionTimeLimit",
+    "FinishReasonCheck",
+    "PendingRetry",
+    "ResponseContentCheck",
+    "StepsLimit",
+    "StopRequested",
+    "TokenUsageLimit",
+    "ToolCallPresenceCheck",
+    "base_criteria",
+    "when",
+]

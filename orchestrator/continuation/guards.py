@@ -1,0 +1,175 @@
+"""Guards: criteria that forbid going on. Each compares one fact of the state with its limit.
+
+Failures are judged elsewhere, in `errors`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, evaluation
+from stepfleet.orchestrator.records.outcome import (
+    ContinuationDecision,
+    ContinuationEvaluation,
+    StopReason,
+)
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import FinishReason
+
+Number = int | float
+
+
+class Limit(ABC):
+    """A guard that forbids when a measure of the state has reached `maximum`."""
+
+    what = ""
+    unit = ""
+    stop_reason = StopReason.GUARD
+
+    def __init__(self, maximum: Number) -> None:
+        if not (maximum > 0 and math.isfinite(maximum)):
+            msg = (
+                f"{type(self).__name__}: the limit must be a finite number above 0, and is "
+                f"{maximum}; leave the criterion out for no limit"
+            )
+            raise ValueError(msg)
+        self.maximum = maximum
+
+    @abstractmethod
+    def measure(self, state: AgentState) -> Number:
+        """Return the number that is compared."""
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Forbid at the limit and above, allow below."""
+        return FORBID if self.measure(state) >= self.maximum else ALLOW
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision with both numbers."""
+        value = self.measure(state)
+        decision = self.decide(state)
+        reached = decision is FORBID
+        relation = "has reached" if reached else "is below"
+        return evaluation(
+            self,
+            decision,
+            f"{self.what}: {_shown(value)}{self.unit} {relation} the limit of "
+            f"{_shown(self.maximum)}{self.unit}",
+            {"value": value, "limit": self.maximum},
+            self.stop_reason if reached else None,
+        )
+
+
+def _shown(number: Number) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.6g}"
+
+
+class StepsLimit(Limit):
+    """Forbids when the execution has made `maximum` steps."""
+
+    what = "steps"
+    stop_reason = StopReason.STEPS_LIMIT
+
+    def measure(self, state: AgentState) -> Number:
+        """Return the steps of this execution."""
+        return state.step_count
+
+
+class TokenUsageLimit(Limit):
+    """Forbids when the execution has used `maximum` tokens, the last step's included."""
+
+    what = "tokens"
+    stop_reason = StopReason.TOKEN_LIMIT
+
+    def measure(self, state: AgentState) -> Number:
+        """Return the tokens of this execution."""
+        return state.usage.total_tokens
+
+
+class CumulativeExecutionTimeLimit(Limit):
+    """Forbids when the steps of the execution have taken `maximum` seconds together."""
+
+    what = "time in steps"
+    unit = " s"
+    stop_reason = StopReason.TIME_LIMIT
+
+    def measure(self, state: AgentState) -> Number:
+        """Return the cumulative execution time in seconds."""
+        return state.info.cumulative_execution_seconds
+
+
+class ExecutionTimeLimit(Limit):
+    """Forbids when `maximum` whole seconds have passed since the execution started.
+
+    Compares with the state's own moment, which is Redis's time, unless a clock is given.
+    """
+
+    what = "time since start"
+    unit = " s"
+    stop_reason = StopReason.TIME_LIMIT
+
+    def __init__(self, maximum: Number, clock: Callable[[], datetime] | None = None) -> None:
+        super().__init__(maximum)
+        self._clock = clock
+
+    def measure(self, state: AgentState) -> Number:
+        """Return the whole seconds since the execution, or else the session, started."""
+        now = self._clock() if self._clock else state.info.updated_at
+        started = state.info.execution_started_at or state.info.started_at
+        return int((now - started).total_seconds())
+
+
+class BudgetLimit(Limit):
+    """Forbids when the execution has cost `maximum` US dollars."""
+
+    what = "cost"
+    unit = " USD"
+
+    def measure(self, state: AgentState) -> Number:
+        """Return the cost of this execution in USD."""
+        return state.cost_usd
+
+
+class FinishReasonCheck:
+    """Forbids when the model stopped writing for one of the given finish reasons.
+
+    Raises `ValueError` on a reason that `FinishReason` does not have.
+    """
+
+    def __init__(self, reasons: Iterable[FinishReason] = ()) -> None:
+        self.reasons = frozenset(FinishReason(reason) for reason in reasons)
+        self._named = sorted(reason.value for reason in self.reasons)
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Forbid on a configured reason, else allow."""
+        last = state.current_step
+        return FORBID if last is not None and last.finish_reason in self.reasons else ALLOW
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision with the reason that was found."""
+        decision = self.decide(state)
+        found = state.current_step.finish_reason.value if state.current_step else None
+        word = "is one that ends the run" if decision is FORBID else "does not end the run"
+        return evaluation(
+            self,
+            decision,
+            f"finish reason {found or 'none yet'} {word}",
+            {"finish_reason": found, "ends_on": list(self._named)},
+            StopReason.FINISH_REASON if decision is FORBID else None,
+        )
+
+
+class StopRequested:
+    """Forbids when somebody asked to cancel the run."""
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Forbid on a recorded cancel."""
+        return FORBID if state.stop_requested is not None else ALLOW
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision with the note that came with the cancel."""
+        note = state.stop_requested
+        if note is None:
+            return evaluation(self, ALLOW, "no cancel was requested", {})
+        reason = f"cancelled on request: {note}" if note else "cancelled on request"
+        return evaluation(self, FORBID, reason, {"note": note}, StopReason.USER_REQUESTED)

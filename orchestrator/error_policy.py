@@ -1,0 +1,135 @@
+"""What to do about a failed step: stop, retry or ignore, per type of error. Pure.
+
+Presets and numbers follow the error policies of the framework's third design document: `n`
+is the consecutive failure at which a retried type stops, so `retry_tool_errors(3)` makes
+three attempts in all.
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.errors import ErrorContext, ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import StepResult, StepType
+
+SEVERITY = (
+    ErrorType.RATE_LIMIT,
+    ErrorType.TIMEOUT,
+    ErrorType.MODEL,
+    ErrorType.TOOL,
+    ErrorType.VALIDATION,
+    ErrorType.UNKNOWN,
+)
+"""When several things failed in one step, the first of these types is the step's."""
+
+ErrorContextResolver = Callable[[AgentState], ErrorContext]
+
+
+class ErrorHandlingDecision(StrEnum):
+    """What follows from a failure."""
+
+    STOP = "stop"
+    RETRY = "retry"
+    IGNORE = "ignore"
+
+
+STOP, RETRY, IGNORE = ErrorHandlingDecision
+
+
+class ErrorPolicy(Record):
+    """One decision per type of error, and the consecutive failure at which retrying stops.
+
+    The default, `stop_on_any_error()`, ends a run at its first failed step.
+    """
+
+    tool: ErrorHandlingDecision = STOP
+    model: ErrorHandlingDecision = STOP
+    validation: ErrorHandlingDecision = STOP
+    rate_limit: ErrorHandlingDecision = STOP
+    timeout: ErrorHandlingDecision = STOP
+    unknown: ErrorHandlingDecision = STOP
+    max_retries: int = Field(default=0, ge=0)
+
+    @classmethod
+    def stop_on_any_error(cls) -> Self:
+        """Stop at any failure."""
+        return cls()
+
+    @classmethod
+    def retry_tool_errors(cls, max_retries: int = 3) -> Self:
+        """Retry what a model can mend (tools, arguments) or time can; stop at other failures."""
+        return cls(
+            tool=RETRY, validation=RETRY, rate_limit=RETRY, timeout=RETRY, max_retries=max_retries
+        )
+
+    @classmethod
+    def ignore_tool_errors(cls) -> Self:
+        """Let the model see tool failures and go on; stop at model failures."""
+        return cls(tool=IGNORE, validation=IGNORE, rate_limit=RETRY, timeout=RETRY, unknown=IGNORE)
+
+    @classmethod
+    def retry_all(cls, max_retries: int = 5) -> Self:
+        """Retry any failure."""
+        every = {error_type.value: RETRY for error_type in ErrorType}
+        return cls.model_validate({**every, "max_retries": max_retries})
+
+    def with_max_retries(self, max_retries: int) -> Self:
+        """Return a copy that stops at the `max_retries`-th failure in a row."""
+        return type(self).model_validate({**self.model_dump(), "max_retries": max_retries})
+
+    def with_handling(self, error_type: ErrorType, decision: ErrorHandlingDecision) -> Self:
+        """Return a copy that handles one type of error by `decision`."""
+        changed = {**self.model_dump(), ErrorType(error_type).value: decision}
+        return type(self).model_validate(changed)
+
+    def with_tool_error_handling(self, decision: ErrorHandlingDecision) -> Self:
+        """Return a copy that handles tool errors by `decision`."""
+        return self.with_handling(ErrorType.TOOL, decision)
+
+    def handling(self, error_type: ErrorType) -> ErrorHandlingDecision:
+        """Return what this policy says of a type of error, whatever was tried before."""
+        decision: ErrorHandlingDecision = getattr(self, error_type.value)
+        return decision
+
+    def is_exhausted(self, failures: ErrorContext) -> bool:
+        """Return whether retrying was allowed and is used up."""
+        return (
+            failures.consecutive_failures > 0
+            and self.handling(failures.type) is RETRY
+            and failures.consecutive_failures >= self.max_retries
+        )
+
+    def decide(self, failures: ErrorContext) -> ErrorHandlingDecision:
+        """Return what follows from the failures so far; `ignore` when there are none."""
+        if failures.consecutive_failures == 0:
+            return IGNORE
+        return STOP if self.is_exhausted(failures) else self.handling(failures.type)
+
+
+def classify(errors: Sequence[ErrorInfo]) -> ErrorInfo | None:
+    """Return the failure that names a step's error: the severest type, then the first in order."""
+    return min(errors, key=lambda error: SEVERITY.index(error.type), default=None)
+
+
+def next_failures(previous: ErrorContext, step: StepResult) -> ErrorContext:
+    """Return the failures of an execution behind `step`."""
+    if step.type is not StepType.ERROR:
+        return ErrorContext(total_failures=previous.total_failures)
+    worst = classify(step.errors)
+    return ErrorContext(
+        type=worst.type if worst else ErrorType.UNKNOWN,
+        consecutive_failures=previous.consecutive_failures + 1,
+        total_failures=previous.total_failures + 1,
+        message=worst.message if worst else None,
+        tool_name=worst.tool_name if worst else None,
+        metadata={"code": worst.code} if worst else {},
+    )
+
+
+def resolve(state: AgentState) -> ErrorContext:
+    """Return the failures as the state has counted them: the default resolver."""
+    return state.failures

@@ -1,0 +1,155 @@
+"""The exception tree: one root, a code and a retryable flag on each, messages that say the fix.
+
+Inside a run failures travel as `ErrorInfo` values; these exceptions cross the edges. `code` is
+one of the eleven codes that models are told, or `STORE_ERROR`, which no model ever sees.
+`MemoryError` is importable by its name and left out of `import *`, so that Python's own is never
+shadowed unasked.
+"""
+
+from stepfleet.orchestrator.records.errors import AgentException, ErrorType
+from stepfleet.orchestrator.records.raising import (
+    MaxStepsExceeded,
+    RunActive,
+    RunFailed,
+    StructuredDataError,
+)
+
+__all__ = [
+    "AgentException",
+    "AgentMemoryError",
+    "ConfigurationError",
+    "ContextWindowError",
+    "InvalidToolCallError",
+    "MaxStepsExceeded",
+    "ModelError",
+    "ModelTimeoutError",
+    "RateLimitError",
+    "RunActive",
+    "RunFailed",
+    "SerializationError",
+    "StoreError",
+    "StrategyError",
+    "StructuredDataError",
+    "ToolArgumentsError",
+    "ToolExecutionError",
+    "ToolNotFoundError",
+    "ToolTimeoutError",
+]
+
+
+class ConfigurationError(AgentException):
+    """A setting, an agent definition or a batch line is wrong; the message names field and fix."""
+
+    code = "CONFIG_ERROR"
+
+
+class SerializationError(AgentException):
+    """A stored record or a message cannot be read or written."""
+
+    code = "SERIALIZATION_ERROR"
+
+
+class StoreError(AgentException):
+    """Redis cannot be reached, refuses, or holds something that it should not."""
+
+    code = "STORE_ERROR"
+    retryable = True
+
+
+class ToolExecutionError(AgentException):
+    """A tool failed."""
+
+    code = "TOOL_EXECUTION_ERROR"
+    type = ErrorType.TOOL
+
+
+class ToolNotFoundError(ToolExecutionError):
+    """No tool of that name is on offer."""
+
+    code = "TOOL_NOT_FOUND"
+
+
+class ToolTimeoutError(ToolExecutionError):
+    """A tool took longer than its timeout."""
+
+    code = "TIMEOUT_ERROR"
+    type = ErrorType.TIMEOUT
+    retryable = True
+
+
+class ToolArgumentsError(ToolExecutionError):
+    """The arguments of a call do not fit the tool's schema; the tool was not run."""
+
+    code = "VALIDATION_ERROR"
+    type = ErrorType.VALIDATION
+    retryable = True
+
+
+class InvalidToolCallError(ToolExecutionError):
+    """The model's call itself is malformed: no name, or arguments that are not a JSON object."""
+
+    code = "INVALID_FUNCTION_CALL"
+    type = ErrorType.VALIDATION
+
+
+class ModelError(AgentException):
+    """A model call failed.
+
+    `retryable` marks a transient failure, which is tried again as the same step;
+    `retry_after` is the provider's wish in seconds, if it sent one.
+    """
+
+    code = "OPENAI_ERROR"
+    type = ErrorType.MODEL
+
+    def __init__(
+        self, message: str = "", *, retryable: bool = False, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message, retryable=retryable)
+        self.retry_after = retry_after
+
+
+class RateLimitError(ModelError):
+    """The provider refuses for now (429)."""
+
+    code = "RATE_LIMIT_ERROR"
+    type = ErrorType.RATE_LIMIT
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message, retryable=True, retry_after=retry_after)
+
+
+class ContextWindowError(ModelError):
+    """The conversation is longer than the model's context window.
+
+    `limit` is the window in tokens when the provider named it.
+    """
+
+    def __init__(self, message: str = "", *, limit: int | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class ModelTimeoutError(ModelError):
+    """A model call took longer than its timeout."""
+
+    code = "TIMEOUT_ERROR"
+    type = ErrorType.TIMEOUT
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, retryable=True)
+
+
+class StrategyError(AgentException):
+    """A reasoning strategy failed."""
+
+    code = "UNKNOWN_ERROR"
+
+
+class AgentMemoryError(AgentException):
+    """A memory policy or store failed (`MemoryError` in the exception tree of the sources)."""
+
+    code = "UNKNOWN_ERROR"
+
+
+MemoryError = AgentMemoryError  # noqa: A001 - the name in the sources' exception tree

@@ -1,0 +1,1 @@
+"""Frozen records: everything that is stored or passed between rooms. No I/O."""

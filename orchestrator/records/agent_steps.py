@@ -1,0 +1,112 @@
+"""A run seen as small typed steps: task, planning, action, observation, final answer.
+
+These are views for replay and explanation, derived from what is stored; nothing stores them.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.messages import Message, Role
+from stepfleet.orchestrator.records.tool_text import value_text
+from stepfleet.orchestrator.records.tools import ToolCall
+
+LINE_LENGTH = 120
+"""Longest content, in characters, that a one-line description quotes."""
+
+
+class Task(Record):
+    """What the run was asked."""
+
+    type: Literal["task"] = "task"
+    content: str
+
+    def to_message(self) -> Message:
+        """Return the user message that asks it."""
+        return Message.user(self.content)
+
+    def describe(self) -> str:
+        """Return one line."""
+        return f"Task: {one_line(self.content)}"
+
+
+class Planning(Record):
+    """Text of the model that is not its final answer: a plan, a thought beside its calls."""
+
+    type: Literal["planning"] = "planning"
+    plan: str
+
+    def to_message(self) -> Message:
+        """Return the assistant message that says it."""
+        return Message.assistant(self.plan)
+
+    def describe(self) -> str:
+        """Return one line."""
+        return f"Planning: {one_line(self.plan)}"
+
+
+class Action(Record):
+    """A tool call that the model asked for."""
+
+    type: Literal["action"] = "action"
+    tool_name: str
+    tool_call_id: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+    def to_message(self) -> Message:
+        """Return the assistant message that carries the call."""
+        call = ToolCall(id=self.tool_call_id, name=self.tool_name, arguments=self.arguments)
+        return Message.assistant("", (call,))
+
+    def describe(self) -> str:
+        """Return one line."""
+        arguments = json.dumps(self.arguments, ensure_ascii=False)
+        return f"Action: {one_line(f'{self.tool_name} {arguments}')}"
+
+
+class Observation(Record):
+    """What a tool call came to; `result` is the text that the model read."""
+
+    type: Literal["observation"] = "observation"
+    tool_call_id: str
+    result: str
+    is_error: bool = False
+
+    def to_message(self) -> Message:
+        """Return the tool message that answers the call."""
+        return Message(role=Role.TOOL, content=self.result, tool_call_id=self.tool_call_id)
+
+    def describe(self) -> str:
+        """Return one line."""
+        what = "Observation (error)" if self.is_error else "Observation"
+        return f"{what}: {one_line(self.result)}"
+
+
+class FinalAnswer(Record):
+    """What the run answered; `structured` is its data where a schema asked for some."""
+
+    type: Literal["final_answer"] = "final_answer"
+    answer: str
+    structured: Any = None
+
+    def to_message(self) -> Message:
+        """Return the assistant message that says it."""
+        return Message.assistant(self.answer)
+
+    def describe(self) -> str:
+        """Return one line."""
+        return f"FinalAnswer: {one_line(self.answer)}"
+
+
+AgentStep = Annotated[
+    Task | Planning | Action | Observation | FinalAnswer,
+    Field(discriminator="type"),
+]
+
+
+def one_line(text: Any) -> str:
+    """Return a value's text on one line, shortened to `LINE_LENGTH` characters."""
+    flat = " ".join(value_text(text).split())
+    return flat if len(flat) <= LINE_LENGTH else flat[: LINE_LENGTH - 3] + "..."

@@ -1,0 +1,89 @@
+"""The conversation: one immutable message. Provider formats live in adapters, not here."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.tools import ToolCall
+
+
+class Role(StrEnum):
+    """Who speaks."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+Block = dict[str, Any]
+Content = str | list[Block]
+
+
+class Message(Record):
+    """One message. `content` is text or a list of content blocks (see `records.blocks`).
+
+    An assistant message carries its `tool_calls`; a tool message answers one of them by
+    `tool_call_id` and has the tool's name in `name`. `metadata` is stored, never sent.
+    """
+
+    role: Role
+    content: Content = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def system(cls, text: str) -> "Message":
+        """Return a system message."""
+        return cls(role=Role.SYSTEM, content=text)
+
+    @classmethod
+    def user(cls, content: Content) -> "Message":
+        """Return a user message."""
+        return cls(role=Role.USER, content=content)
+
+    @classmethod
+    def assistant(cls, text: str, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
+        """Return an assistant message, with the calls it asks for."""
+        return cls(role=Role.ASSISTANT, content=text, tool_calls=tool_calls)
+
+    @classmethod
+    def tool(cls, call: ToolCall, text: str) -> "Message":
+        """Return the tool message that answers `call`."""
+        return cls(role=Role.TOOL, content=text, name=call.name, tool_call_id=call.id)
+
+    @property
+    def text(self) -> str:
+        """The message's text; the text blocks joined when the content is a list of blocks."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(block["text"]) for block in self.content if "text" in block)
+
+    def has_role(self, *roles: Role | str) -> bool:
+        """Return whether the message's role is any of `roles`."""
+        return self.role in roles
+
+    def is_user(self) -> bool:
+        """Return whether a user speaks."""
+        return self.role is Role.USER
+
+    def is_assistant(self) -> bool:
+        """Return whether the model speaks."""
+        return self.role is Role.ASSISTANT
+
+    def is_tool(self) -> bool:
+        """Return whether this is a tool's answer."""
+        return self.role is Role.TOOL
+
+    def is_developer(self) -> bool:
+        """Return whether this is a developer message."""
+        return self.role is Role.DEVELOPER
+
+    def is_system(self) -> bool:
+        """Return whether this is a system or developer message."""
+        return self.role in (Role.SYSTEM, Role.DEVELOPER)

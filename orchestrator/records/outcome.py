@@ -1,0 +1,107 @@
+"""Whether a run goes on, and why: decisions, evaluations, the outcome, the nine stop reasons.
+
+The rules that produce them live in `stepfleet.orchestrator.continuation`.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from stepfleet.orchestrator.records.base import Record
+
+
+class ContinuationDecision(StrEnum):
+    """One criterion's word. Guards forbid or allow; work drivers request or stop."""
+
+    FORBID_CONTINUATION = "forbid"
+    ALLOW_CONTINUATION = "allow"
+    REQUEST_CONTINUATION = "request"
+    ALLOW_STOP = "stop"
+
+
+class StopReason(StrEnum):
+    """Why an execution stopped."""
+
+    COMPLETED = "completed"
+    STEPS_LIMIT = "steps_limit"
+    TOKEN_LIMIT = "token_limit"  # noqa: S105 - tokens of text
+    TIME_LIMIT = "time_limit"
+    RETRY_LIMIT = "retry_limit"
+    ERROR = "error"
+    FINISH_REASON = "finish_reason"
+    GUARD = "guard"
+    USER_REQUESTED = "user_requested"
+
+
+class _Wire(Record):
+    """Camel-case names on the wire; both spellings are read."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class ContinuationEvaluation(_Wire):
+    """What one criterion decided, with its reason and the numbers it compared."""
+
+    criterion: str
+    decision: ContinuationDecision
+    reason: str
+    context: dict[str, Any] = Field(default_factory=dict)
+    stop_reason: StopReason | None = None
+
+    @classmethod
+    def from_decision(
+        cls, criterion: str, decision: ContinuationDecision
+    ) -> "ContinuationEvaluation":
+        """Return an evaluation with a default reason made of the criterion's short name."""
+        short = criterion.rpartition(".")[2]
+        said = {
+            ContinuationDecision.FORBID_CONTINUATION: "forbade continuation",
+            ContinuationDecision.ALLOW_CONTINUATION: "allows continuation",
+            ContinuationDecision.REQUEST_CONTINUATION: "requested continuation",
+            ContinuationDecision.ALLOW_STOP: "has no more work and allows the stop",
+        }[decision]
+        return cls(criterion=short, decision=decision, reason=f"{short} {said}")
+
+
+class ContinuationOutcome(_Wire):
+    """All evaluations of one moment and what follows from them.
+
+    `stop_reason` means something only when `should_continue` is false.
+    """
+
+    decision: ContinuationDecision
+    should_continue: bool
+    resolved_by: str
+    stop_reason: StopReason = StopReason.COMPLETED
+    evaluations: tuple[ContinuationEvaluation, ...] = ()
+
+    def get_forbidding_criterion(self) -> str | None:
+        """Return the name of the first criterion that forbade, or None."""
+        for evaluation in self.evaluations:
+            if evaluation.decision is ContinuationDecision.FORBID_CONTINUATION:
+                return evaluation.criterion
+        return None
+
+    def get_evaluation_for(self, criterion: str) -> ContinuationEvaluation | None:
+        """Return the evaluation of the criterion of that short name, or None."""
+        for evaluation in self.evaluations:
+            if evaluation.criterion == criterion:
+                return evaluation
+        return None
+
+    @property
+    def reason(self) -> str:
+        """The reason in words: that of the criterion which resolved the outcome, if one did."""
+        for evaluation in self.evaluations:
+            named = evaluation.criterion == self.resolved_by
+            if named and evaluation.decision is self.decision:
+                return evaluation.reason
+        if self.should_continue:
+            return "no criterion forbade more work"
+        if self.stop_reason is StopReason.ERROR:
+            return "the last step failed and no criterion asked for another"
+        return "no criterion asked for more work"

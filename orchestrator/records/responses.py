@@ -1,0 +1,59 @@
+"""What goes to a model and what comes back, in the fleet's own format."""
+
+from typing import Any
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+class ModelSettings(Record):
+    """How a model is called. None means: the provider's (or the environment's) own default.
+
+    `timeout` is in seconds for the whole call. `api_key_env` names the environment variable
+    that holds the key on the worker; a key itself never enters a record.
+    """
+
+    base_url: str | None = None
+    api_key_env: str | None = None
+    organization: str | None = None
+    timeout: float = Field(default=120.0, gt=0)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, gt=0)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    stream: bool = False
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+
+
+class ModelRequest(Record):
+    """One call: the whole conversation, the tools on offer, the settings.
+
+    `tool_choice`: `auto`, `any`, `none` or the name of one tool.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool | None = None
+    settings: ModelSettings = ModelSettings()
+
+
+class LLMResponse(Record):
+    """One answer. `usage` is None when the provider reported none.
+
+    `raw` is the provider's payload for hooks in the same process; it is never stored.
+    """
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] | None = None
+    usage: UsageStats | None = None
+    model: str = ""
+    finish_reason: FinishReason = FinishReason.STOP
+    raw: Any = Field(default=None, exclude=True, repr=False)

@@ -1,0 +1,136 @@
+"""What an agent run is between two steps. Pure values; `with_...` methods return copies."""
+
+import copy
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.errors import ErrorContext
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+class Lifecycle(StrEnum):
+    """Where a run is in its life; the last four are end states."""
+
+    QUEUED = "queued"
+    IN_PROGRESS = "in_progress"
+    PAUSED = "paused"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether nothing new starts in this state."""
+        return self in TERMINAL
+
+
+TERMINAL = frozenset(
+    {Lifecycle.COMPLETED, Lifecycle.FAILED, Lifecycle.CANCELLED, Lifecycle.STOPPED}
+)
+
+
+class StateInfo(Record):
+    """Identity and the three clocks of a run.
+
+    `started_at`: when the session was created, set once. `execution_started_at`: when a
+    worker first took up the current execution. `cumulative_execution_seconds`: the sum of
+    the step durations of the current execution. `updated_at` is the moment, by Redis's
+    clock, that this state describes: criteria compare against it instead of a local clock.
+    """
+
+    id: str
+    execution_id: str = ""
+    execution: int = 1
+    started_at: datetime
+    updated_at: datetime
+    execution_started_at: datetime | None = None
+    cumulative_execution_seconds: float = 0.0
+
+    def add_execution_time(self, seconds: float) -> "StateInfo":
+        """Return a copy whose cumulative time is `seconds` longer."""
+        total = self.cumulative_execution_seconds + seconds
+        return self.model_copy(update={"cumulative_execution_seconds": total})
+
+    def at(self, moment: datetime) -> "StateInfo":
+        """Return a copy that describes `moment`."""
+        return self.model_copy(update={"updated_at": moment})
+
+
+class LastStep(Record):
+    """The facts of the newest step that criteria ask for."""
+
+    step: int
+    type: StepType
+    has_tool_calls: bool
+    finish_reason: FinishReason
+    text: str | None = None
+
+    @classmethod
+    def of(cls, result: StepResult) -> "LastStep":
+        """Return the facts of `result`."""
+        return cls(
+            step=result.step,
+            type=result.type,
+            has_tool_calls=result.has_tool_calls,
+            finish_reason=result.finish_reason,
+            text=result.thought,
+        )
+
+
+class AgentState(Record):
+    """The state of one run. All counters are of the current execution unless they say session.
+
+    `messages` and `tool_results` come from the log; everything else travels in the run's
+    header from step to step (the hand-off profile).
+    """
+
+    agent_id: str
+    parent_agent_id: str | None = None
+    info: StateInfo
+    status: Lifecycle = Lifecycle.QUEUED
+    messages: tuple[Message, ...] = ()
+    tool_results: tuple[ToolCallRecord, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    step_count: int = 0
+    session_steps: int = 0
+    usage: UsageStats = UsageStats()
+    session_usage: UsageStats = UsageStats()
+    cost_usd: float = 0.0
+    session_cost_usd: float = 0.0
+    current_step: LastStep | None = None
+    failures: ErrorContext = ErrorContext()
+    stop_requested: str | None = None
+    strategy_state: dict[str, Any] = Field(default_factory=dict)
+    custom_state: dict[str, Any] = Field(default_factory=dict)
+    last_result: Any = None
+    last_error: str | None = None
+    last_output: str | None = None
+    last_continuation_outcome: ContinuationOutcome | None = None
+
+    def with_message(self, message: Message) -> "AgentState":
+        """Return a copy with `message` at the end of the conversation."""
+        return self._changed(messages=(*self.messages, message))
+
+    def with_tool_result(self, record: ToolCallRecord) -> "AgentState":
+        """Return a copy with `record` behind the other tool results."""
+        return self._changed(tool_results=(*self.tool_results, record))
+
+    def with_continuation_outcome(self, outcome: ContinuationOutcome) -> "AgentState":
+        """Return a copy that remembers `outcome` as the newest one."""
+        return self._changed(last_continuation_outcome=outcome)
+
+    def _changed(self, **fields: Any) -> "AgentState":
+        nested = {
+            name: copy.deepcopy(getattr(self, name))
+            for name in ("metadata", "strategy_state", "custom_state")
+        }
+        return self.model_copy(update={**nested, **fields})

@@ -1,0 +1,50 @@
+"""Tool calls as the model asked for them and as they went. Pure values."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.errors import ErrorInfo
+
+
+class ToolCall(Record):
+    """One call that the model asked for.
+
+    `error` says why the call cannot be executed (no name, arguments that are not a JSON
+    object, ...); such a call is answered with that error and never run.
+    """
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    error: str | None = None
+
+
+class ToolSpec(Record):
+    """What the model is told of a tool; `parameters` is a JSON Schema of an object."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolCallRecord(Record):
+    """One executed (or refused) tool call: the stored form.
+
+    `result` is the tool's value as JSON data; the text that the model reads is the tool
+    message with the same call id. `error` is set exactly when `is_error` is true.
+    `duration_ms` is monotonic time in milliseconds; `timestamp` the UTC start.
+    """
+
+    tool_name: str
+    call_id: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    result: Any = None
+    is_error: bool = False
+    duration_ms: float | None = None
+    timestamp: datetime
+    error: ErrorInfo | None = None
+    repeated: bool = False
+    """True when an earlier attempt had started this call and its outcome stayed unknown."""
