@@ -1,0 +1,211 @@
+"""The calculator: arithmetic from a syntax tree, within bounds, never `eval`.
+
+Every operation is checked before it is done, so that no expression takes more than
+milliseconds or makes a number of more than some 1,200 digits.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from stepfleet.orchestrator.errors import ToolArgumentsError
+from stepfleet.orchestrator.tools.definition import tool
+
+Number = int | float
+
+MAX_LENGTH = 1000
+"""Characters of an expression."""
+MAX_DEPTH = 50
+"""Levels of parentheses, signs and function calls."""
+MAX_BITS = 4096
+"""Bits of an integer, about 1,230 decimal digits."""
+
+_MAX_FACTORIAL = 500
+_MAX_PLACES = 1000
+
+
+@tool(read_only=True, thread=False)
+def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression and return the number.
+
+    Args:
+        expression: Numbers, + - * / // % ** and parentheses; the functions abs, acos, asin,
+            atan, atan2, ceil, cos, degrees, exp, factorial, floor, gcd, hypot, log, log10, log2,
+            max, min, radians, round, sin, sqrt, tan; the constants e, pi and tau. Example:
+            (2 + 3) * sqrt(16)
+    """
+    return str(evaluate(expression))
+
+
+def evaluate(expression: str) -> Number:
+    """Return the value of an arithmetic expression, as Python would compute it.
+
+    Raises `ToolArgumentsError` that says what is wrong with the expression.
+    """
+    if len(expression) > MAX_LENGTH:
+        raise _refused(f"the expression is longer than {MAX_LENGTH} characters; split it")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply"
+        raise _refused(f"{expression[:100]!r} is no arithmetic expression: {reason}") from None
+    try:
+        return _value(tree.body, 0)
+    except ZeroDivisionError:
+        raise _refused("division by zero") from None
+    except OverflowError:
+        raise _too_large() from None
+    except ValueError as error:  # sqrt(-1), log(0), ...
+        raise _refused(f"a function is not defined there: {error}") from None
+
+
+def _value(node: ast.expr, depth: int) -> Number:
+    if depth > MAX_DEPTH:
+        raise _refused(f"the expression is nested deeper than {MAX_DEPTH} levels")
+    match node:
+        case ast.Constant(value=value):
+            return _constant(value)
+        case ast.Name(id=name):
+            return _named(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, depth + 1)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return +_value(operand, depth + 1)
+        case ast.BinOp():
+            return _chain(node, depth)
+        case ast.Call():
+            return _call(node, depth)
+        case ast.Tuple():
+            raise _refused("a comma separates arguments only; write 1000 instead of 1,000")
+    raise _refused(f"{type(node).__name__} is no arithmetic; use numbers, operators and functions")
+
+
+def _chain(node: ast.BinOp, depth: int) -> Number:
+    # 1 + 2 + 3 + ... is one level, however long, though the tree leans to the left.
+    links = [node]
+    while isinstance(links[-1].left, ast.BinOp):
+        links.append(links[-1].left)
+    value = _value(links[-1].left, depth + 1)
+    for link in reversed(links):
+        value = _operation(link.op, value, _value(link.right, depth + 1))
+    return value
+
+
+def _operation(op: ast.operator, left: Number, right: Number) -> Number:
+    if isinstance(op, ast.Pow):
+        return _power(left, right)
+    if isinstance(op, ast.BitXor):
+        raise _refused("^ is not a power here; write **")
+    found = _OPERATORS.get(type(op))
+    if found is None:
+        raise _refused(f"the operator {type(op).__name__} is not known; use + - * / // % **")
+    return _checked(found(left, right))
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+        if abs(base) > 1 and (abs(base).bit_length() - 1) * exponent > MAX_BITS:
+            raise _too_large()
+        if abs(base) > 1 and exponent > MAX_BITS:
+            raise _too_large()
+    value = base**exponent
+    if isinstance(value, complex):
+        raise _refused("a negative number has no real power of that exponent")
+    return _checked(value)
+
+
+def _call(node: ast.Call, depth: int) -> Number:
+    if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
+        said = ast.unparse(node.func)[:50]
+        raise _refused(f"the function {said} is not known; use {', '.join(_FUNCTIONS)}")
+    if node.keywords:
+        raise _refused("functions take no named arguments here")
+    arguments = [_value(one, depth + 1) for one in node.args]
+    try:
+        return _checked(_FUNCTIONS[node.func.id](*arguments))
+    except TypeError as error:
+        raise _refused(f"wrong arguments of {node.func.id}: {error}") from None
+
+
+def _named(name: str) -> float:
+    if name not in _CONSTANTS:
+        raise _refused(f"the name {name[:50]} is not known; use {', '.join(_CONSTANTS)}")
+    return _CONSTANTS[name]
+
+
+def _constant(value: Any) -> Number:
+    if type(value) not in (int, float):
+        raise _refused(f"{str(value)[:50]!r} is no number")
+    return _checked(value)
+
+
+def _checked(value: Any) -> Number:
+    if isinstance(value, int):
+        if value.bit_length() > MAX_BITS:
+            raise _too_large()
+        return value
+    if not math.isfinite(value):
+        raise _too_large()
+    return float(value)
+
+
+def _round(value: Number, places: Number | None = None) -> Number:
+    if places is None:
+        return round(value)
+    if not isinstance(places, int) or abs(places) > _MAX_PLACES:
+        raise _refused(f"round takes whole places, at most {_MAX_PLACES}")
+    return round(value, places)
+
+
+def _factorial(value: Number) -> int:
+    if not isinstance(value, int) or value > _MAX_FACTORIAL:
+        raise _refused(f"factorial takes a whole number of at most {_MAX_FACTORIAL}")
+    return math.factorial(value)
+
+
+def _refused(why: str) -> ToolArgumentsError:
+    return ToolArgumentsError(f"calculator: {why}")
+
+
+def _too_large() -> ToolArgumentsError:
+    return _refused(
+        f"a number is too large (integers have at most {MAX_BITS} bits, others at most 1.8e308)"
+    )
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_CONSTANTS = {"e": math.e, "pi": math.pi, "tau": math.tau}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "acos": math.acos,
+    "asin": math.asin,
+    "atan": math.atan,
+    "atan2": math.atan2,
+    "ceil": math.ceil,
+    "cos": math.cos,
+    "degrees": math.degrees,
+    "exp": math.exp,
+    "factorial": _factorial,
+    "floor": math.floor,
+    "gcd": math.gcd,
+    "hypot": math.hypot,
+    "log": math.log,
+    "log10": math.log10,
+    "log2": math.log2,
+    "max": max,
+    "min": min,
+    "radians": math.radians,
+    "round": _round,
+    "sin": math.sin,
+    "sqrt": math.sqrt,
+    "tan": math.tan,
+}

@@ -1,0 +1,228 @@
+"""What a tool is, and the `@tool` decorator that makes one of a function.
+
+Knows nothing of runs; how calls are executed, timed and recorded is the worker's business.
+"""
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.tools.foreign import checker_of
+from stepfleet.orchestrator.tools.invocation import ToolInvocation
+from stepfleet.orchestrator.tools.parameters import parameters_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+StatusHook = Callable[[ToolInvocation], Any]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_TIMEOUT = 7 * 24 * 3600
+
+
+@runtime_checkable
+class ToolLike(Protocol):
+    """What a class must have to serve as a tool. `schema` is the JSON Schema of an object.
+
+    `execute` may be a coroutine function or a plain one. The attributes of `ToolOptions` are
+    read too where the object has them.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+    def execute(self, **kwargs: Any) -> Any:
+        """Run the tool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOptions:
+    """How a tool may be executed.
+
+    `timeout` is in seconds; None means the worker's default. An idempotent tool may be run
+    again when the outcome of an earlier start is unknown; by default that holds for tools that
+    say they only read. `queue` makes each call a Celery task of its own on that queue.
+    `thread=False` runs a plain function inside the event loop: only for those that take
+    microseconds. `status`, a plain or coroutine function, is asked for a call that is not
+    idempotent and whose worker was lost: it gets the `ToolInvocation` as `invocation`, and
+    returns the call's result, or None where it does not know either.
+    """
+
+    timeout: float | None = None
+    read_only: bool = False
+    idempotent: bool | None = None
+    queue: str | None = None
+    version: str = "1"
+    thread: bool = True
+    status: StatusHook | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tool(Generic[P, R]):
+    """A function that a model can call; calling the object calls the function."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    function: Callable[P, R]
+    check: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """Returns the keyword arguments for `function`, or raises `ToolArgumentsError`."""
+    options: ToolOptions = ToolOptions()
+
+    def __post_init__(self) -> None:
+        """Refuse names and options that cannot work; raises `ConfigurationError`."""
+        _check_tool(self)
+        # inspect.signature() follows it, and shows the function's parameters.
+        object.__setattr__(self, "__wrapped__", self.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function as if it were not decorated."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def version(self) -> str:
+        """The tool's version; a run remembers the one it started with."""
+        return self.options.version
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether a call whose outcome is unknown may be run again."""
+        declared = self.options.idempotent
+        return self.options.read_only if declared is None else declared
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine function."""
+        return is_async(self.function)
+
+    @property
+    def blocking(self) -> bool:
+        """Whether calls belong into a thread."""
+        return self.options.thread and not self.is_async
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What a model is told of the tool."""
+        return ToolSpec(name=self.name, description=self.description, parameters=dict(self.schema))
+
+    async def execute(self, /, **kwargs: Any) -> Any:
+        """Check the JSON arguments and run the function, in a thread if it blocks.
+
+        Raises `ToolArgumentsError`, and whatever the function raises.
+        """
+        bound = self.check(kwargs)
+        function: Callable[..., Any] = self.function
+        value = await asyncio.to_thread(function, **bound) if self.blocking else function(**bound)
+        return await value if inspect.isawaitable(value) else value
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = ...,
+    description: str | None = ...,
+    timeout: float | None = ...,
+    idempotent: bool | None = ...,
+    read_only: bool = ...,
+    queue: str | None = ...,
+    version: str = ...,
+    thread: bool = ...,
+    status: StatusHook | None = ...,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    **options: Any,
+) -> Any:
+    """Make a tool of a function; use it bare or with options.
+
+    Name, description and JSON Schema come from the function's name, docstring (Google, NumPy
+    or reST style) and type hints. `options` are the fields of `ToolOptions`. Raises
+    `ConfigurationError` where a model could not call the function, with the fix.
+    """
+
+    def make(function: Callable[..., Any]) -> Tool[..., Any]:
+        called = name or str(getattr(function, "__name__", type(function).__name__))
+        _check_function(function, called)
+        parameters = parameters_of(function, called)
+        return Tool(
+            name=called,
+            description=parameters.description if description is None else description,
+            schema=parameters.schema,
+            function=function,
+            check=parameters.check,
+            options=ToolOptions(**options),
+        )
+
+    return make if function is None else make(function)
+
+
+def as_tool(given: Any) -> Tool[..., Any]:
+    """Return `given`, a tool or an object with the `ToolLike` protocol, as a `Tool`.
+
+    Raises `ConfigurationError` for anything else.
+    """
+    if isinstance(given, Tool):
+        return given
+    if isinstance(given, type):
+        raise ConfigurationError(f"tool {given.__name__!r} is a class; give an instance of it")
+    if not isinstance(given, ToolLike):
+        raise ConfigurationError(_not_a_tool(given))
+    names = ToolOptions.__dataclass_fields__
+    options = {one: getattr(given, one) for one in names if hasattr(given, one)}
+    return Tool(
+        name=given.name,
+        description=given.description,
+        schema=given.schema,
+        function=given.execute,
+        check=checker_of(given.name, given.schema),
+        options=ToolOptions(**options),
+    )
+
+
+def _not_a_tool(given: Any) -> str:
+    if callable(given) and hasattr(given, "__name__"):
+        return f"function {given.__name__!r} is no tool; put @tool above it"
+    lacking = [
+        one for one in ("name", "description", "schema", "execute") if not hasattr(given, one)
+    ]
+    return f"an object of type {type(given).__name__!r} is no tool; it lacks {', '.join(lacking)}"
+
+
+def is_async(function: Any) -> bool:
+    """Return whether calling `function` gives a coroutine."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    )
+
+
+def _check_function(function: Any, name: str) -> None:
+    if not callable(function) or isinstance(function, type):
+        raise ConfigurationError(f"tool {name!r}: @tool goes above a function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"tool {name!r} yields; return the whole value instead")
+
+
+def _check_tool(tool: Tool[..., Any]) -> None:
+    if not isinstance(tool.name, str) or not _NAME.fullmatch(tool.name):
+        raise ConfigurationError(
+            f"tool {tool.name!r}: name must be 1 to 64 letters, digits, _ or -, as providers ask; "
+            'give another by @tool(name="...")'
+        )
+    timeout = tool.options.timeout
+    if timeout is not None and not 0 < timeout <= _MAX_TIMEOUT:
+        raise ConfigurationError(
+            f"tool {tool.name!r}: timeout must be seconds, above 0 and at most {_MAX_TIMEOUT} (7 "
+            f"days), and is {timeout!r}"
+        )

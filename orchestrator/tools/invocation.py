@@ -1,0 +1,93 @@
+"""What a running tool may know of its call: who calls, which attempt, which idempotency key.
+
+Pure but for one context variable, which the executor sets around a tool's code.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from datetime import datetime
+
+from pydantic import Field
+
+from stepfleet.orchestrator.errors import ToolExecutionError
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.tools.bounded_json import canonical_json
+
+
+class ToolInvocation(Record):
+    """One start of one tool call.
+
+    `execution` and `step` count from 1, `index` is the call's place in its turn, from 0.
+    `attempt` counts the starts of this call from 1. `idempotency_key` is the same for every
+    attempt, so that a tool can hand it to a service that ignores repetitions. `deadline` is
+    the UTC time at which the tool's timeout ends.
+    """
+
+    run_id: str
+    execution: int
+    step: int
+    index: int
+    call_id: str
+    tool: str
+    idempotency_key: str
+    attempt: int = Field(default=1, ge=1)
+    deadline: datetime | None = None
+
+    @classmethod
+    def of(
+        cls,
+        call: ToolCall,
+        *,
+        run_id: str,
+        execution: int,
+        step: int,
+        index: int,
+        attempt: int = 1,
+    ) -> "ToolInvocation":
+        """Return the invocation of `call`, its idempotency key computed."""
+        return cls(
+            run_id=run_id,
+            execution=execution,
+            step=step,
+            index=index,
+            call_id=call.id,
+            tool=call.name,
+            idempotency_key=_key(call, run_id, execution, step, index),
+            attempt=attempt,
+        )
+
+
+def _key(call: ToolCall, run_id: str, execution: int, step: int, index: int) -> str:
+    # The call's id is left out: a call that is asked for again may get another one.
+    parts = [run_id, execution, step, index, call.name, call.arguments]
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
+
+
+_current: ContextVar[ToolInvocation] = ContextVar("stepfleet_tool_invocation")
+
+
+def current_invocation() -> ToolInvocation:
+    """Return the invocation whose tool is running here, in tasks and threads alike.
+
+    Raises `ToolExecutionError` outside a tool call.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise ToolExecutionError(
+            "no tool call is running here; call current_invocation() inside a tool that a run "
+            "executes"
+        ) from None
+
+
+@contextlib.contextmanager
+def running(invocation: ToolInvocation) -> Iterator[None]:
+    """Make `invocation` the current one while the block runs."""
+    token = _current.set(invocation)
+    try:
+        yield
+    finally:
+        _current.reset(token)

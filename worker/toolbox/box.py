@@ -1,0 +1,61 @@
+"""The toolbox of a worker process: execution with its threads, recall of lost calls, texts."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+from stepfleet.worker.toolbox.execution import execute_call
+from stepfleet.worker.toolbox.text import result_text
+from stepfleet.worker.toolbox.threads import ToolThreads
+
+
+class LocalToolbox:
+    """Runs tools in this process. `threads` bounds how many plain functions run at once."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = ToolThreads(threads)
+
+    async def execute(
+        self,
+        call: ToolCall,
+        tools: ToolRegistry,
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord:
+        """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
+        return await execute_call(call, tools, invocation, clock=clock, limiter=self._threads)
+
+    async def recall(
+        self,
+        call: ToolCall,
+        tool: Tool[..., Any],
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord | None:
+        """Ask the tool's status hook what became of a call whose worker was lost.
+
+        The hook gets the invocation, with its idempotency key. What it returns is the call's
+        result; None, or a failure of the hook itself, means that it does not know either.
+        """
+        hook = tool.options.status
+        if hook is None:
+            return None
+        asked = Tool(
+            name=call.name,
+            description="",
+            schema={},
+            function=hook,
+            check=lambda _: {"invocation": invocation},
+        )
+        record = await execute_call(
+            call, ToolRegistry().process([asked]), invocation, clock=clock, limiter=self._threads
+        )
+        return None if record.result is None or record.is_error else record
+
+    def text(self, record: ToolCallRecord) -> str:
+        """Return what the model reads of a record."""
+        return result_text(record)

@@ -1,0 +1,95 @@
+"""The one function that executes a tool call: lookup, check, run, time, record.
+
+Decides what a call's outcome is. Tool trouble is a record with an error and never an
+exception; only the cancellation of the step passes through. Knows nothing of models, Celery or
+Redis.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    InvalidToolCallError,
+    ToolExecutionError,
+)
+from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
+from stepfleet.worker.toolbox.running import run_tool
+from stepfleet.worker.toolbox.threads import ToolThreads
+
+DEFAULT_TIMEOUT = 60.0
+"""Seconds that a tool may take which names no timeout of its own."""
+
+_MAX_MESSAGE = 2000
+
+
+async def execute_call(
+    call: ToolCall,
+    tools: ToolRegistry,
+    invocation: ToolInvocation,
+    *,
+    clock: Callable[[], datetime],
+    limiter: ToolThreads,
+    default_timeout: float = DEFAULT_TIMEOUT,
+    result_limit: int = RESULT_LIMIT,
+) -> ToolCallRecord:
+    """Execute `call` and return its record, whatever happens.
+
+    `clock` gives the UTC time, `default_timeout` is in seconds, `result_limit` in bytes. A
+    record of a second or later attempt is marked as repeated. Raises only
+    `asyncio.CancelledError`, when the caller is cancelled.
+    """
+    timestamp = clock()
+    begun = time.monotonic()
+    result, error = None, None
+    try:
+        tool, bound = _prepared(call, tools)
+        timeout = tool.options.timeout or default_timeout
+        known = invocation.model_copy(update={"deadline": timestamp + timedelta(seconds=timeout)})
+        value = await run_tool(tool, bound, known, limiter=limiter, timeout=timeout)
+        result = json_data(value, limit=result_limit)
+    except AgentException as raised:
+        error = _described(raised, call)
+    except Exception as raised:  # noqa: BLE001 - tools may raise anything; it becomes the result
+        error = _described(ToolExecutionError(_said(raised)), call)
+    return ToolCallRecord(
+        tool_name=call.name,
+        call_id=call.id,
+        arguments=call.arguments,
+        result=result,
+        is_error=error is not None,
+        duration_ms=(time.monotonic() - begun) * 1000,
+        timestamp=timestamp,
+        error=error,
+        repeated=invocation.attempt > 1,
+    )
+
+
+def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any], dict[str, Any]]:
+    """Return the tool and its checked arguments; nothing was run yet when this raises."""
+    if call.error is not None:
+        raise InvalidToolCallError(call.error)
+    tool = tools.get(call.name)
+    return tool, tool.check(call.arguments)
+
+
+def _said(error: Exception) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the tool's exception is foreign code too
+        text = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _described(error: AgentException, call: ToolCall) -> ErrorInfo:
+    message = error.message.encode("utf-8", "backslashreplace").decode()
+    if len(message) > _MAX_MESSAGE:
+        more = len(message) - _MAX_MESSAGE
+        message = f"{message[:_MAX_MESSAGE]} ... ({more} more characters)"
+    info = error.to_info(tool_name=call.name, call_id=call.id)
+    return info.model_copy(update={"message": message})

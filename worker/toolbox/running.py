@@ -1,0 +1,114 @@
+"""Runs one tool's function until it ends or its time is up, in the loop or in a thread.
+
+Decides which of the two, and what a timeout is; knows nothing of records and messages.
+"""
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stepfleet.orchestrator.errors import ToolExecutionError, ToolTimeoutError
+from stepfleet.orchestrator.tools import Tool, ToolInvocation, running
+from stepfleet.worker.toolbox.threads import ExpiredError, NoThreadFreeError, ToolThreads
+
+_GRACE_SECONDS = 1.0
+"""How long a cancelled tool may take to clean up before it is left alone."""
+
+_log = logging.getLogger(__name__)
+
+
+async def run_tool(
+    tool: Tool[..., Any],
+    bound: Mapping[str, Any],
+    invocation: ToolInvocation,
+    *,
+    limiter: ToolThreads,
+    timeout: float,  # noqa: ASYNC109 - the message needs it, and threads cannot be cancelled
+) -> Any:
+    """Return what the tool's function returns for the arguments `bound`.
+
+    Raises `ToolTimeoutError` after `timeout` seconds, and whatever the function raises. When
+    the caller is cancelled, a coroutine function is cancelled with it; a thread runs on, and is
+    counted by `limiter`.
+    """
+    return await run_function(
+        functools.partial(tool.function, **bound),
+        invocation,
+        blocking=tool.blocking,
+        limiter=limiter,
+        timeout=timeout,
+    )
+
+
+async def run_function(
+    function: Callable[[], Any],
+    invocation: ToolInvocation,
+    *,
+    blocking: bool,
+    limiter: ToolThreads,
+    timeout: float,  # noqa: ASYNC109 - as above
+) -> Any:
+    """Return what `function` returns, as `run_tool` does; `blocking` ones run in a thread."""
+    try:
+        with running(invocation):
+            if blocking:
+                value = await limiter.run(function, timeout=timeout)
+                if not inspect.isawaitable(value):
+                    return value
+                function = functools.partial(_same, value)
+            return await _in_loop(function, timeout)
+    except ExpiredError:
+        raise _too_long(invocation.tool, timeout) from None
+    except NoThreadFreeError as error:
+        raise ToolTimeoutError(f"tool {invocation.tool!r} could not start: {error}") from None
+
+
+def _too_long(name: str, timeout: float) -> ToolTimeoutError:
+    return ToolTimeoutError(f"tool {name!r} took longer than its timeout of {timeout:g} s")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+async def _in_loop(function: Callable[[], Any], timeout: float) -> Any:  # noqa: ASYNC109
+    # A task of its own, since a tool that ignores its cancellation would hold an
+    # asyncio.timeout() scope, and with it the run, for ever.
+    task = asyncio.ensure_future(_contained(function))
+    try:
+        finished, _ = await asyncio.wait({task}, timeout=timeout)
+    except asyncio.CancelledError:
+        await _end(task)
+        raise
+    if not finished:
+        await _end(task)
+        raise ExpiredError
+    if task.cancelled():
+        raise ToolExecutionError("the tool cancelled itself")
+    return task.result()
+
+
+async def _contained(function: Callable[[], Any]) -> Any:
+    try:
+        value = function()
+        return await value if inspect.isawaitable(value) else value
+    except SystemExit as error:
+        # It would end the event loop, and with it every run of this worker.
+        raise RuntimeError(f"ended with SystemExit: {error}") from error
+
+
+async def _end(task: "asyncio.Future[Any]") -> None:
+    task.add_done_callback(_retrieve)
+    task.cancel()
+    finished, _ = await asyncio.wait({task}, timeout=_GRACE_SECONDS)
+    if not finished:
+        _log.warning("a tool ignores its cancellation and is left running: %r", task)
+
+
+def _retrieve(task: "asyncio.Future[Any]") -> None:
+    """Look at what nobody waits for any more, or asyncio logs it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
