@@ -1,0 +1,137 @@
+"""A table of prices and the cost of a call by it. Pure but for a warning per unknown model.
+
+Does not know where tables come from; `search` does.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.usage import UsageStats
+
+_LOG = logging.getLogger(__name__)
+_PER = 1_000_000
+_BOUNDARIES = "-@:/"
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD per million tokens. `cached_input` holds for prompt tokens read from a cache.
+
+    Without it, cached tokens cost what other prompt tokens cost.
+    """
+
+    input: float
+    output: float
+    cached_input: float | None = None
+
+    def cost(self, usage: UsageStats) -> float:
+        """Return the cost of `usage` in USD."""
+        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        cached_price = self.input if self.cached_input is None else self.cached_input
+        prompt = (usage.prompt_tokens - cached) * self.input + cached * cached_price
+        return (prompt + usage.completion_tokens * self.output) / _PER
+
+
+FALLBACK = Price(input=5.0, output=15.0)
+"""What a model costs when no table says anything, not even a default."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by model id. A model's dated variants share the price of the longest known prefix."""
+
+    models: Mapping[str, Price] = field(default_factory=dict)
+    default: Price = FALLBACK
+    source: str = "built in"
+    _warned: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def price_of(self, model: str) -> Price:
+        """Return the price of `model`, an id with or without its provider (`openai:...`).
+
+        A model that no entry fits costs the default, with one warning per model and table.
+        """
+        for name in (model, model.partition(":")[2], model.partition("/")[2]):
+            if name and (key := _longest_prefix(name, self.models)) is not None:
+                return self.models[key]
+        if model not in self._warned:
+            self._warned.add(model)
+            _LOG.warning(
+                "no price for model %r in %s: using the default of %s USD in and %s USD out per "
+                "million tokens; add the model to your model_pricing.json",
+                model,
+                self.source,
+                self.default.input,
+                self.default.output,
+            )
+        return self.default
+
+    def cost_of(self, model: str, usage: UsageStats) -> float:
+        """Return what `usage` of `model` costs in USD."""
+        return self.price_of(model).cost(usage)
+
+
+def _longest_prefix(name: str, known: Mapping[str, Price]) -> str | None:
+    """Return the longest key that `name` is or begins with; a key ends at a word's boundary."""
+    if name in known:
+        return name
+    fitting = (
+        key
+        for key in known
+        if name.startswith(key) and name[len(key) : len(key) + 1] in _BOUNDARIES
+    )
+    return max(fitting, key=len, default=None)
+
+
+def parse_prices(data: Any, source: str) -> Prices:
+    """Read a table: provider -> model -> {input, output}, plus `default`; `_` keys are notes.
+
+    Models outside a provider's group are read too. A model is found by its id and by
+    `provider:id`; of two groups that list the same id the first one names the bare id.
+    Raises `ConfigurationError` that names the entry.
+    """
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{source}: a pricing file is one JSON object")
+    models: dict[str, Price] = {}
+    for key, value in _entries(data):
+        if not isinstance(value, dict):
+            raise ConfigurationError(f"{source}: {key!r} must be an object, not {value!r:.40}")
+        if _is_price(value):
+            models[key] = _price(value, f"{source}: {key}")
+            continue
+        for name, entry in _entries(value):
+            price = _price(entry, f"{source}: {key}.{name}")
+            models.setdefault(name, price)
+            models[f"{key}:{name}"] = price
+    default = models.pop(_DEFAULT, FALLBACK)
+    return Prices(models=models, default=default, source=source)
+
+
+def _entries(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in group.items() if not key.startswith("_")]
+
+
+def _is_price(value: dict[str, Any]) -> bool:
+    return any(isinstance(value.get(side), int | float) for side in ("input", "output"))
+
+
+def _price(entry: Any, where: str) -> Price:
+    if not isinstance(entry, dict) or not {"input", "output"} <= entry.keys():
+        raise ConfigurationError(f"{where}: needs 'input' and 'output' in USD per million tokens")
+    cached = entry.get("cached_input")
+    return Price(
+        input=_amount(entry["input"], f"{where}.input"),
+        output=_amount(entry["output"], f"{where}.output"),
+        cached_input=None if cached is None else _amount(cached, f"{where}.cached_input"),
+    )
+
+
+def _amount(value: Any, where: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise ConfigurationError(f"{where}: must be a number of USD, 0 or more, not {value!r:.40}")
+    return float(value)

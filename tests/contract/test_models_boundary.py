@@ -1,0 +1,47 @@
+"""Only adapters speak a provider's language."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ADAPTERS = (ROOT / "worker" / "models", ROOT / "worker" / "testing")
+PROVIDER_WORDS = {
+    "max_completion_tokens",
+    "stream_options",
+    "image_url",
+    "prompt_tokens_details",
+    "completion_tokens_details",
+    "context_length_exceeded",
+    "insufficient_quota",
+}
+
+
+def sources() -> list[Path]:
+    files = [*(ROOT / "orchestrator").rglob("*.py"), *(ROOT / "worker").rglob("*.py")]
+    return [file for file in files if not any(file.is_relative_to(folder) for folder in ADAPTERS)]
+
+
+def texts(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_provider_words_stay_inside_the_adapters() -> None:
+    """MSG-07: no provider's field names in agent code."""
+    found = {
+        f"{file.relative_to(ROOT)}: {text}"
+        for file in sources()
+        for text in texts(file)
+        if text in PROVIDER_WORDS
+    }
+    assert not found
+
+
+@pytest.mark.parametrize("word", ["max_completion_tokens", "context_length_exceeded"])
+def test_the_words_are_those_of_the_adapters(word: str) -> None:
+    """MSG-07: the list above is of words that are in use."""
+    assert any(word in texts(file) for file in ADAPTERS[0].glob("*.py"))

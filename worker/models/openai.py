@@ -1,0 +1,177 @@
+"""OpenAI's chat completions and everything compatible with them, over shared connections.
+
+Does the I/O; what to send, what an answer means and what a failure amounts to are decided by
+the pure modules beside it. Knows nothing of retries: a transient failure is only marked so.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import httpx
+
+from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models import LLM
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.endpoint import Endpoint, endpoint_of
+from stepfleet.worker.models.openai_answer import parse_body, parse_completion
+from stepfleet.worker.models.openai_failures import failed_event, redact, refusal
+from stepfleet.worker.models.openai_format import encode, request_body
+from stepfleet.worker.models.openai_stream import EventLines, StreamedCompletion
+
+RESPONSE_LIMIT = 16 * 1024 * 1024
+"""Largest answer that is read, in bytes."""
+
+_ERROR_LIMIT = 64 * 1024
+_READ_OUT_SECONDS = 0.25
+_BROKEN = (httpx.HTTPError, aiohttp.ClientError, OSError)
+
+
+class OpenAI(LLM):
+    """Models behind `POST {base_url}/chat/completions`.
+
+    `connections` are shared and stay the caller's to close. The address, key and organization
+    come from the request's settings, then from `environment` (the process's own by default):
+    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_ORG_ID. `response_limit` is in bytes.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        *,
+        environment: Mapping[str, str] | None = None,
+        response_limit: int = RESPONSE_LIMIT,
+    ) -> None:
+        self._connections = connections
+        self._environment = os.environ if environment is None else environment
+        self._response_limit = response_limit
+
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        """Answer the request; streamed underneath if its settings say so, with an equal result.
+
+        Raises `ModelError` or a subclass; `ModelTimeoutError` after `settings.timeout` seconds.
+        """
+        return await self.generate_streaming(request, _ignore)
+
+    async def generate_streaming(
+        self, request: ModelRequest, on_text: Callable[[str], None]
+    ) -> LLMResponse:
+        """Answer like `generate` and tell `on_text` each piece of text as it arrives.
+
+        Pieces arrive only when `settings.stream` is set.
+        """
+        endpoint = endpoint_of(request.settings, self._environment)
+        seconds = request.settings.timeout
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                payload = await self._exchange(endpoint, request, on_text)
+        except _BROKEN as error:
+            if deadline.expired():
+                failure: ModelError = ModelTimeoutError(
+                    f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
+                )
+            else:
+                said = redact(f"{type(error).__name__}: {error}", endpoint.key)
+                failure = ModelError(f"connection to {endpoint.host}: {said}", retryable=True)
+        else:
+            return parse_completion(payload, request.model)
+        # Raised out here because the foreign exception may hold the request's headers.
+        raise failure
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[str]:
+        """Yield the answer's text in pieces, streamed whatever the settings say."""
+        settings = request.settings.model_copy(update={"stream": True})
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        call = asyncio.ensure_future(
+            self.generate_streaming(
+                request.model_copy(update={"settings": settings}), pieces.put_nowait
+            )
+        )
+        call.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await call
+        finally:
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ModelError):
+                await call
+
+    async def _exchange(
+        self, endpoint: Endpoint, request: ModelRequest, on_text: Callable[[str], None]
+    ) -> dict[str, Any]:
+        body = encode(request_body(request, official=endpoint.official))
+        response = await self._connections.post(endpoint.url, endpoint.headers, body)
+        try:
+            if not response.is_success:
+                raise await _refused(response, endpoint)
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                payload = await self._assemble(response, on_text)
+            else:
+                payload = parse_body(b"".join([part async for part in self._parts(response)]))
+        finally:
+            await response.aclose()
+        if payload.get("error") and not payload.get("choices"):
+            raise failed_event(payload, host=endpoint.host, key=endpoint.key)
+        return payload
+
+    async def _assemble(
+        self, response: httpx.Response, on_text: Callable[[str], None]
+    ) -> dict[str, Any]:
+        lines, completion = EventLines(), StreamedCompletion()
+
+        def take(events: list[bytes]) -> None:
+            for data in events:
+                if not completion.is_over and (piece := completion.add(data)):
+                    on_text(piece)
+
+        parts = self._parts(response)
+        async for part in parts:
+            take(lines.feed(part))
+            if completion.is_over:
+                await _read_out(parts)
+                break
+        take(lines.end())
+        return completion.error or completion.payload()
+
+    async def _parts(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in response.aiter_bytes():
+            size += len(part)
+            if size > self._response_limit:
+                raise ModelError(f"the answer is longer than the limit of {self._response_limit} B")
+            yield part
+
+
+async def _read_out(parts: AsyncIterator[bytes]) -> None:
+    # The answer is whole. Only a connection whose last bytes were read can be used again.
+    with contextlib.suppress(*_BROKEN, ModelError):
+        async with asyncio.timeout(_READ_OUT_SECONDS):
+            async for _ in parts:
+                pass
+
+
+async def _refused(response: httpx.Response, endpoint: Endpoint) -> ModelError:
+    body = b""
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) >= _ERROR_LIMIT:
+            break
+    return refusal(
+        response.status_code,
+        response.headers,
+        body[:_ERROR_LIMIT],
+        host=endpoint.host,
+        key=endpoint.key,
+        now=datetime.now(UTC),
+    )
+
+
+def _ignore(_piece: str) -> None:
+    """Take a piece that nobody waits for."""

@@ -1,0 +1,180 @@
+"""Finds the model that a name stands for and calls it, under one deadline and one error tree.
+
+Built once per event loop by the worker's composition root. Knows no agent: custom models come
+in as objects.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, Protocol, runtime_checkable
+
+from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models import LLM
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.endpoint import ModelSetupError
+from stepfleet.worker.models.openai import RESPONSE_LIMIT, OpenAI
+
+ENTRY_POINTS = "stepfleet.models"
+"""Packages add providers by entry points of this group: `name = "package:factory"`."""
+
+ProviderFactory = Callable[[], LLM]
+
+
+@runtime_checkable
+class StreamsText(Protocol):
+    """A model that tells its text while it answers."""
+
+    async def generate_streaming(
+        self, request: ModelRequest, on_text: Callable[[str], None]
+    ) -> LLMResponse:
+        """Answer the request and tell each piece of text as it arrives."""
+        ...
+
+
+class Models:
+    """Every model that this worker can call; `openai` is built in.
+
+    `providers` maps further prefixes to functions that make an `LLM` (once, at first use);
+    they win over entry points and over the built-in one. `connections` limits the open HTTP
+    connections (0: no limit), `response_limit` an answer's bytes. `environment` replaces the
+    process's own. Belongs to the event loop that first calls it.
+    """
+
+    def __init__(
+        self,
+        *,
+        providers: Mapping[str, ProviderFactory] | None = None,
+        connections: int = 0,
+        response_limit: int = RESPONSE_LIMIT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._connections = Connections(connections)
+        self._factories: dict[str, ProviderFactory] = {
+            "openai": lambda: OpenAI(
+                self._connections, environment=environment, response_limit=response_limit
+            ),
+            **(providers or {}),
+        }
+        self._made: dict[str, LLM] = {}
+
+    def resolve(self, model: str) -> tuple[LLM, str]:
+        """Return the model behind `provider:name`, and the name as its provider knows it.
+
+        Raises `ModelSetupError` when there is no provider or no such one.
+        """
+        provider, colon, name = model.partition(":")
+        if not colon or not provider or not name:
+            msg = f"model {model!r} must name its provider: write 'openai:{model.strip(':')}'"
+            raise ModelSetupError(msg)
+        if provider not in self._made:
+            self._made[provider] = self._make(provider, model)
+        return self._made[provider], name
+
+    async def generate(
+        self,
+        request: ModelRequest,
+        *,
+        llm: LLM | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> LLMResponse:
+        """Make one model call: of `llm` if given, else of the model that the request names.
+
+        `on_text` hears the text piece by piece where model and settings stream, else at once.
+        Raises nothing but `AgentException`s, for a model's failures `ModelError` and its
+        subclasses; `ModelTimeoutError` after `settings.timeout` seconds.
+        """
+        if llm is None:
+            llm, name = self.resolve(request.model)
+            request = request.model_copy(update={"model": name})
+        return await _guarded(llm, request, on_text)
+
+    async def aclose(self) -> None:
+        """Close all connections and every provider that has an `aclose`."""
+        for llm in self._made.values():
+            close = getattr(llm, "aclose", None)
+            if inspect.iscoroutinefunction(close):
+                await close()
+        self._made.clear()
+        await self._connections.aclose()
+
+    def _make(self, provider: str, model: str) -> LLM:
+        factory = self._factories.get(provider) or _entry_point(provider)
+        if factory is None:
+            known = ", ".join(sorted(self._factories))
+            msg = (
+                f"model {model!r}: no provider {provider!r} on this worker (known: {known}); add a "
+                f"package with an entry point in {ENTRY_POINTS!r}. A custom model object is found "
+                "only where its agent's code is loaded (--agents)"
+            )
+            raise ModelSetupError(msg)
+        made: Any = factory()
+        if not isinstance(made, LLM):
+            msg = (
+                f"provider {provider!r} made a {type(made).__name__}, which has no generate/stream"
+            )
+            raise ModelSetupError(msg)
+        llm: LLM = made
+        return llm
+
+
+def generate_sync(request: ModelRequest, *, llm: LLM | None = None) -> LLMResponse:
+    """Make one model call from code without an event loop; same results and exceptions.
+
+    Opens its own connection: for scripts and shells, not for workers.
+    """
+
+    async def call() -> LLMResponse:
+        models = Models()
+        try:
+            return await models.generate(request, llm=llm)
+        finally:
+            await models.aclose()
+
+    return asyncio.run(call())
+
+
+def _entry_point(provider: str) -> ProviderFactory | None:
+    for found in metadata.entry_points(group=ENTRY_POINTS, name=provider):
+        factory: ProviderFactory = found.load()
+        return factory
+    return None
+
+
+async def _guarded(
+    llm: LLM, request: ModelRequest, on_text: Callable[[str], None] | None
+) -> LLMResponse:
+    """Hold any model to the deadline, to the exception tree and to the type of its answer."""
+    kind = type(llm).__name__
+    seconds = request.settings.timeout
+    try:
+        async with asyncio.timeout(seconds):
+            response: Any = await _call(llm, request, on_text)
+    except AgentException:
+        raise
+    except TimeoutError:
+        msg = f"no answer from {kind} within {seconds:g} s (settings.timeout)"
+        raise ModelTimeoutError(msg) from None
+    except Exception as error:
+        raise ModelError(f"model {kind} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(response, LLMResponse):
+        msg = f"model {kind} returned a {type(response).__name__}: generate must return LLMResponse"
+        raise ModelError(msg)
+    if response.model:
+        return response
+    return response.model_copy(update={"model": request.model})
+
+
+async def _call(
+    llm: LLM, request: ModelRequest, on_text: Callable[[str], None] | None
+) -> LLMResponse:
+    if on_text is None:
+        return await llm.generate(request)
+    if request.settings.stream and isinstance(llm, StreamsText):
+        return await llm.generate_streaming(request, on_text)
+    response = await llm.generate(request)
+    if response.content:
+        on_text(response.content)
+    return response
