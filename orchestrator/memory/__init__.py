@@ -1,0 +1,1 @@
+"""What of a conversation is sent to the model. Pure over messages."""

@@ -1,0 +1,80 @@
+"""What came of an attempt at a step: four kinds of value."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When an attempt started (UTC, by Redis's clock) and how long it took (monotonic seconds)."""
+
+    started_at: datetime
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The model answered and all its tool calls have a record, in call order."""
+
+    span: Span
+    response: LLMResponse
+    records: tuple[ToolCallRecord, ...] = ()
+    texts: tuple[str, ...] = ()
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed before all tools had run.
+
+    `transient` failures are tried again as the same step; `limited` marks a refusal for now
+    (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds.
+    """
+
+    span: Span
+    error: ErrorInfo
+    transient: bool = False
+    limited: bool = False
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prevented:
+    """A criterion forbade the call before it was made."""
+
+    span: Span
+    outcome: ContinuationOutcome
+
+
+class Interruption(StrEnum):
+    """Who broke the attempt off."""
+
+    CANCELLED = "cancelled"
+    HANDED_BACK = "handed_back"
+    LEASE_LOST = "lease_lost"
+    TIMED_OUT = "timed_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The attempt was broken off.
+
+    `response` is set when the model had answered; then `records` and `texts` hold one entry
+    per call: its result, or that it was not run.
+    """
+
+    span: Span
+    by: Interruption
+    response: LLMResponse | None = None
+    records: tuple[ToolCallRecord, ...] = ()
+    texts: tuple[str, ...] = ()
+    cost_usd: float = 0.0
+
+
+Attempt = Answered | Failed | Prevented | Interrupted

@@ -1,0 +1,79 @@
+"""What a worker holds while it works on a step, and why it may be refused one."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StepHint:
+    """What a task message says: this step of this run may be due. Steps count from 0."""
+
+    run_id: str
+    step: int
+
+
+class Refused(StrEnum):
+    """Why a claim was refused. Every one of them means: acknowledge, drop, count."""
+
+    UNKNOWN = "unknown"
+    ENDED = "ended"
+    PAUSED = "paused"
+    STALE = "stale"
+    AHEAD = "ahead"
+    LEASED = "leased"
+    EARLY = "early"
+    UNREADABLE = "unreadable"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refused claim."""
+
+    why: Refused
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What the open step has done already and must not do again.
+
+    `started` and `results` are keyed by the index of the tool call in the response.
+    """
+
+    response: LLMResponse | None = None
+    started: frozenset[int] = frozenset()
+    results: dict[int, ToolCallRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A step that this worker owns until its lease runs out.
+
+    `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
+    model attempts of this step that failed, `limited` those that were refused for now (429);
+    `crashes` the workers that vanished with this step.
+    """
+
+    run_id: str
+    step: int
+    token: str
+    now: datetime
+    state: AgentState
+    config: AgentConfig
+    journal: Journal = Journal()
+    attempts: int = 0
+    limited: int = 0
+    crashes: int = 0
+    batch_id: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The step's number as people see it, from 1."""
+        return self.step + 1

@@ -1,0 +1,52 @@
+"""How a committed step changes a run's state, and the state rebuilt from a log.
+
+Because the state is a fold over the log, any step can be taken back or forked from.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from stepfleet.orchestrator.error_policy import next_failures
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle
+from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+def after_step(
+    state: AgentState, result: StepResult, messages: tuple[Message, ...], now: datetime
+) -> AgentState:
+    """Return the state behind a step: its time, usage, cost, failures and messages added."""
+    usage = result.usage or UsageStats()
+    error = result.errors[0].message if result.errors else None
+    results = [record.result for record in result.tool_calls if not record.is_error]
+    return state.model_copy(
+        update={
+            "info": state.info.add_execution_time(result.duration_ms / 1000).at(now),
+            "status": Lifecycle.IN_PROGRESS,
+            "messages": state.messages + messages,
+            "tool_results": state.tool_results + result.tool_calls,
+            "step_count": state.step_count + 1,
+            "session_steps": state.session_steps + 1,
+            "usage": state.usage + usage,
+            "session_usage": state.session_usage + usage,
+            "cost_usd": state.cost_usd + result.cost_usd,
+            "session_cost_usd": state.session_cost_usd + result.cost_usd,
+            "current_step": LastStep.of(result),
+            "failures": next_failures(state.failures, result),
+            "last_error": error or state.last_error,
+            "last_output": result.thought or state.last_output,
+            "last_result": results[-1] if results else state.last_result,
+        }
+    )
+
+
+def rebuild(initial: AgentState, log: Iterable[LoggedStep]) -> AgentState:
+    """Return the state behind the steps of `log`, starting from `initial`."""
+    state = initial
+    for logged in log:
+        moment = logged.committed_at or logged.result.started_at
+        state = after_step(state, logged.result, logged.messages, moment)
+        if logged.outcome:
+            state = state.with_continuation_outcome(logged.outcome)
+    return state

@@ -1,0 +1,58 @@
+"""What forbids a model call before it is made: limits already exceeded, a cancel, poison."""
+
+from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.outcome import (
+    ContinuationDecision,
+    ContinuationEvaluation,
+    ContinuationOutcome,
+    StopReason,
+)
+
+
+def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutcome | None:
+    """Return the outcome that forbids this step's call, or None.
+
+    The criteria are evaluated before the first step of an execution, and before a step that
+    was delayed; otherwise the last commit has just done so.
+    """
+    delayed = claim.attempts or claim.limited or claim.crashes or claim.state.stop_requested
+    if claim.state.step_count and not delayed:
+        return None
+    outcome = criteria.evaluate(claim.state)
+    if outcome.get_forbidding_criterion() is None:
+        return None
+    return outcome
+
+
+def poisoned(claim: Claim, limit: int) -> ContinuationOutcome | None:
+    """Return the outcome that ends a run whose step has ended `limit` workers, or None."""
+    if claim.crashes < limit:
+        return None
+    reason = (
+        f"step {claim.number} ended its worker {claim.crashes} times"
+        f"{_running_tool(claim)}; it is not tried again"
+    )
+    evaluation = ContinuationEvaluation(
+        criterion="PoisonLimit",
+        decision=ContinuationDecision.FORBID_CONTINUATION,
+        reason=reason,
+        context={"step": claim.number, "crashes": claim.crashes, "limit": limit},
+        stop_reason=StopReason.ERROR,
+    )
+    return ContinuationOutcome(
+        decision=ContinuationDecision.FORBID_CONTINUATION,
+        should_continue=False,
+        resolved_by="PoisonLimit",
+        stop_reason=StopReason.ERROR,
+        evaluations=(evaluation,),
+    )
+
+
+def _running_tool(claim: Claim) -> str:
+    response = claim.journal.response
+    if response is None or not response.tool_calls:
+        return " during its model call"
+    running = sorted(claim.journal.started - claim.journal.results.keys())
+    names = ", ".join(response.tool_calls[index].name for index in running)
+    return f" while tool {names} ran" if names else " after its tools"

@@ -1,0 +1,61 @@
+"""Records of tool calls that were not executed, or whose outcome nobody knows."""
+
+from datetime import datetime
+
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+
+NOT_EXECUTED = "NOT_EXECUTED"
+"""Code of calls that an interruption kept from running: answered, but no failure of the step."""
+
+_WHY = {
+    Interruption.CANCELLED: "the run was cancelled before this call was finished",
+    Interruption.TIMED_OUT: "the step's time limit ended this call",
+    Interruption.HANDED_BACK: "the worker stopped before this call was finished",
+    Interruption.LEASE_LOST: "another worker took this step over",
+}
+
+
+def not_run(call: ToolCall, by: Interruption, at: datetime) -> ToolCallRecord:
+    """Return the record of a call that an interruption kept from finishing."""
+    timed_out = by is Interruption.TIMED_OUT
+    return refused(
+        call,
+        at,
+        error_type=ErrorType.TIMEOUT if timed_out else ErrorType.TOOL,
+        code="TIMEOUT_ERROR" if timed_out else NOT_EXECUTED,
+        message=_WHY[by],
+    )
+
+
+def unknown_outcome(call: ToolCall, at: datetime) -> ToolCallRecord:
+    """Return the record of a call that a lost worker had started and that must not run twice."""
+    record = refused(
+        call,
+        at,
+        error_type=ErrorType.TOOL,
+        code="OUTCOME_UNKNOWN",
+        message=(
+            "a worker was lost while this tool ran; whether it took effect is unknown, "
+            "and it was not run again"
+        ),
+    )
+    return record.model_copy(update={"repeated": True})
+
+
+def refused(
+    call: ToolCall, at: datetime, *, error_type: ErrorType, code: str, message: str
+) -> ToolCallRecord:
+    """Return an error record of a call that was not executed."""
+    return ToolCallRecord(
+        tool_name=call.name,
+        call_id=call.id,
+        arguments=call.arguments,
+        is_error=True,
+        duration_ms=0.0,
+        timestamp=at,
+        error=ErrorInfo(
+            type=error_type, code=code, message=message, tool_name=call.name, call_id=call.id
+        ),
+    )

@@ -1,0 +1,97 @@
+"""Where an ended run is taken up again, and with which state. Pure.
+
+A failed last step is taken back: its finished tools and, where the model had answered, its
+answer go into the journal of the step that is done anew. A run that ended at a limit goes on
+at its next step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from stepfleet.orchestrator.protocol.fold import rebuild
+from stepfleet.orchestrator.records.errors import ErrorContext
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.results import LostAttempt
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import LoggedStep, StepType
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """The state before `step`, at which the run goes on (steps count from 0).
+
+    `journal` is a flat list of field, value. `removed` and `removed_cost_usd` are what the
+    step that was taken back had added to the run's sums.
+    """
+
+    step: int
+    state: AgentState
+    overrides: dict[str, Any] = field(default_factory=dict)
+    journal: list[str] = field(default_factory=list)
+    removed: UsageStats = field(default_factory=UsageStats)
+    removed_cost_usd: float = 0.0
+    lost: LostAttempt | None = None
+
+
+def revise(
+    state: AgentState,
+    log: Sequence[LoggedStep],
+    overrides: Mapping[str, Any],
+    now: datetime,
+) -> Revision:
+    """Return how the ended run with that state and log is taken up again."""
+    fresh = _before_first_step(state)
+    failed = log[-1] if log and log[-1].result.type is StepType.ERROR else None
+    kept = list(log[:-1]) if failed else list(log)
+    rebuilt = rebuild(fresh, kept)
+    info = rebuilt.info.model_copy(update={"updated_at": now, "execution_started_at": None})
+    before = rebuilt.model_copy(update={"info": info, "failures": ErrorContext.none()})
+    if failed is None:
+        return Revision(len(kept), before, dict(overrides))
+    return Revision(
+        len(kept),
+        before,
+        dict(overrides),
+        journal=_journal(failed),
+        removed=failed.result.usage or UsageStats(),
+        removed_cost_usd=failed.result.cost_usd,
+        lost=LostAttempt(
+            kind="retried",
+            step=failed.result.step,
+            seconds=failed.result.duration_ms / 1000,
+            reason=failed.result.errors[0].message if failed.result.errors else None,
+        ),
+    )
+
+
+def _before_first_step(state: AgentState) -> AgentState:
+    """Return the state that the run had when it was created, without its conversation."""
+    info = state.info.model_copy(update={"cumulative_execution_seconds": 0.0})
+    return AgentState(
+        agent_id=state.agent_id,
+        parent_agent_id=state.parent_agent_id,
+        info=info,
+        metadata=state.metadata,
+    )
+
+
+def _journal(failed: LoggedStep) -> list[str]:
+    """Return journal entries for what of a failed step need not be done again."""
+    if not failed.messages:
+        return []
+    result = failed.result
+    response = LLMResponse(
+        content=failed.messages[0].text,
+        tool_calls=failed.messages[0].tool_calls or None,
+        usage=result.usage if result.usage_reported else None,
+        model=result.model or "",
+        finish_reason=result.finish_reason,
+    )
+    entries = ["response", response.to_json()]
+    for index, record in enumerate(result.tool_calls):
+        if not record.is_error:
+            entries += [f"r:{index}", record.to_json()]
+    return entries

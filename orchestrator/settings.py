@@ -1,0 +1,113 @@
+"""Settings of a fleet: arguments, then environment, then `stepfleet.toml`, then defaults."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.validation import explain_invalid
+
+CONFIG_FILE = "stepfleet.toml"
+QUEUE = "stepfleet"
+TASK = "stepfleet.step"
+
+
+class Settings(BaseSettings):
+    """Every setting; in the environment with the prefix `STEPFLEET_`, times in seconds.
+
+    `redis_url` is the store; `broker_url` defaults to it. `enqueue` is `script` (the next
+    task is pushed by the commit itself; store and broker must be one Redis), `publish`
+    (sent after the commit) or `auto`. `lease` bounds how long a dead worker keeps a run;
+    `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
+    stopping worker lets its steps finish. `retention` is how long ended runs are kept.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="STEPFLEET_", toml_file=CONFIG_FILE, extra="ignore", frozen=True
+    )
+
+    redis_url: SecretStr | None = None
+    broker_url: SecretStr | None = None
+    queue: str = Field(default=QUEUE, min_length=1)
+    enqueue: Literal["auto", "script", "publish"] = "auto"
+    shards: int = Field(default=16, ge=1, le=4096)
+    slots: int = Field(default=1000, ge=1, le=100_000)
+    lease: float = Field(default=30.0, ge=0.5)
+    grace: float = Field(default=5.0, gt=0)
+    poison_limit: int = Field(default=3, ge=1)
+    rescue_interval: float = Field(default=2.0, gt=0)
+    drain: float = Field(default=20.0, ge=0)
+    patience: float = Field(default=20.0, ge=0)
+    retention: int = Field(default=7 * 24 * 3600, ge=60)
+    tool_threads: int = Field(default=32, ge=1)
+    connections: int = Field(default=4, ge=1)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments first, then the environment, then the file."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def store(self) -> str:
+        """The store's URL. Raises `ConfigurationError` when none is set."""
+        if self.redis_url is None:
+            msg = "no Redis is named: set STEPFLEET_REDIS_URL, or pass redis_url=..."
+            raise ConfigurationError(msg)
+        return self.redis_url.get_secret_value()
+
+    @property
+    def broker(self) -> str:
+        """The broker's URL: the store's own unless another one is set."""
+        return self.broker_url.get_secret_value() if self.broker_url else self.store
+
+    @property
+    def enqueues_in_script(self) -> bool:
+        """Whether a commit itself pushes the next task. Raises `ConfigurationError`."""
+        same = _same_redis(self.store, self.broker)
+        if self.enqueue == "script" and not same:
+            msg = "enqueue='script' needs store and broker in the same Redis database"
+            raise ConfigurationError(msg)
+        return same and self.enqueue != "publish"
+
+
+def load_settings(**given: Any) -> Settings:
+    """Return the settings. Raises `ConfigurationError` that names the field and the fix."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(f"settings: {explain_invalid(error)}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{Path(CONFIG_FILE).name}: {error}") from None
+
+
+def _same_redis(store: str, broker: str) -> bool:
+    return _address(store) == _address(broker)
+
+
+def _address(url: str) -> str:
+    """Return where `url` points to, whatever transport it names in front."""
+    for scheme, plain in (
+        ("rediss+batch://", "rediss://"),
+        ("redis+batch://", "redis://"),
+        ("redis+socket://", "unix://"),
+        ("unix+batch://", "unix://"),
+    ):
+        if url.startswith(scheme):
+            url = plain + url.removeprefix(scheme)
+    base, _, query = url.partition("?")
+    return f"{base.rstrip('/').removesuffix('/0')}?{query}"

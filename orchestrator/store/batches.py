@@ -1,0 +1,148 @@
+"""Batches in Redis: manifests, counters, and which runs have ended. Knows no input files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid5
+
+from stepfleet.orchestrator.batches import BatchProgress, Manifest, progress_of
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+
+_NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
+
+
+def batch_id_of(key: str) -> str:
+    """Return the id of the batch with that key: the same key is the same batch."""
+    return str(uuid5(_NAMESPACE, key))
+
+
+def run_id_of(batch_id: str, row: int) -> str:
+    """Return the id of a batch's run: no order of runs needs to be stored."""
+    return str(uuid5(UUID(batch_id), str(row)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Runs that ended in one shard, in that order, and the place to go on from."""
+
+    shard: int
+    run_ids: tuple[str, ...]
+    place: int
+
+
+class Batches:
+    """Reads and writes what belongs to a batch as a whole."""
+
+    def __init__(self, connection: Connection, keys_: Keys, *, retention: int) -> None:
+        self._connection = connection
+        self._keys = keys_
+        self._retention = timedelta(seconds=retention)
+
+    async def find(self, batch_id: str) -> Manifest | None:
+        """Return a batch's manifest; None if there is none of that id."""
+        fields = await self._connection.execute("HGETALL", self._keys.manifest(batch_id))
+        return Manifest.from_fields(batch_id, fields) if fields else None
+
+    async def get(self, batch_id: str) -> Manifest:
+        """Return a batch's manifest. Raises `ConfigurationError` if there is none of that id."""
+        manifest = await self.find(batch_id)
+        if manifest is None:
+            msg = f"no batch has the id {batch_id!r}; 'stepfleet status' lists those that are there"
+            raise ConfigurationError(msg)
+        return manifest
+
+    async def register(self, manifest: Manifest) -> None:
+        """Store a manifest that is not sealed. Doing it again changes nothing."""
+        key = self._keys.manifest(manifest.batch_id)
+        created = round(manifest.created.timestamp() * 1000)
+        fields = [item for pair in manifest.to_fields().items() for item in pair]
+        await self._connection.execute("HSETNX", key, "created", created)
+        await self._connection.execute("HSET", key, *fields)
+        await self._connection.execute("ZADD", keys.BATCHES, "NX", created, manifest.batch_id)
+
+    async def seal(self, batch_id: str) -> None:
+        """Note that every run of the batch was created."""
+        await self._connection.execute("HSET", self._keys.manifest(batch_id), "sealed", 1)
+
+    async def progress(self, manifest: Manifest) -> BatchProgress:
+        """Return the sum of all shards' counters."""
+        # Sealed is read first: what is sealed gets no more runs.
+        if not manifest.sealed:
+            manifest = await self.get(manifest.batch_id)
+        return progress_of(manifest, await self._counters(manifest.batch_id))
+
+    async def newest(self, limit: int) -> list[BatchProgress]:
+        """Return the newest batches; forget those whose runs are past their retention."""
+        ids = await self._connection.execute("ZREVRANGE", keys.BATCHES, 0, limit - 1)
+        found = []
+        for batch_id in ids:
+            manifest = await self.find(batch_id)
+            if manifest is None:
+                await self._connection.execute("ZREM", keys.BATCHES, batch_id)
+                continue
+            counters = await self._counters(batch_id)
+            if self._is_past(manifest, counters):
+                await self.forget(batch_id)
+            else:
+                found.append(progress_of(manifest, counters))
+        return found
+
+    async def forget(self, batch_id: str) -> None:
+        """Remove a batch's manifest; its runs and counters stay as long as they stay."""
+        await self._connection.execute("ZREM", keys.BATCHES, batch_id)
+        await self._connection.execute("DEL", self._keys.manifest(batch_id))
+
+    async def has_runs(self, batch_id: str) -> bool:
+        """Return whether any shard still counts runs of the batch."""
+        return any(await self._counters(batch_id))
+
+    async def open_runs(self, batch_id: str) -> int:
+        """Return how many runs have been created and not ended."""
+        asked = [("HGET", self._keys.batch(shard, batch_id), "open") for shard in self._shards]
+        return sum(int(value or 0) for value in await self._connection.execute_all(*asked))
+
+    async def ended_after(
+        self, batch_id: str, places: Mapping[int, int], limit: int
+    ) -> list[Ended]:
+        """Return up to `limit` runs per shard that ended behind its place in `places`."""
+        asked = [
+            (
+                "ZRANGEBYSCORE",
+                self._keys.ended(shard, batch_id),
+                f"({places.get(shard, 0)}",
+                "+inf",
+                "WITHSCORES",
+                "LIMIT",
+                0,
+                limit,
+            )
+            for shard in self._shards
+        ]
+        replies = await self._connection.execute_all(*asked)
+        return [
+            Ended(shard, tuple(flat[::2]), int(float(flat[-1])))
+            for shard, flat in zip(self._shards, replies, strict=True)
+            if flat
+        ]
+
+    async def statuses(self, run_ids: Sequence[str]) -> list[Lifecycle | None]:
+        """Return the runs' statuses; None for a run that is not there (yet, or any more)."""
+        asked = [("HGET", self._keys.run(run_id), "status") for run_id in run_ids]
+        replies = await self._connection.execute_all(*asked)
+        return [Lifecycle(reply) if reply else None for reply in replies]
+
+    @property
+    def _shards(self) -> range:
+        return range(self._keys.shards)
+
+    async def _counters(self, batch_id: str) -> list[dict[str, str]]:
+        asked = [("HGETALL", self._keys.batch(shard, batch_id)) for shard in self._shards]
+        return await self._connection.execute_all(*asked)
+
+    def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
+        past = datetime.now(UTC) - manifest.created > self._retention
+        return past and manifest.total > 0 and not any(counters)

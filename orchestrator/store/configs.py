@@ -1,0 +1,59 @@
+"""Agents' configurations, stored once each under their content address."""
+
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.connection import Connection
+
+REMEMBERED = 1000
+
+
+class Configs:
+    """Reads and writes configurations. What was read once is kept: it cannot change."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[str, AgentConfig] = {}
+
+    async def save(self, config: AgentConfig) -> str:
+        """Store a configuration and return its digest."""
+        digest = config.digest
+        if digest not in self._known:
+            await self._connection.execute("HSETNX", keys.AGENTS, digest, config.to_json())
+            self._remember(digest, config)
+        return digest
+
+    async def load(self, digest: str) -> AgentConfig:
+        """Return the configuration with that digest. Raises `StoreError` if there is none."""
+        if digest not in self._known:
+            stored = await self._connection.execute("HGET", keys.AGENTS, digest)
+            if stored is None:
+                msg = f"the configuration {digest} of a run is not in the store"
+                raise StoreError(msg)
+            self._remember(digest, AgentConfig.from_json(stored))
+        return self._known[digest]
+
+    async def announce(self, config: AgentConfig) -> None:
+        """Make an agent known by name, so that clients can submit to it without its code."""
+        digest = await self.save(config)
+        await self._connection.execute("HSET", keys.NAMES, config.name, digest)
+
+    async def named(self, name: str) -> AgentConfig:
+        """Return the configuration of the agent that workers announced under `name`.
+
+        Raises `ConfigurationError` that lists the names which are known.
+        """
+        digest = await self._connection.execute("HGET", keys.NAMES, name)
+        if digest is None:
+            known = sorted(await self._connection.execute("HKEYS", keys.NAMES))
+            msg = (
+                f"no agent is named {name!r}; workers know: {', '.join(known) or 'none'}. "
+                "Start a worker with --agents MODULE, or pass the agent itself"
+            )
+            raise ConfigurationError(msg)
+        return await self.load(digest)
+
+    def _remember(self, digest: str, config: AgentConfig) -> None:
+        if len(self._known) >= REMEMBERED:
+            self._known.pop(next(iter(self._known)))
+        self._known[digest] = config

@@ -1,0 +1,129 @@
+"""Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
+from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.events import Event, Events, EventType
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.revision import Revision
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.loading import slim
+from stepfleet.orchestrator.store.reading import StoredRun
+from stepfleet.orchestrator.store.steps import NANO, ending
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request.
+
+    `word` is the script's: `cancelled`, `requested`, `paused`, `resumed`, `active`,
+    `retried`, `ended`, `changed` or `unknown`; `detail` adds a status, a step or a worker.
+    """
+
+    word: str
+    detail: str = ""
+
+
+class Control:
+    """Requests to a run from outside its worker."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        dispatch: Dispatch,
+        *,
+        grace: float,
+        retention: int,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._dispatch = dispatch
+        self._grace_ms = round(grace * 1000)
+        self._retention = retention
+
+    async def cancel(self, run: StoredRun, note: str) -> Answer:
+        """Cancel a run: at once if nobody holds it, else its worker ends it."""
+        state = run.state.model_copy(update={"stop_requested": note})
+        outcome = ContinuationCriteria(StopRequested()).evaluate(state)
+        payload = {
+            "status": Lifecycle.CANCELLED.value,
+            "step_count": state.step_count,
+            "error_message": None,
+            "last_response": state.last_output,
+        }
+        info = state.info
+        told = Event(EventType.STATUS, run.run_id, info.execution_id, info.updated_at, payload)
+        fields = {
+            "outcome": outcome.to_json(),
+            "note": note,
+            "events": Events([told]).to_json(),
+            "event_count": 1,
+            **ending(StopReason.USER_REQUESTED, None, self._retention),
+        }
+        return await self._run("cancel", run.run_id, *_flat(fields))
+
+    async def pause(self, run_id: str) -> Answer:
+        """Pause a run at its next step boundary."""
+        return await self._run("pause", run_id)
+
+    async def resume(self, run: StoredRun) -> Answer:
+        """Take a pause back."""
+        hint = StepHint(run.run_id, run.step)
+        message = self._dispatch.message(hint, run.agent)
+        answer = await self._run("resume", run.run_id, self._grace_ms, message)
+        if answer.word == "resumed":
+            await self._dispatch.published(hint, run.agent)
+        return answer
+
+    async def retry(self, run: StoredRun, revision: Revision) -> Answer:
+        """Take an ended run up again where `revision` says."""
+        hint = StepHint(run.run_id, revision.step)
+        told = Event(
+            EventType.STATUS,
+            run.run_id,
+            revision.state.info.execution_id,
+            revision.state.info.updated_at,
+            {
+                "status": Lifecycle.IN_PROGRESS.value,
+                "step_count": revision.state.step_count,
+                "error_message": None,
+                "last_response": revision.state.last_output,
+            },
+        )
+        fields = {
+            "expected": run.step,
+            "step": revision.step,
+            "slim": slim(revision.state),
+            "overrides": orjson.dumps(revision.overrides).decode() if revision.overrides else "",
+            "journal": orjson.dumps(revision.journal).decode(),
+            "message": self._dispatch.message(hint, run.agent),
+            "grace": self._grace_ms,
+            "tokens": revision.removed.total_tokens,
+            "calls": revision.removed.llm_calls,
+            "cost": round(revision.removed_cost_usd * NANO),
+            "events": Events([told]).to_json(),
+            "event_count": 1,
+            "lost": revision.lost.to_json() if revision.lost else "",
+        }
+        answer = await self._run("retry", run.run_id, *_flat(fields))
+        if answer.word == "retried":
+            await self._dispatch.published(hint, run.agent)
+        return answer
+
+    async def _run(self, script: str, run_id: str, *args: Any) -> Answer:
+        keys = self._keys.script_keys(run_id, self._dispatch.queue_key)
+        reply = await run_script(self._connection, script, keys, run_id, *args)
+        return Answer(reply[0], str(reply[1]) if len(reply) > 1 else "")
+
+
+def _flat(fields: dict[str, Any]) -> list[Any]:
+    return [item for pair in fields.items() for item in pair]

@@ -1,0 +1,53 @@
+"""Names of keys. Every key of a run carries its shard's hash tag (Redis Cluster, one slot)."""
+
+import binascii
+from dataclasses import dataclass
+
+PREFIX = "sf"
+AGENTS = f"{PREFIX}:agents"
+NAMES = f"{PREFIX}:agent-names"
+BATCHES = f"{PREFIX}:batches"
+WORKERS = f"{PREFIX}:workers"
+SHARDS = f"{PREFIX}:shards"
+QUARANTINE = f"{PREFIX}:quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a store with `shards` shards (fixed when the store is first used)."""
+
+    shards: int = 16
+
+    def shard_of(self, run_id: str) -> int:
+        """Return the run's shard: CRC16 of its id (as Redis Cluster hashes keys)."""
+        return binascii.crc_hqx(run_id.encode(), 0) % self.shards
+
+    def tag(self, shard: int) -> str:
+        """Return the prefix that all keys of a shard share."""
+        return f"{PREFIX}:{{s{shard:02d}}}:"
+
+    def run(self, run_id: str) -> str:
+        """Return the key of the run's header; its other keys extend it."""
+        return f"{self.tag(self.shard_of(run_id))}run:{run_id}"
+
+    def due(self, shard: int) -> str:
+        """Return the key of the shard's index of active runs."""
+        return f"{self.tag(shard)}due"
+
+    def batch(self, shard: int, batch_id: str) -> str:
+        """Return the key of one shard's counters of a batch."""
+        return f"{self.tag(shard)}batch:{batch_id}"
+
+    def ended(self, shard: int, batch_id: str) -> str:
+        """Return the key of one shard's index of a batch's ended runs."""
+        return f"{self.batch(shard, batch_id)}:ended"
+
+    def manifest(self, batch_id: str) -> str:
+        """Return the key of what is known of a batch as a whole."""
+        return f"{PREFIX}:{{b:{batch_id}}}:manifest"
+
+    def script_keys(self, run_id: str, queue: str | None) -> list[str]:
+        """Return KEYS of a run's script: header, due index and, if it pushes, the broker list."""
+        shard = self.shard_of(run_id)
+        keys = [f"{self.tag(shard)}run:{run_id}", self.due(shard)]
+        return [*keys, queue] if queue else keys

@@ -1,0 +1,161 @@
+"""Opens the store that the settings name: the one place where clients are made of URLs."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from celery import Celery
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis
+
+from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.settings import Settings
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+
+SCHEMES = ("redis", "rediss", "unix")
+SILENCE_SECONDS = 5.0
+FIRST_CONTACT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+LARGEST_SHARDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """An open store: what every room that talks to Redis is made from."""
+
+    settings: Settings
+    connection: Connection
+    keys: Keys
+    configs: Configs
+    dispatch: Dispatch
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+        await self.connection.aclose()
+
+
+def celery_app(settings: Settings, **conf: Any) -> Celery:
+    """Return a Celery app that sends and accepts JSON only and keeps no results."""
+    app = Celery("stepfleet", broker=settings.broker, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        accept_content=["json"],
+        result_backend=None,
+        task_ignore_result=True,
+        task_default_queue=settings.queue,
+        broker_connection_retry_on_startup=True,
+        **conf,
+    )
+    return app
+
+
+def client_app(settings: Settings) -> Celery:
+    """Return the Celery app of one who only sends: plain transports, and not for long."""
+    app = celery_app(settings, broker_connection_timeout=SILENCE_SECONDS)
+    # A worker's batched transport reads the same lists; kombu's own suffices to write to them.
+    app.conf.broker_url = settings.broker.replace("+batch://", "://", 1)
+    return app
+
+
+async def open_store(settings: Settings, app: Celery | None = None) -> OpenStore:
+    """Connect, and fix the number of shards if this is the store's first use.
+
+    The store's own number holds where the settings leave it to the default. Raises `StoreError`
+    after a few seconds when Redis cannot be reached, `ConfigurationError` when the URL is
+    unusable, the password is refused, or the settings ask for another number of shards.
+    """
+    client = _client(settings)
+    connection = Connection(client, patience=settings.patience)
+    try:
+        shards = await _first_contact(client, settings)
+    except BaseException:
+        await connection.aclose()
+        raise
+    return OpenStore(
+        settings,
+        connection,
+        Keys(shards),
+        Configs(connection),
+        Dispatch(
+            app or client_app(settings),
+            connection,
+            settings.queue,
+            in_script=settings.enqueues_in_script,
+        ),
+    )
+
+
+def place_of(url: str) -> str:
+    """Return where a URL points to, without user and password."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
+
+
+def _client(settings: Settings) -> Redis:
+    url = settings.store
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=settings.connections,
+            timeout=settings.patience or None,
+            decode_responses=True,
+            protocol=2,
+            socket_connect_timeout=SILENCE_SECONDS,
+            socket_timeout=SILENCE_SECONDS,
+            health_check_interval=30,
+        )
+    except ValueError as error:
+        msg = f"STEPFLEET_REDIS_URL is no usable address ({error}); write redis://host:6379/0"
+        raise ConfigurationError(msg) from None
+    return Redis.from_pool(pool)
+
+
+async def _first_contact(client: Redis, settings: Settings) -> int:
+    """Return the store's number of shards; wait a little for a server that just starts."""
+    where = place_of(settings.store)
+    deadline = time.monotonic() + min(FIRST_CONTACT_SECONDS, settings.patience)
+    loaded_by = time.monotonic() + settings.patience
+    while True:
+        try:
+            return await _shards(client, settings)
+        except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+            msg = (
+                f"Redis at {where} refuses the credentials: {error}; put the right ones into "
+                "STEPFLEET_REDIS_URL (redis://USER:PASSWORD@host:6379/0)"
+            )
+            raise ConfigurationError(msg) from None
+        except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            loading = isinstance(error, exceptions.BusyLoadingError)
+            if time.monotonic() >= (loaded_by if loading else deadline):
+                msg = (
+                    f"Redis at {where} cannot be reached: {error}; start it, or correct "
+                    "STEPFLEET_REDIS_URL"
+                )
+                raise StoreError(msg) from None
+        except exceptions.RedisError as error:
+            raise StoreError(f"Redis at {where} refuses: {error}") from None
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _shards(client: Redis, settings: Settings) -> int:
+    await client.setnx(keys.SHARDS, settings.shards)
+    stored = await client.get(keys.SHARDS)
+    shards = int(stored) if str(stored).isdigit() else 0
+    if not 1 <= shards <= LARGEST_SHARDS:
+        msg = f"key {keys.SHARDS!r} holds {stored!r}; this is no store of Stepfleet: name another"
+        raise ConfigurationError(msg)
+    if shards != settings.shards and "shards" in settings.model_fields_set:
+        msg = (
+            f"this store was set up with {shards} shards and the settings say "
+            f"{settings.shards}; set STEPFLEET_SHARDS={shards}, or leave it out"
+        )
+        raise ConfigurationError(msg)
+    return shards

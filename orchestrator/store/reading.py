@@ -1,0 +1,139 @@
+"""Runs as their callers read them: from anywhere, while they run and after."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.results import AgentRunResult, LostAttempt, run_status
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import LoggedStep
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.loading import (
+    Fields,
+    load_log,
+    load_lost,
+    load_state,
+    moment,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run, read in one round trip."""
+
+    run_id: str
+    agent: str
+    step: int
+    header: Fields
+    state: AgentState
+    config: AgentConfig
+    log: tuple[LoggedStep, ...]
+    lost: tuple[LostAttempt, ...]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The run's own changes to its agent's configuration."""
+        stored = self.header.get("overrides")
+        return dict(orjson.loads(stored)) if stored else {}
+
+    def result(self) -> AgentRunResult:
+        """Return the run's result, as far as it has come."""
+        header, state = self.header, self.state
+        reason = StopReason(header["stop_reason"]) if header.get("stop_reason") else None
+        ended = header.get("ended")
+        started = header.get("execution_started") or header["created"]
+        return AgentRunResult(
+            run_id=self.run_id,
+            agent_name=self.agent,
+            lifecycle=state.status,
+            stop_reason=reason,
+            status=run_status(reason) if reason else None,
+            output=state.last_output,
+            steps=tuple(logged.result for logged in self.log),
+            usage=state.session_usage,
+            cost_usd=state.session_cost_usd,
+            cumulative_execution_seconds=state.info.cumulative_execution_seconds,
+            start_time=moment(started),
+            end_time=moment(ended) if ended else None,
+            error=header.get("error") or None,
+            max_iterations=self.config.max_steps,
+            batch_id=header.get("batch") or None,
+            line_id=header.get("line") or None,
+            row=int(header["row"]) if header.get("row") else None,
+            parent_agent_id=state.parent_agent_id,
+            metadata=state.metadata,
+            outcome=state.last_continuation_outcome,
+            lost_attempts=self.lost,
+        )
+
+
+class Runs:
+    """Reads runs and their events."""
+
+    def __init__(self, connection: Connection, keys: Keys, configs: Configs) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._configs = configs
+
+    async def get(self, run_id: str) -> StoredRun:
+        """Return a run. Raises `ConfigurationError` if there is none of that id."""
+        run_key = self._keys.run(run_id)
+        header, log, lost = await self._connection.execute_all(
+            ("HGETALL", run_key), ("HGETALL", f"{run_key}:log"), ("HGETALL", f"{run_key}:lost")
+        )
+        if not header:
+            msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
+            raise ConfigurationError(msg)
+        config = await self._configs.load(header["config"])
+        if header.get("overrides"):
+            config = config.with_overrides(orjson.loads(header["overrides"]))
+        now = moment(header["updated"])
+        return StoredRun(
+            run_id=run_id,
+            agent=header["agent"],
+            step=int(header["step"]),
+            header=header,
+            state=load_state(header, log, config.instructions, now),
+            config=config,
+            log=tuple(load_log(log)),
+            lost=load_lost(lost),
+        )
+
+    async def events(self, run_id: str, after: str = "0") -> tuple[list[dict[str, Any]], str]:
+        """Return the events behind the position `after`, and the position to go on from.
+
+        Each has its `sequence` number, from 1 without gaps.
+        """
+        key = f"{self._keys.run(run_id)}:events"
+        reply = await self._connection.execute("XREAD", "COUNT", 500, "STREAMS", key, after)
+        told: list[dict[str, Any]] = []
+        for position, fields in _entries(reply):
+            first = int(fields["first"])
+            for offset, event in enumerate(orjson.loads(fields["events"])):
+                told.append({"sequence": first + offset, **event})
+            after = position
+        return told, after
+
+    async def now(self) -> datetime:
+        """Return Redis's time."""
+        seconds, micros = await self._connection.execute("TIME")
+        return moment(int(seconds) * 1000 + int(micros) // 1000)
+
+
+def _entries(reply: Any) -> list[tuple[str, Fields]]:
+    if not reply:
+        return []
+    streams = reply.values() if isinstance(reply, dict) else [stream[1] for stream in reply]
+    found: list[tuple[str, Fields]] = []
+    for entries in streams:
+        for batch in entries if entries and isinstance(entries[0], list) else [entries]:
+            for position, fields in batch:
+                found.append((position, fields))
+    return found

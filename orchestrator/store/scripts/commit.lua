@@ -1,0 +1,63 @@
+-- Ends the current attempt at a step. ARGV[2] step, ARGV[3] token, ARGV[4..] name, value pairs:
+--   verdict     continue | retry | finish | release
+--   slim        the state after the step (JSON); log: what the step added, or '' if it was none
+--   outcome     the newest continuation outcome; want: what the worker knew to be wanted
+--   delay, grace  ms: until the next attempt may start; until the run counts as overdue
+--   message     next step's task, pushed here where store and broker are one Redis
+--   events, event_count; tokens, cost (10^-9 USD), calls: what the step adds to its batch
+--   attempt, limited: 1 if a retry used up a model attempt; if it was a refusal for now
+--   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''
+--   status, stop_reason, error, retention (s): of an end state
+-- Returns {'committed', status, step} | {'mine', status, step}: it was applied, its reply was lost
+--   | {'lost', status}: another owner or step, nothing written but the ledger
+--   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
+-- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
+-- state is entered once.
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch')
+local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
+local a = named(4)
+if not status then return { 'lost', 'unknown' } end
+if h[4] == ARGV[3] then return { 'mine', status, step } end
+if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
+  -- Better known than the crash that the next owner had noted under the same token.
+  if a.dropped ~= '' and redis.call('HSET', lost_key, ARGV[3], a.dropped) == 1 then
+    count(batch, 'lost', 1)
+  end
+  return { 'lost', status }
+end
+if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
+local now = now_ms()
+if a.lost ~= '' then
+  redis.call('HSET', lost_key, ARGV[3], a.lost)
+  count(batch, 'lost', 1)
+end
+if a.log ~= '' then
+  redis.call('HSET', log_key, step, a.log)
+  redis.call('DEL', journal_key)
+  step = step + 1
+  redis.call('HSET', run_key, 'step', step, 'attempt', 0, 'limited', 0, 'crashes', 0)
+  count(batch, 'steps', 1)
+  count(batch, 'tokens', number(a.tokens))
+  count(batch, 'cost', number(a.cost))
+  count(batch, 'calls', number(a.calls))
+end
+redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'slim', a.slim, 'outcome', a.outcome,
+  'updated', now)
+emit(a.events, a.event_count)
+if a.verdict == 'finish' then
+  finish(status, batch, a, now)
+  return { 'committed', a.status, step }
+end
+redis.call('HINCRBY', run_key, 'attempt', number(a.attempt))
+redis.call('HINCRBY', run_key, 'limited', number(a.limited))
+if want == 'pause' then
+  redis.call('HSET', run_key, 'status', 'paused', 'want', '')
+  redis.call('ZREM', due_key, run_id)
+  move(batch, status, 'paused')
+  return { 'committed', 'paused', step }
+end
+local delay = number(a.delay)
+redis.call('HSET', run_key, 'not_before', delay > 0 and now + delay or 0)
+redis.call('ZADD', due_key, now + (delay > 0 and delay or number(a.grace)), run_id)
+if delay == 0 then push(a.message) end
+return { 'committed', status, step }

@@ -1,0 +1,87 @@
+-- Shared by every script of a run. Concatenated in front of it.
+--
+-- KEYS[1] run header   KEYS[2] the shard's due index   KEYS[3] broker list (only where store and
+-- broker are one Redis)         ARGV[1] run id         ARGV[2..] see each script
+-- All keys of a run, and the indexes of its shard, carry the shard's hash tag, so that every
+-- script touches one slot; the names of the others are derived from KEYS[1] and KEYS[2].
+local run_key, due_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
+local run_id = ARGV[1]
+local log_key, journal_key = run_key .. ':log', run_key .. ':journal'
+local lost_key, events_key = run_key .. ':lost', run_key .. ':events'
+local shard = string.sub(due_key, 1, -4)
+local TERMINAL = { completed = true, failed = true, cancelled = true, stopped = true }
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- ARGV[first], ARGV[first + 1], ... as a table of name -> text
+local function named(first)
+  local out = {}
+  for i = first, #ARGV, 2 do out[ARGV[i]] = ARGV[i + 1] end
+  return out
+end
+
+local function number(text) return tonumber(text) or 0 end
+
+local function batch_key(batch) return shard .. 'batch:' .. batch end
+
+local function count(batch, field, by)
+  if batch and batch ~= '' and by ~= 0 then redis.call('HINCRBY', batch_key(batch), field, by) end
+end
+
+local function move(batch, from, to)
+  if from == to then return end
+  count(batch, 'status:' .. from, -1)
+  count(batch, 'status:' .. to, 1)
+end
+
+-- One stream entry holds all events of one write; their sequence numbers have no gap.
+local function emit(events, n)
+  n = number(n)
+  if n == 0 then return end
+  local last = redis.call('HINCRBY', run_key, 'seq', n)
+  redis.call('XADD', events_key, 'MAXLEN', '~', '1000', '*', 'first', last - n + 1, 'events', events)
+end
+
+local function retain(seconds)
+  for _, key in ipairs({ run_key, log_key, lost_key, events_key }) do
+    redis.call('EXPIRE', key, seconds)
+  end
+end
+
+-- Enters an end state. The caller has checked that the run is not in one.
+local function finish(from, batch, a, now)
+  redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
+    'outcome', a.outcome, 'token', '', 'ended', now, 'updated', now, 'want', '')
+  redis.call('ZREM', due_key, run_id)
+  redis.call('DEL', journal_key)
+  retain(a.retention)
+  if batch == '' then return end
+  move(batch, from, a.status)
+  count(batch, 'reason:' .. a.stop_reason, 1)
+  local place = redis.call('HINCRBY', batch_key(batch), 'endings', 1)
+  redis.call('ZADD', batch_key(batch) .. ':ended', place, run_id)
+  if redis.call('HINCRBY', batch_key(batch), 'open', -1) == 0 then
+    redis.call('EXPIRE', batch_key(batch), a.retention)
+    redis.call('EXPIRE', batch_key(batch) .. ':ended', a.retention)
+  end
+end
+
+-- Makes an inactive run active again in `to`. Undoes what `finish` did, or a pause.
+local function reopen(from, to, batch)
+  if not TERMINAL[from] then return move(batch, from, to) end
+  for _, key in ipairs({ run_key, log_key, lost_key, events_key }) do redis.call('PERSIST', key) end
+  if batch == '' then return end
+  move(batch, from, to)
+  count(batch, 'reason:' .. (redis.call('HGET', run_key, 'stop_reason') or ''), -1)
+  count(batch, 'open', 1)
+  redis.call('ZREM', batch_key(batch) .. ':ended', run_id)
+  redis.call('PERSIST', batch_key(batch))
+  redis.call('PERSIST', batch_key(batch) .. ':ended')
+end
+
+local function push(message)
+  if message and message ~= '' and queue_key then redis.call('RPUSH', queue_key, message) end
+end

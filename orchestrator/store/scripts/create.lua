@@ -1,0 +1,21 @@
+-- Creates a run, once. ARGV[2] grace ms, ARGV[3] initial messages, ARGV[4] message to enqueue or '',
+-- ARGV[5] events, ARGV[6] their count, ARGV[7] delay ms, ARGV[8..] header fields.
+-- Returns 'created', or 'exists' and changes nothing: submitting twice is harmless.
+-- A fresh run joins the tail of the queue; steps that follow go to its head, so that what was
+-- begun is finished before more is begun.
+if redis.call('EXISTS', run_key) == 1 then return 'exists' end
+local a = named(8)
+local now = now_ms()
+local delay = number(ARGV[7])
+redis.call('HSET', run_key, unpack(ARGV, 8))
+redis.call('HSET', run_key, 'status', 'queued', 'step', 0, 'token', '', 'last_token', '', 'lease', 0,
+  'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '', 'created', now,
+  'updated', now, 'not_before', delay > 0 and now + delay or 0)
+redis.call('HSET', log_key, 'input:0', ARGV[3])
+redis.call('ZADD', due_key, now + (delay > 0 and delay or number(ARGV[2])), run_id)
+count(a.batch, 'total', 1)
+count(a.batch, 'open', 1)
+count(a.batch, 'status:queued', 1)
+emit(ARGV[5], ARGV[6])
+if ARGV[4] ~= '' and queue_key and delay == 0 then redis.call('LPUSH', queue_key, ARGV[4]) end
+return 'created'

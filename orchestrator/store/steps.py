@@ -1,0 +1,222 @@
+"""Claim, journal, commit: the scripts of a step, bound to records."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
+from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.results import LostAttempt, end_state
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.loading import (
+    Fields,
+    load_journal,
+    load_state,
+    moment,
+    pairs,
+    slim,
+)
+
+NANO = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Times of the protocol, in seconds, and who the worker is."""
+
+    lease: float = 30.0
+    grace: float = 5.0
+    retention: int = 604_800
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Answer to a journal entry: whether the step is still ours, and what is wanted of the run."""
+
+    ours: bool
+    want: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Answer to a commit. `status` is the run's; `wanted` asks to decide again."""
+
+    applied: bool
+    status: str = ""
+    wanted: str = ""
+
+
+class StepStore:
+    """The store as a worker's steps see it."""
+
+    def __init__(
+        self, connection: Connection, keys: Keys, configs: Configs, dispatch: Dispatch, terms: Terms
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._configs = configs
+        self._dispatch = dispatch
+        self.terms = terms
+
+    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+        """Take the step: fence, lease, load, in one round trip.
+
+        Raises `StoreError` when Redis stays out of reach or the records cannot be read.
+        """
+        reply = await self._run(
+            "claim", hint.run_id, hint.step, token, _ms(self.terms.lease), self.terms.worker
+        )
+        if reply[0] != "claimed":
+            return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
+        header = pairs(reply[2])
+        try:
+            return await self._load(hint, token, moment(reply[1]), header, reply)
+        except (SerializationError, ConfigurationError) as error:
+            await self._give_back(hint, token, header)
+            return Refusal(Refused.UNREADABLE, str(error))
+
+    async def journal(
+        self,
+        claim: Claim,
+        seconds: float,
+        *,
+        response: LLMResponse | None = None,
+        started: tuple[int, ...] = (),
+        results: Mapping[int, ToolCallRecord] | None = None,
+    ) -> Held:
+        """Renew the lease and note what must not be done twice. `seconds`: since the claim."""
+        entries: list[str] = []
+        if response is not None:
+            entries += ["response", response.to_json()]
+        for index in started:
+            entries += [f"s:{index}", "1"]
+        for index, record in (results or {}).items():
+            entries += [f"r:{index}", record.to_json()]
+        reply = await self._run(
+            "journal",
+            claim.run_id,
+            claim.step,
+            claim.token,
+            _ms(self.terms.lease),
+            _ms(seconds),
+            *entries,
+            push=False,
+        )
+        return Held(ours=reply[0] == "held", want=reply[1] if len(reply) > 1 else "")
+
+    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
+        """Write what `verdict` says, all or nothing, and make the next step due."""
+        following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
+        goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
+        message = self._dispatch.message(following, claim.config.name) if goes_on else ""
+        fields = self._commit_fields(verdict, events, message)
+        reply = await self._run("commit", claim.run_id, claim.step, claim.token, *fields)
+        if reply[0] in ("committed", "mine"):
+            if goes_on and reply[1] == "in_progress":
+                await self._dispatch.published(following, claim.config.name)
+            return Committed(applied=True, status=reply[1])
+        if reply[0] == "wanted":
+            return Committed(applied=False, wanted=reply[1])
+        return Committed(applied=False, status=reply[1])
+
+    def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> list[Any]:
+        result = verdict.logged.result if verdict.logged else None
+        usage = result.usage if result else None
+        state = verdict.state
+        fields: dict[str, Any] = {
+            "verdict": verdict.move,
+            "slim": slim(state),
+            "outcome": verdict.outcome.to_json() if verdict.outcome else "",
+            "log": verdict.logged.to_json() if verdict.logged else "",
+            "want": "cancel" if state.stop_requested else "",
+            "delay": _ms(verdict.delay),
+            "grace": _ms(self.terms.grace),
+            "message": message,
+            "events": events.to_json(),
+            "event_count": len(events),
+            "tokens": usage.total_tokens if usage else 0,
+            "calls": usage.llm_calls if usage else 0,
+            "cost": round(result.cost_usd * NANO) if result else 0,
+            "attempt": int(verdict.attempt),
+            "limited": int(verdict.limited),
+            "lost": _ledger(verdict.lost),
+            "dropped": _ledger(verdict.dropped),
+        }
+        if verdict.move is Move.FINISH:
+            fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
+        return [item for pair in fields.items() for item in pair]
+
+    async def _load(
+        self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
+    ) -> Claim:
+        config = await self._configs.load(header["config"])
+        if header.get("overrides"):
+            config = config.with_overrides(orjson.loads(header["overrides"]))
+        state = load_state(header, pairs(reply[3]), config.instructions, now)
+        return Claim(
+            run_id=hint.run_id,
+            step=hint.step,
+            token=token,
+            now=now,
+            state=state,
+            config=config,
+            journal=load_journal(pairs(reply[4])),
+            attempts=int(header["attempt"]),
+            limited=int(header["limited"]),
+            crashes=int(header["crashes"]),
+            batch_id=header.get("batch") or None,
+        )
+
+    async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
+        """Leave a run that this worker cannot read to one that can."""
+        fields = {
+            "verdict": "retry",
+            "slim": header.get("slim", ""),
+            "outcome": header.get("outcome", ""),
+            "log": "",
+            "want": header.get("want", ""),
+            "delay": _ms(self.terms.grace),
+            "grace": _ms(self.terms.grace),
+            "lost": "",
+            "dropped": "",
+        }
+        flat = [item for pair in fields.items() for item in pair]
+        await self._run("commit", hint.run_id, hint.step, token, *flat)
+
+    async def _run(self, script: str, run_id: str, *args: Any, push: bool = True) -> Any:
+        keys = self._keys.script_keys(run_id, self._dispatch.queue_key if push else None)
+        return await run_script(self._connection, script, keys, run_id, *args)
+
+
+def ending(reason: StopReason | None, error: str | None, retention: int) -> dict[str, Any]:
+    """Return the fields with which a script enters an end state."""
+    if reason is None:
+        msg = "a run cannot end without a stop reason"
+        raise StoreError(msg)
+    return {
+        "status": end_state(reason),
+        "stop_reason": reason,
+        "error": error or "",
+        "retention": retention,
+    }
+
+
+def _ledger(lost: LostAttempt | None) -> str:
+    return lost.to_json() if lost else ""
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 0)

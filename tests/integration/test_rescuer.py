@@ -1,0 +1,124 @@
+"""The rescuer against a real Redis: what it dispatches again, and what it leaves alone."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from deadlines import until
+from stored_runs import Bench, bench, called, failed
+
+from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.worker.rescuer import Rescuer
+
+
+@pytest.fixture
+async def desk(redis_url: str) -> AsyncIterator[Bench]:
+    async with bench(redis_url, lease=0.5, grace=0.2) as opened:
+        yield opened
+
+
+def rescuer(desk: Bench, long_queue: int = 1000) -> Rescuer:
+    opened = desk.opened
+    return Rescuer(
+        opened.connection,
+        opened.keys,
+        opened.dispatch,
+        grace=0.2,
+        interval=0.1,
+        long_queue=long_queue,
+        jitter=lambda: 0.5,
+    )
+
+
+async def empty_the_queue(desk: Bench) -> None:
+    await desk.opened.connection.execute("DEL", desk.opened.settings.queue)
+
+
+async def rescued(desk: Bench, by: Rescuer) -> int:
+    async def some() -> int:
+        return await by.rescue()
+
+    return await until(some, within=5, what="a rescue")
+
+
+async def test_a_run_whose_message_was_lost_is_dispatched_again_once(desk: Bench) -> None:
+    """DIST-10"""
+    run_id = await desk.create()
+    await empty_the_queue(desk)
+    one = rescuer(desk)
+    assert await rescued(desk, one) == 1
+    assert await one.rescue() == 0
+    assert await desk.queued() == 1
+    assert (await desk.claim(run_id)).step == 0
+
+
+async def test_a_run_whose_worker_vanished_is_dispatched_and_taken_over(desk: Bench) -> None:
+    """DIST-08"""
+    run_id = await desk.create()
+    await desk.claim(run_id)
+    await empty_the_queue(desk)
+    assert await rescued(desk, rescuer(desk)) == 1
+    heir = await desk.claim(run_id)
+    assert heir.crashes == 1
+
+
+async def test_a_retry_comes_when_its_time_has_come_and_not_before(desk: Bench) -> None:
+    """ERR-22: `due` is the timer; no ETA, no countdown."""
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, failed(claim, transient=True))
+    await empty_the_queue(desk)
+    assert await rescuer(desk).rescue() == 0
+    assert (await desk.refused(run_id)).why is Refused.EARLY
+    assert await rescued(desk, rescuer(desk)) == 1
+    assert (await desk.claim(run_id)).attempts == 1
+
+
+async def test_ready_runs_are_left_in_a_long_queue(desk: Bench) -> None:
+    """Otherwise a queue that is merely long is flooded with duplicates."""
+    for _ in range(3):
+        await desk.create()
+    patient = rescuer(desk, long_queue=2)
+
+    async def overdue() -> bool:
+        now = (await desk.runs.now()).timestamp() * 1000
+        shards = range(desk.opened.keys.shards)
+        key = desk.opened.keys.due
+        counts = [
+            await desk.opened.connection.execute("ZCOUNT", key(shard), "-inf", now)
+            for shard in shards
+        ]
+        return sum(counts) == 3
+
+    await until(overdue, within=5)
+    assert await patient.rescue() == 0
+    assert await desk.queued() == 3
+    assert await rescued(desk, rescuer(desk, long_queue=3)) == 3
+
+
+async def test_the_wait_between_dispatches_of_a_run_doubles(desk: Bench) -> None:
+    run_id = await desk.create()
+    one = rescuer(desk)
+    waits = []
+    for _ in range(3):
+        await rescued(desk, one)
+        now = (await desk.runs.now()).timestamp() * 1000
+        due = await desk.due(run_id)
+        assert due is not None
+        waits.append(due - now)
+    assert waits[0] < waits[1] < waits[2]
+    assert waits[2] > 3 * waits[0]
+
+
+async def test_ended_and_paused_runs_are_not_dispatched(desk: Bench) -> None:
+    """Invariant 7: after an end state nothing new starts."""
+    paused = await desk.create()
+    await desk.control.pause(paused)
+    cancelled = await desk.create()
+    await desk.control.cancel(await desk.stored(cancelled), "")
+    going = await desk.create()
+    claim = await desk.claim(going)
+    await desk.commit(claim, called(claim))
+    await empty_the_queue(desk)
+    assert await rescued(desk, rescuer(desk)) == 1
+    assert await desk.due(paused) is None
+    assert await desk.due(cancelled) is None

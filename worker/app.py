@@ -1,0 +1,84 @@
+"""The Celery app of workers: `celery -A stepfleet.worker.app worker`.
+
+Made from the settings when Celery first asks for `app`; importing this module does nothing.
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+from celery import Celery, signals
+from celery.worker.control import control_command
+
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.settings import Settings, load_settings
+from stepfleet.orchestrator.store.opening import celery_app
+from stepfleet.worker.pool import refuse_greenlet_pools
+from stepfleet.worker.services import Services
+from stepfleet.worker.tasks import register
+
+POOL = "stepfleet.worker.pool:Pool"
+AGENTS = "STEPFLEET_AGENTS"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("app", "celery"):
+        return worker_app()
+    raise AttributeError(name)
+
+
+@cache
+def worker_app() -> Celery:
+    """Return the app for the settings and agents that the environment names."""
+    return create_app(load_settings())
+
+
+def create_app(settings: Settings) -> Celery:
+    """Return a worker's app. Raises `ConfigurationError` when settings or agents are wrong."""
+    app = celery_app(
+        settings,
+        worker_pool=POOL,
+        worker_concurrency=settings.slots,
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=True,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        task_acks_late=True,
+        task_track_started=True,
+        broker_transport_options=_transport_options(),
+        worker_hijack_root_logger=True,
+    )
+    references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
+    services = Services(settings, load_agents(references).values(), app)
+    register(app, services)
+    _follow_worker(services)
+    return app
+
+
+def _transport_options() -> dict[str, Any]:
+    # Recovery is the rescuer's; kombu's own must not bring a message back during a long step.
+    return {"visibility_timeout": 6 * 3600}
+
+
+def _follow_worker(services: Services) -> None:
+    """Tie the services to the worker's life. Receivers are kept by the app's own process."""
+
+    def starts_in_process(**_: Any) -> None:
+        services.start()
+
+    def starts_in_worker(sender: Any = None, **_: Any) -> None:
+        if "prefork" not in str(getattr(sender, "pool", None)):
+            services.start()
+
+    def drains(**_: Any) -> None:
+        services.drain()
+
+    signals.worker_init.connect(refuse_greenlet_pools, weak=False)
+    signals.worker_process_init.connect(starts_in_process, weak=False)
+    signals.worker_ready.connect(starts_in_worker, weak=False)
+    signals.worker_shutting_down.connect(drains, weak=False)
+
+    @control_command(name="stepfleet_interrupt", args=[("run_id", str)], signature="RUN_ID")
+    def stepfleet_interrupt(state: Any, run_id: str) -> dict[str, str]:
+        del state
+        services.interrupt(run_id)
+        return {"ok": run_id}

@@ -1,0 +1,181 @@
+"""Lets a synchronous Celery task body wait for a coroutine, under every worker pool.
+
+Decides where the coroutine runs: on the pool's event loop while the task's greenlet is suspended,
+or, under any other pool, on one background loop per process while the calling thread blocks.
+Must not know Celery, Redis, or what the coroutine does.
+
+A collaborator that belongs to an event loop (an HTTP client, an asyncio Redis client) is declared
+once with ``PerLoop`` and asked for inside coroutines; it is closed when its loop ends.
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+
+from stepfleet.worker.loop_thread import LoopThread
+
+T = TypeVar("T")
+
+CLEANUP_SECONDS = 5.0
+"""How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
+
+_HOMES: dict[int, LoopThread] = {}  # process id -> its loop; a forked child starts its own
+_MAKING_HOME = threading.Lock()
+_Closers = list[Callable[[], Awaitable[object]]]
+_CLOSERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Closers]
+_CLOSERS = weakref.WeakKeyDictionary()
+
+
+class TaskGreenlet(greenlet):
+    """A synchronous body that a coroutine drives: each awaitable it yields is awaited for it."""
+
+    def __init__(self, body: Callable[[], object]) -> None:
+        driver = getcurrent()
+        super().__init__(body, driver)
+        self.gr_context = driver.gr_context  # body and coroutines share their context variables
+
+    def wait_for(self, awaitable: Awaitable[T]) -> T:
+        """Suspend until the driver has the result; raise what it throws in."""
+        result: T = self.parent.switch(awaitable)
+        return result
+
+
+def await_(awaitable: Awaitable[T]) -> T:
+    """Return the awaitable's result, from synchronous code.
+
+    Inside a task of the asyncio pool only the task's greenlet waits. Elsewhere the thread blocks,
+    and an exception that a signal raises in it (a soft time limit under prefork) cancels the
+    coroutine, waits up to ``CLEANUP_SECONDS`` for it and goes on.
+
+    Raises what the coroutine raises; ``concurrent.futures.CancelledError`` where it cancelled
+    itself; ``RuntimeError`` in code that an event loop is running, which must use ``await``.
+    """
+    current = getcurrent()
+    if isinstance(current, TaskGreenlet):
+        return current.wait_for(awaitable)
+    if _loop_runs_here():
+        if inspect.iscoroutine(awaitable):
+            awaitable.close()
+        raise RuntimeError("await_() was called by a coroutine or a callback; use `await` there")
+    return _block_on(home_loop(), awaitable)
+
+
+def home_loop() -> LoopThread:
+    """Return this process's loop: its pool's, else a background one that the first call starts."""
+    home = _HOMES.get(os.getpid())
+    if home is not None and home.usable:
+        return home
+    candidate = LoopThread("stepfleet-bridge")
+    with _MAKING_HOME:
+        home = _HOMES.get(os.getpid())
+        if home is not None and home.usable:
+            candidate.discard()
+            return home
+        candidate.start()
+        _HOMES[os.getpid()] = candidate
+    atexit.register(_end_home, os.getpid())
+    return candidate
+
+
+def adopt(loop: LoopThread) -> None:
+    """Make the loop of a pool the one on which this process's coroutines run."""
+    _HOMES[os.getpid()] = loop
+
+
+def abandon(loop: LoopThread) -> None:
+    """Forget the loop of a pool that has stopped."""
+    if _HOMES.get(os.getpid()) is loop:
+        del _HOMES[os.getpid()]
+
+
+class PerLoop(Generic[T]):
+    """A collaborator of which each event loop has one: ``client = PerLoop(make, close)``.
+
+    Calling it inside a coroutine returns the running loop's instance, made at the first call.
+    ``close`` is awaited with the instance when the loop ends.
+    """
+
+    def __init__(
+        self, make: Callable[[], T], close: Callable[[T], Awaitable[object]] | None = None
+    ) -> None:
+        self._make = make
+        self._close = close
+        self._made: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, T]
+        self._made = weakref.WeakKeyDictionary()
+
+    def __call__(self) -> T:
+        """Return the running loop's instance; raises ``RuntimeError`` where no loop runs."""
+        loop = asyncio.get_running_loop()
+        if loop in self._made:
+            return self._made[loop]
+        instance = self._made[loop] = self._make()
+        close = self._close
+        if close is not None:
+            _CLOSERS.setdefault(loop, []).append(lambda: close(instance))
+        return instance
+
+
+async def close_collaborators() -> list[BaseException]:
+    """Close what ``PerLoop`` made for the running loop, newest first; return what went wrong."""
+    closers = _CLOSERS.pop(asyncio.get_running_loop(), [])
+    failures: list[BaseException] = []
+    for close in reversed(closers):
+        try:
+            await close()
+        except Exception as error:  # noqa: BLE001 the others must be closed too
+            failures.append(error)
+    return failures
+
+
+def self_cancelled() -> concurrent.futures.CancelledError:
+    """Make what a body sees where nobody but the coroutine itself cancelled the coroutine."""
+    return concurrent.futures.CancelledError("the coroutine cancelled itself")
+
+
+def _loop_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+    running: list[asyncio.Task[None]] = []
+
+    async def capture() -> None:
+        try:
+            done.set_result(await awaitable)
+        except asyncio.CancelledError:
+            done.set_exception(self_cancelled())
+        except BaseException as error:  # noqa: BLE001 SystemExit must reach the caller, not the loop
+            done.set_exception(error)
+
+    home.submit(lambda: running.append(home.loop.create_task(capture())))
+    try:
+        return done.result()
+    except BaseException:
+        if not done.done():
+            home.submit(lambda: [task.cancel() for task in running])
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                done.exception(timeout=CLEANUP_SECONDS)
+        raise
+
+
+def _end_home(pid: int) -> None:
+    home = _HOMES.get(pid)
+    if home is None or pid != os.getpid() or sys.is_finalizing():
+        return
+    del _HOMES[pid]
+    home.stop(close_collaborators(), within=CLEANUP_SECONDS)

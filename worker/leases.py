@@ -1,0 +1,106 @@
+"""The steps that this process holds: their clocks, their interruption, their renewal.
+
+Knows nothing of Redis or Celery: renewal is a callable.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepfleet.orchestrator.protocol.attempt import Interruption, Span
+from stepfleet.orchestrator.protocol.claim import Claim
+
+
+class Lease:
+    """One step in the hands of this process."""
+
+    def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
+        self.claim = claim
+        self.interruption: Interruption | None = None
+        self._elapsed = elapsed
+        self._began = elapsed()
+        self._work: asyncio.Task[Any] | None = asyncio.current_task()
+
+    @property
+    def seconds(self) -> float:
+        """Monotonic seconds since the claim."""
+        return self._elapsed() - self._began
+
+    @property
+    def now(self) -> datetime:
+        """Redis's time now: that of the claim, carried on by the monotonic clock."""
+        return self.claim.now + timedelta(seconds=self.seconds)
+
+    @property
+    def span(self) -> Span:
+        """When the attempt started, and how long it has taken."""
+        return Span(self.claim.now, self.seconds)
+
+    def interrupt(self, by: Interruption) -> None:
+        """Break the attempt off; the first reason counts."""
+        if self.interruption is None:
+            self.interruption = by
+            if self._work is not None:
+                self._work.cancel()
+
+    def settle(self) -> None:
+        """From here on the attempt only commits: nothing may break it off any more."""
+        self._work = None
+
+
+class Leases:
+    """All steps that this process holds, by run id."""
+
+    def __init__(self, elapsed: Callable[[], float]) -> None:
+        self._elapsed = elapsed
+        self._held: dict[str, Lease] = {}
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self._held.values()))
+
+    @contextmanager
+    def hold(self, claim: Claim) -> Iterator[Lease]:
+        """Keep a claim among those that are renewed, for the time of its attempt."""
+        lease = Lease(claim, self._elapsed)
+        self._held[claim.run_id] = lease
+        try:
+            yield lease
+        finally:
+            if self._held.get(claim.run_id) is lease:
+                del self._held[claim.run_id]
+
+    def interrupt(self, run_id: str, by: Interruption) -> bool:
+        """Break off the attempt at a run's step; return whether this process holds it."""
+        lease = self._held.get(run_id)
+        if lease is None:
+            return False
+        lease.interrupt(by)
+        return True
+
+    def hand_back(self) -> None:
+        """Break off all attempts, so that other workers take their runs over at once."""
+        for lease in self:
+            lease.interrupt(Interruption.HANDED_BACK)
+
+    async def renew(self, once: Callable[[Lease], Awaitable[Any]]) -> None:
+        """Renew all leases by `once`, which answers whether the step is ours and what is wanted."""
+        leases = list(self)
+        answers = await asyncio.gather(*(once(lease) for lease in leases), return_exceptions=True)
+        for lease, answer in zip(leases, answers, strict=True):
+            if isinstance(answer, BaseException):
+                continue
+            heed(lease, answer)
+
+
+def heed(lease: Lease, held: Any) -> None:
+    """Interrupt the attempt if the step was taken over, or a cancel is wanted."""
+    if not held.ours:
+        lease.interrupt(Interruption.LEASE_LOST)
+    elif held.want == "cancel":
+        lease.interrupt(Interruption.CANCELLED)

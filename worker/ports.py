@@ -1,0 +1,127 @@
+"""What a step needs from the outside: every collaborator of `step.py`, as protocols."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+
+
+class Held(Protocol):
+    """Answer to a journal entry."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether the step still belongs to this claim."""
+
+    @property
+    def want(self) -> str:
+        """What somebody wants of the run: `cancel`, `pause` or nothing."""
+
+
+class Committed(Protocol):
+    """Answer to a commit."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether the verdict is in the store."""
+
+    @property
+    def status(self) -> str:
+        """The run's status, as the store has it."""
+
+    @property
+    def wanted(self) -> str:
+        """Not empty when the store asks to decide again, because a cancel came in."""
+
+
+class Store(Protocol):
+    """Claim, journal, commit."""
+
+    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+        """Take a step, or be refused."""
+
+    async def journal(
+        self,
+        claim: Claim,
+        seconds: float,
+        *,
+        response: LLMResponse | None = None,
+        started: tuple[int, ...] = (),
+        results: Mapping[int, ToolCallRecord] | None = None,
+    ) -> Held:
+        """Renew the lease and note what must not be done twice."""
+
+    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
+        """Write a verdict, all or nothing."""
+
+
+class AgentCode(Protocol):
+    """What of an agent is code on this worker."""
+
+    @property
+    def tools(self) -> ToolRegistry:
+        """Its tools."""
+
+    def criteria(self, config: AgentConfig) -> ContinuationCriteria:
+        """Return the criteria of a run with that configuration."""
+
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        """Make one model call. Raises `ModelError`."""
+
+
+class Toolbox(Protocol):
+    """Executes tool calls."""
+
+    async def execute(
+        self,
+        call: ToolCall,
+        tools: ToolRegistry,
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord:
+        """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
+
+    async def recall(
+        self,
+        call: ToolCall,
+        tool: Tool[..., Any],
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord | None:
+        """Ask the tool's status hook what became of a call whose worker was lost."""
+
+    def text(self, record: ToolCallRecord) -> str:
+        """Return what the model reads of a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All of them, put together once per worker process.
+
+    `agent` finds an agent's code by configuration and raises `ConfigurationError` where this
+    worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
+    `cost` prices a call in USD.
+    """
+
+    store: Store
+    agent: Callable[[AgentConfig], AgentCode]
+    toolbox: Toolbox
+    cost: Callable[[str, UsageStats], float]
+    elapsed: Callable[[], float]
+    jitter: Callable[[], float]
+    token: Callable[[], str]
+    crash: Callable[[str], None]
+    worker: str = ""
+    poison_limit: int = 3

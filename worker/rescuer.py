@@ -1,0 +1,87 @@
+"""Brings back to work what nobody holds: retries that are due, runs of dead workers, lost hints.
+
+It is at once the retry timer, the orphan collector, and the recovery after a lost broker.
+Every worker runs one; what several find, the script gives to one of them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+
+log = logging.getLogger(__name__)
+
+MOST_PER_SHARD = 200
+
+
+class Rescuer:
+    """Looks for overdue runs every `interval` seconds, give or take a fifth.
+
+    `long_queue`: above so many waiting messages, runs that are merely ready stay where they
+    are; their message is most likely among those.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        dispatch: Dispatch,
+        *,
+        grace: float,
+        interval: float,
+        long_queue: int,
+        jitter: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._dispatch = dispatch
+        self._grace_ms = round(grace * 1000)
+        self._interval = interval
+        self._long_queue = long_queue
+        self._jitter = jitter
+
+    async def watch(self) -> None:
+        """Rescue until cancelled. Trouble is logged and tried again at the next turn."""
+        while True:
+            await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
+            try:
+                rescued = await self.rescue()
+            except (AgentException, OSError) as error:
+                log.warning("rescue put off: %s", error)
+            except Exception:
+                log.exception("rescue failed")
+            else:
+                if rescued:
+                    log.info("dispatched %d overdue runs again", rescued)
+
+    async def rescue(self) -> int:
+        """Publish the overdue runs of all shards once; return how many."""
+        waiting = await self._dispatch.waiting()
+        is_long = "1" if waiting > self._long_queue else "0"
+        replies = await asyncio.gather(
+            *(
+                run_script(
+                    self._connection,
+                    "rescue",
+                    [self._keys.due(shard)],
+                    MOST_PER_SHARD,
+                    self._grace_ms,
+                    is_long,
+                )
+                for shard in range(self._keys.shards)
+            )
+        )
+        hints = [hint for reply in replies for hint in _hints(reply)]
+        await self._dispatch.publish(hints)
+        return len(hints)
+
+
+def _hints(reply: list[str]) -> list[tuple[StepHint, str]]:
+    triples = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+    return [(StepHint(run_id, int(step)), agent) for run_id, step, agent in triples]

@@ -1,0 +1,179 @@
+"""What a worker process is made of: put together once per event loop, from the settings.
+
+Starts with the process: leases are renewed and overdue runs rescued also while no task comes.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import orjson
+from celery import Celery
+
+from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.pricing import cost_of
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
+from stepfleet.orchestrator.settings import Settings
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.opening import OpenStore, open_store
+from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
+from stepfleet.worker.agents import LocalAgents
+from stepfleet.worker.bridge import PerLoop, home_loop
+from stepfleet.worker.crash import crash_points
+from stepfleet.worker.leases import Lease, Leases
+from stepfleet.worker.models import Models
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.rescuer import Rescuer
+from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.toolbox.box import LocalToolbox
+
+log = logging.getLogger(__name__)
+
+RENEWALS_PER_LEASE = 3
+
+
+class LoopServices:
+    """The collaborators of the steps that run in one event loop."""
+
+    def __init__(
+        self, settings: Settings, agents: Iterable[Agent], app: Celery, leases: Leases
+    ) -> None:
+        self._settings = settings
+        self._agents = list(agents)
+        self._app = app
+        self._leases = leases
+        self._models = Models(connections=0)
+        self._toolbox = LocalToolbox(settings.tool_threads)
+        self._opening: asyncio.Task[Ports] | None = None
+        self._watches: list[asyncio.Task[None]] = []
+        self._store: OpenStore | None = None
+
+    async def ports(self) -> Ports:
+        """Return the ports of steps; the first call connects. Raises `StoreError`."""
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def aclose(self) -> None:
+        """End the watches and disconnect."""
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        await self._models.aclose()
+        if self._store:
+            with suppress(AgentException):
+                await self._store.connection.execute("HDEL", keys.WORKERS, worker_name())
+            await self._store.aclose()
+
+    async def _open(self) -> Ports:
+        settings = self._settings
+        opened = self._store = await open_store(settings, self._app)
+        terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
+        store = StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms)
+        for agent in self._agents:
+            await opened.configs.announce(agent.config)
+        rescuer = Rescuer(
+            opened.connection,
+            opened.keys,
+            opened.dispatch,
+            grace=settings.grace,
+            interval=settings.rescue_interval,
+            long_queue=settings.slots,
+            jitter=random.random,
+        )
+        self._watches = [
+            asyncio.create_task(rescuer.watch(), name="stepfleet-rescuer"),
+            asyncio.create_task(self._renew(store), name="stepfleet-leases"),
+            asyncio.create_task(self._report(opened), name="stepfleet-report"),
+        ]
+        return Ports(
+            store=store,
+            agent=LocalAgents(self._agents, self._models).find,
+            toolbox=self._toolbox,
+            cost=cost_of,
+            elapsed=time.monotonic,
+            jitter=random.random,
+            token=lambda: secrets.token_hex(8),
+            crash=crash_points(os.environ),
+            worker=worker_name(),
+            poison_limit=settings.poison_limit,
+        )
+
+    async def _renew(self, store: StepStore) -> None:
+        async def once(lease: Lease) -> Held:
+            return await store.journal(lease.claim, lease.seconds)
+
+        while True:
+            await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
+            await self._leases.renew(once)
+
+    async def _report(self, opened: OpenStore) -> None:
+        """Tell who is there, for people: nothing depends on it."""
+        while True:
+            seen = {
+                "seen": time.time(),
+                "held": len(self._leases),
+                "slots": self._settings.slots,
+                "agents": sorted(agent.name for agent in self._agents),
+            }
+            with suppress(AgentException):
+                shown = orjson.dumps(seen).decode()
+                await opened.connection.execute("HSET", keys.WORKERS, worker_name(), shown)
+            await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
+
+
+class Services:
+    """The services of a worker process, in whichever loop its pool runs steps."""
+
+    def __init__(self, settings: Settings, agents: Iterable[Agent], app: Celery) -> None:
+        self._settings = settings
+        self.leases = Leases(time.monotonic)
+        self._loop: Callable[[], LoopServices] = PerLoop(
+            lambda: LoopServices(settings, agents, app, self.leases), LoopServices.aclose
+        )
+
+    async def run_step(self, hint: StepHint) -> StepReport:
+        """Do the step that `hint` names; a stopping worker refuses."""
+        if self.leases.draining:
+            return StepReport(hint, refusal=Refusal(Refused.DRAINING))
+        return await run_step(hint, await self._loop().ports(), self.leases)
+
+    def start(self) -> None:
+        """Connect and start the watches in this process's loop. Safe to call again."""
+        home_loop().submit(lambda: asyncio.ensure_future(self._started()))
+
+    def drain(self) -> None:
+        """Take no new steps; after the drain time hand back what is still held."""
+        self.leases.draining = True
+        home_loop().submit(
+            lambda: asyncio.get_running_loop().call_later(
+                self._settings.drain, self.leases.hand_back
+            )
+        )
+
+    def interrupt(self, run_id: str) -> None:
+        """Break off the attempt at a cancelled run's step, if it is held here."""
+        home_loop().submit(self.leases.interrupt, run_id, Interruption.CANCELLED)
+
+    async def _started(self) -> None:
+        while True:
+            try:
+                await self._loop().ports()
+            except (AgentException, OSError) as error:
+                log.warning("waiting for the store: %s", error)
+                await asyncio.sleep(1)
+            else:
+                return
+
+
+def worker_name() -> str:
+    """Return this process's name: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"

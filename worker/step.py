@@ -1,0 +1,101 @@
+"""One step of a run: claim, execute, decide, commit. THE main path; start reading here.
+
+Knows neither Celery nor Redis: everything outside comes through `ports`.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.protocol.attempt import (
+    Attempt,
+    Interrupted,
+    Interruption,
+    Prevented,
+)
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.guards import poisoned, prevented
+from stepfleet.orchestrator.protocol.happenings import events_of
+from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
+from stepfleet.worker.leases import Lease, Leases
+from stepfleet.worker.model_call import broken_off, call_model, failure_of
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.tool_turn import ToolTurn
+
+CANCELLED = "a cancel was requested"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What became of a step task. `refusal` is set when there was nothing to do."""
+
+    hint: StepHint
+    refusal: Refusal | None = None
+    verdict: Verdict | None = None
+    applied: bool = False
+    status: str = ""
+
+
+async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
+    """Do the step that `hint` names, if it is due and nobody holds it.
+
+    Raises `StoreError` when Redis stays out of reach; whatever is not committed then is done
+    again by whoever takes the run up after the lease.
+    """
+    claim = await ports.store.claim(hint, ports.token())
+    if isinstance(claim, Refusal):
+        return StepReport(hint, refusal=claim)
+    ports.crash("after-claim")
+    with leases.hold(claim) as lease:
+        criteria, attempt = await execute(claim, lease, ports)
+        lease.settle()
+        return await commit(claim, attempt, criteria, lease, ports)
+
+
+async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[ContinuationCriteria, Attempt]:
+    """Make the model call and run its tools. Every failure comes back as a value."""
+    criteria = ContinuationCriteria()
+    turn: ToolTurn | None = None
+    try:
+        agent = ports.agent(claim.config)
+        criteria = agent.criteria(claim.config)
+        if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
+            return criteria, Prevented(lease.span, outcome)
+        response = await call_model(claim, agent)
+        turn = ToolTurn(claim, response, agent, lease, ports)
+        return criteria, await turn.run()
+    except asyncio.CancelledError:
+        by = lease.interruption or Interruption.TIMED_OUT
+        return criteria, turn.interrupted(by) if turn else broken_off(by, lease.span)
+    except Exception as error:  # noqa: BLE001 - no failure may lose a run
+        return criteria, failure_of(error, lease.span)
+
+
+async def commit(
+    claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, lease: Lease, ports: Ports
+) -> StepReport:
+    """Decide what follows and write it; decide once more when a cancel arrives meanwhile."""
+    if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
+        claim = _cancelled(claim)
+    while True:
+        facts = Facts(lease.now, ports.jitter(), ports.worker)
+        verdict = decide(claim, attempt, criteria, facts)
+        ports.crash("before-commit")
+        committed = await ports.store.commit(
+            claim, verdict, events_of(claim, attempt, verdict, facts)
+        )
+        if committed.wanted:
+            claim = _cancelled(claim)
+            continue
+        ports.crash("after-commit")
+        return StepReport(
+            StepHint(claim.run_id, claim.step),
+            verdict=verdict,
+            applied=committed.applied,
+            status=committed.status,
+        )
+
+
+def _cancelled(claim: Claim) -> Claim:
+    state = claim.state.model_copy(update={"stop_requested": CANCELLED})
+    return replace(claim, state=state)

@@ -1,0 +1,135 @@
+"""The tools of one step: journaled before and after, in order or at once, never twice.
+
+Decides which calls still have to run; running one is the toolbox's business.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepfleet.orchestrator.protocol.attempt import Answered, Interrupted, Interruption
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.refusals import not_run, unknown_outcome
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools import Tool, ToolInvocation
+from stepfleet.worker.leases import Lease, heed
+from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.toolbox.order import execute_in_order
+
+
+@dataclass
+class ToolTurn:
+    """Runs the calls of one response and keeps what came of each."""
+
+    claim: Claim
+    response: LLMResponse
+    agent: AgentCode
+    lease: Lease
+    ports: Ports
+    records: dict[int, ToolCallRecord] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = dict(self.claim.journal.results)
+        self._journaled = set(self.records)
+        self._response_known = self.claim.journal.response is not None
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the model asked for, in its order."""
+        return self.response.tool_calls or ()
+
+    async def run(self) -> Answered:
+        """Run every call that has no result yet. Raises `asyncio.CancelledError` alone."""
+        open_calls = [index for index in range(len(self.calls)) if index not in self.records]
+        parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
+        if parallel:
+            await self._note(started=tuple(open_calls))
+        one = self._run_at_once if parallel else self._run_next
+        await execute_in_order(open_calls, one, parallel=parallel)
+        self.ports.crash("after-tools")
+        return Answered(
+            self.lease.span, self.response, self._ordered(), self._texts(), self._cost()
+        )
+
+    def interrupted(self, by: Interruption) -> Interrupted:
+        """Return what there is when the turn is broken off: calls without a result are answered."""
+        for index, call in enumerate(self.calls):
+            if index not in self.records:
+                self.records[index] = not_run(call, by, self.lease.now)
+        return Interrupted(
+            self.lease.span, by, self.response, self._ordered(), self._texts(), self._cost()
+        )
+
+    async def _run_next(self, _: int, index: int) -> None:
+        await self._note(started=(index,))
+        await self._run(index)
+
+    async def _run_at_once(self, _: int, index: int) -> None:
+        await self._run(index)
+        if len(self.records) < len(self.calls):
+            await self._note()
+
+    async def _run(self, index: int) -> None:
+        call = self.calls[index]
+        self.ports.crash("tool-started")
+        self.records[index] = await self._record(index, call)
+        self.ports.crash("after-tool")
+
+    async def _record(self, index: int, call: ToolCall) -> ToolCallRecord:
+        before = index in self.claim.journal.started
+        invocation = ToolInvocation.of(
+            call,
+            run_id=self.claim.run_id,
+            execution=self.claim.state.info.execution,
+            step=self.claim.number,
+            index=index,
+            attempt=2 if before else 1,
+        )
+        if before and call.name in self.agent.tools:
+            tool = self.agent.tools.get(call.name)
+            if not tool.idempotent:
+                return await self._asked(call, tool, invocation)
+        return await self.ports.toolbox.execute(
+            call, self.agent.tools, invocation, clock=lambda: self.lease.now
+        )
+
+    async def _asked(
+        self, call: ToolCall, tool: Tool[..., Any], invocation: ToolInvocation
+    ) -> ToolCallRecord:
+        """Return what the tool's status hook knows of the lost call, or that nobody knows."""
+        if tool.options.status is None:
+            return unknown_outcome(call, self.lease.now)
+        known = await self.ports.toolbox.recall(
+            call, tool, invocation, clock=lambda: self.lease.now
+        )
+        return known or unknown_outcome(call, self.lease.now)
+
+    async def _note(self, started: tuple[int, ...] = ()) -> None:
+        """Journal results that are new, and starts: a result travels with the next start."""
+        results = {i: self.records[i] for i in self.records if i not in self._journaled}
+        self.ports.crash("before-journal")
+        held = await self.ports.store.journal(
+            self.claim,
+            self.lease.seconds,
+            response=None if self._response_known else self.response,
+            started=started,
+            results=results,
+        )
+        self._response_known = True
+        self._journaled |= set(results)
+        self.ports.crash("after-journal")
+        heed(self.lease, held)
+        if self.lease.interruption:
+            await asyncio.sleep(0)
+
+    def _ordered(self) -> tuple[ToolCallRecord, ...]:
+        return tuple(self.records[index] for index in range(len(self.calls)))
+
+    def _texts(self) -> tuple[str, ...]:
+        return tuple(self.ports.toolbox.text(record) for record in self._ordered())
+
+    def _cost(self) -> float:
+        if self.response.usage is None:
+            return 0.0
+        return self.ports.cost(self.response.model or self.claim.config.model, self.response.usage)
