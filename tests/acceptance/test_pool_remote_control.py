@@ -1,0 +1,139 @@
+"""The asyncio pool under Celery's remote control: revoke, inspect, limits, grow and shrink."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from deadlines import wait_until
+from toy_worker import Events, ToyWorker, client_app
+
+Start = Callable[..., ToyWorker]
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[Celery]:
+    with client_app(redis_url, redis_url) as app:
+        yield app
+
+
+@pytest.fixture
+def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
+    workers: list[ToyWorker] = []
+
+    def start(**arguments: object) -> ToyWorker:
+        workers.append(ToyWorker(tmp_path, redis_url, redis_url, **arguments))
+        return workers[-1].start()
+
+    yield start
+    for worker in workers:
+        worker.end()
+
+
+def ask(app: Celery, worker: ToyWorker, what: str) -> object:
+    answer = getattr(app.control.inspect([worker.name], timeout=5), what)()
+    assert answer is not None, f"{worker.name} did not answer {what}"
+    return json.loads(json.dumps(answer[worker.name]))
+
+
+def test_inspect_tells_active_reserved_registered_and_stats(app, start):
+    worker = start(options=("-c", "1"), settings={"worker_prefetch_multiplier": 3})
+    running = app.send_task("toyapp.gate", ("first",))
+    wait_until(lambda: worker.started("first"), what="the first task")
+    waiting = app.send_task("toyapp.gate", ("second",))
+    reserved = wait_until(lambda: ask(app, worker, "reserved"), what="a reserved task")
+    assert [r["id"] for r in reserved] == [waiting.id]
+    assert [r["id"] for r in ask(app, worker, "active")] == [running.id]
+    assert "toyapp.gate" in ask(app, worker, "registered")
+    assert ask(app, worker, "ping") == {"ok": "pong"}
+    pool = ask(app, worker, "stats")["pool"]
+    assert pool["max-concurrency"] == 1
+    assert (pool["running"], pool["waiting"]) == (1, 1)
+    assert pool["processes"] == [worker.pid]
+
+
+def test_a_task_revoked_before_its_start_never_starts(app, start):
+    worker = start(options=("-c", "1"), settings={"worker_prefetch_multiplier": 3})
+    app.send_task("toyapp.gate", ("first",))
+    wait_until(lambda: worker.started("first"), what="the first task")
+    revoked = app.send_task("toyapp.gate", ("second",))
+    wait_until(lambda: ask(app, worker, "reserved"), what="a reserved task")
+    app.control.revoke(revoked.id, reply=True, timeout=5)
+    last = app.send_task("toyapp.add", (1, 2))
+    worker.open("first")
+    assert last.get(timeout=10) == 3
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=10)
+    assert not worker.started("second")
+
+
+def test_revoke_with_terminate_cancels_the_coroutine(app, start):
+    worker = start()
+    with Events(app).listening() as events:
+        result = app.send_task("toyapp.gate", ("doomed",))
+        wait_until(lambda: worker.started("doomed"), what="its start")
+        app.control.revoke(result.id, terminate=True, reply=True, timeout=5)
+        wait_until(
+            lambda: "doomed" in worker.notes.lrange("cancelled", 0, -1), what="its cancellation"
+        )
+        wait_until(lambda: "task-revoked" in events.of(result.id), what="the event")
+    assert result.state == "REVOKED"
+    assert app.send_task("toyapp.add", (1, 1)).get(timeout=10) == 2
+    assert ask(app, worker, "stats")["pool"]["running"] == 0
+    assert result.state == "REVOKED"
+
+
+def test_the_worker_wide_time_limit_holds_for_every_task(app, start):
+    worker = start(options=("--soft-time-limit", "0.3", "--time-limit", "20"))
+    assert app.send_task("toyapp.tidy", ("wide",)).get(timeout=10) == "tidied after (0.3,)"
+    assert ask(app, worker, "stats")["pool"]["timeouts"] == [0.3, 20]
+
+
+def test_grow_and_shrink_change_the_slots_and_the_prefetch(app, start):
+    worker = start(options=("-c", "2"))
+    held = [app.send_task("toyapp.gate", (f"g{i}",)) for i in range(4)]
+    wait_until(lambda: worker.notes.llen("started") == 2, what="two running tasks")
+    app.control.pool_grow(2, destination=[worker.name], reply=True, timeout=5)
+    wait_until(lambda: worker.notes.llen("started") == 4, what="four running tasks")
+    app.control.pool_shrink(3, destination=[worker.name], reply=True, timeout=5)
+    stats = ask(app, worker, "stats")
+    assert (stats["pool"]["max-concurrency"], stats["prefetch_count"]) == (1, 1)
+    more = [app.send_task("toyapp.gate", (f"m{i}",)) for i in range(2)]
+    for i in range(4):
+        worker.open(f"g{i}")
+    for result in held:
+        result.get(timeout=10)
+    wait_until(lambda: worker.notes.llen("started") == 5, what="one more running task")
+    assert ask(app, worker, "stats")["pool"]["running"] == 1
+    refused = app.control.pool_shrink(1, destination=[worker.name], reply=True, timeout=5)
+    assert "needs at least 1" in str(refused)
+    worker.open("m0")
+    worker.open("m1")
+    for result in more:
+        result.get(timeout=10)
+
+
+def test_a_rate_limit_spreads_the_starts(app, start):
+    worker = start()
+    app.control.rate_limit("toyapp.add", "4/s", destination=[worker.name], reply=True, timeout=5)
+    with Events(app).listening() as events:
+        sent = [app.send_task("toyapp.add", (i, 0)) for i in range(5)]
+        assert [r.get(timeout=15) for r in sent] == list(range(5))
+        starts = sorted(
+            event["timestamp"]
+            for event in wait_until(lambda: events.all("task-started", 5), what="five starts")
+        )
+    assert starts[-1] - starts[0] > 0.75
+
+
+def test_control_shutdown_ends_the_worker_warmly(app, start):
+    worker = start()
+    result = app.send_task("toyapp.gate", ("last",))
+    wait_until(lambda: worker.started("last"), what="its start")
+    app.control.shutdown(destination=[worker.name])
+    wait_until(lambda: "Got shutdown from remote" in worker.log, what="the shutdown")
+    worker.open("last")
+    assert worker.wait() == 0
+    assert result.get(timeout=5) == "last"

@@ -1,0 +1,197 @@
+"""One task in the pool: Celery's own tracer in a greenlet, driven by one asyncio task.
+
+Decides what a task body sees when it is interrupted, and which outcome leaves the loop. Must not
+know slots, channels or Celery's requests beyond the callbacks that it carries.
+"""
+
+import asyncio
+import signal
+from asyncio import CancelledError
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
+
+from stepfleet.worker.bridge import TaskGreenlet, self_cancelled
+from stepfleet.worker.pool.current_task import running_job
+
+GRACE_SECONDS = 5.0
+"""How long a task that was ended keeps its slot while it cleans up; afterwards it is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Celery's callbacks for one request; called in the worker's thread only."""
+
+    accepted: Callable[[int, float], object]
+    succeeded: Callable[[object], object]
+    failed: Callable[[ExceptionInfo], object]
+    timed_out: Callable[[bool, float], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds after which a task is told to end (soft), and after which it is ended (hard)."""
+
+    soft: float | None
+    hard: float | None
+
+
+class Owner(Protocol):
+    """The pool, as its jobs see it; every call is made in the loop's thread."""
+
+    def finished(self, job: "Job", outcome: object) -> None:
+        """The job has ended with a return value, or an ``ExceptionInfo``."""
+
+    def limit_reached(self, job: "Job", *, soft: bool) -> None:
+        """A time limit has passed."""
+
+    def abandoned(self, job: "Job") -> None:
+        """The job was ended and has not ended within the grace period."""
+
+
+class Job:
+    """What Celery holds of a running task; ``terminate`` and ``wait`` are its interface."""
+
+    __slots__ = (
+        "__weakref__",
+        "_doomed",
+        "_ended",
+        "_loop",
+        "_owner",
+        "_soft_is_due",
+        "_task",
+        "_timers",
+        "limits",
+        "reports",
+        "settled",
+        "target",
+        "terminated_by",
+    )
+
+    def __init__(
+        self,
+        target: Callable[[], object],
+        reports: Reports,
+        limits: Limits,
+        owner: Owner,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.target = target
+        self.reports = reports
+        self.limits = limits
+        self.terminated_by: int | None = None  # belongs to the worker's thread
+        self.settled = False  # belongs to the worker's thread: Celery knows how the task ended
+        self._owner = owner
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._doomed = False  # whatever the task still does, it must not report it
+        self._soft_is_due = False
+        self._ended = False
+
+    def terminate(self, signum: int | None = None) -> None:
+        """Cancel the task in the loop (Celery's revoke with terminate), whatever the signal."""
+        self.terminated_by = signum or signal.SIGTERM
+        self.end()
+
+    def end(self) -> None:
+        """Cancel the task in the loop without a word about why; from any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._doom)
+        except RuntimeError:  # the loop has ended, and the task with it
+            return
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once: Celery has nothing to wait for after ending a task here."""
+
+    def begin(self) -> None:
+        """Start in the loop's thread."""
+        if self._doomed:
+            self._leave(None)
+            return
+        if self.limits.soft:
+            self._timers.append(self._loop.call_later(self.limits.soft, self._soft_limit))
+        if self.limits.hard:
+            self._timers.append(self._loop.call_later(self.limits.hard, self._hard_limit))
+        self._task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        running_job.set(self)
+        try:
+            outcome = await self._drive(TaskGreenlet(self.target))
+        except BaseException as error:  # noqa: BLE001 nothing may escape into the loop
+            outcome = _failure(error)
+        self._leave(outcome)
+
+    async def _drive(self, body: TaskGreenlet) -> object:
+        """Run the body; await on this loop whatever it asks for."""
+        asked = body.switch()
+        while not body.dead:
+            try:
+                answer = await asked
+            except BaseException as error:  # noqa: BLE001 every exception belongs to the body
+                seen = self._as_the_body_sees(error)
+                asked = body.throw(type(seen), seen, seen.__traceback__)
+            else:
+                self._forget_interruption()
+                asked = body.throw(CancelledError()) if self._doomed else body.switch(answer)
+        return asked
+
+    def _as_the_body_sees(self, error: BaseException) -> BaseException:
+        if self._doomed:
+            return error if isinstance(error, CancelledError) else CancelledError()
+        if not isinstance(error, CancelledError):
+            return error
+        if self._forget_interruption():
+            told: BaseException = SoftTimeLimitExceeded(self.limits.soft)
+            return told.with_traceback(error.__traceback__)
+        return self_cancelled()
+
+    def _forget_interruption(self) -> bool:
+        """Let the next coroutine start unharmed; return whether the soft limit had interrupted."""
+        task = self._task
+        while task is not None and task.cancelling():
+            task.uncancel()  # or its timeouts and task groups would misbehave
+        soft, self._soft_is_due = self._soft_is_due, False
+        return soft
+
+    def _soft_limit(self) -> None:
+        self._soft_is_due = True
+        self._cancel()
+        self._owner.limit_reached(self, soft=True)
+
+    def _hard_limit(self) -> None:
+        self._owner.limit_reached(self, soft=False)
+        self._doom()
+
+    def _doom(self) -> None:
+        if self._doomed or self._ended:
+            return
+        self._doomed = True
+        self._cancel()
+        self._timers.append(self._loop.call_later(GRACE_SECONDS, self._abandon))
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _abandon(self) -> None:
+        if self._task is not None and not self._ended:
+            self._owner.abandoned(self)
+
+    def _leave(self, outcome: object) -> None:
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+        self._owner.finished(self, outcome)
+
+
+def _failure(error: BaseException) -> Any:
+    """Make Celery's record of what escaped the tracer, in the way of ``apply_target``."""
+    if isinstance(error, (Exception, SystemExit, KeyboardInterrupt)):
+        return ExceptionInfo((type(error), error, error.__traceback__))
+    lost = WorkerLostError(repr(error)).with_traceback(error.__traceback__)
+    return ExceptionInfo((WorkerLostError, lost, lost.__traceback__))
