@@ -1,0 +1,121 @@
+"""The model server as a program: `python -m stepfleet.worker.testing --rules module:attribute`.
+
+Prints one JSON line with its URL when it listens, and ends on SIGTERM, SIGINT, or when the
+process or the pipe that it was told to watch is gone.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from stepfleet.worker.loop_thread import new_event_loop
+from stepfleet.worker.testing.faults import TRANSIENT, FaultKind, Faults
+from stepfleet.worker.testing.latency import Latency
+from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
+from stepfleet.worker.testing.request_log import RequestLog
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.watching import raise_open_files_limit, when_gone, when_input_ends
+
+USAGE_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until told to end; return the exit code (2 for a wrong set-up)."""
+    asked = parser().parse_args(arguments)
+    try:
+        server = make_server(asked)
+    except (RulesNotFoundError, OSError, ValueError) as error:
+        return _wrong(error)
+    raise_open_files_limit()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            runner.run(_serve(server, asked))
+        except OSError as error:
+            return _wrong(error)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the program's arguments."""
+    made = argparse.ArgumentParser(
+        prog="python -m stepfleet.worker.testing",
+        description="An OpenAI-compatible model service that follows rules; for tests and trials.",
+    )
+    add = made.add_argument
+    add("--rules", required=True, help="module:attribute or file.py:attribute")
+    add("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
+    add("--port", type=int, help="default: a free one below 32768")
+    add("--latency", default="0", help="seconds: 0.05, 0.2-1.5 (evenly), 1.0~0.5 (log-normal)")
+    add("--faults", type=float, default=0.0, help="share of failing requests, 0 to 1")
+    add(
+        "--fault-kinds",
+        default=",".join(TRANSIENT),
+        help=f"kinds, each with an optional weight: reset=3,hang; of {', '.join(FaultKind)}",
+    )
+    add("--first-attempts", type=int, help="only the first N attempts of a turn may fail")
+    add("--retry-after", type=float, help="seconds that 429 answers ask to wait")
+    add("--seed", type=int, default=0, help="of faults and latency (default 0)")
+    add("--log", type=Path, help="JSONL file to append one line per request to")
+    add("--parent-pid", type=int, help="end when this process is gone")
+    add("--stdin", action="store_true", help="end when standard input ends")
+    return made
+
+
+def make_server(asked: argparse.Namespace) -> ModelServer:
+    """Return the server that the arguments describe, not yet started.
+
+    Raises `RulesNotFoundError`, `ValueError`, and `OSError` where the log cannot be opened.
+    """
+    faults = Faults(
+        rate=asked.faults,
+        kinds=_weights(asked.fault_kinds),
+        seed=asked.seed,
+        first_attempts=asked.first_attempts,
+        retry_after=asked.retry_after,
+    )
+    return ModelServer(
+        load_rules(asked.rules),
+        faults=faults,
+        latency=Latency.parse(asked.latency),
+        log=RequestLog(keep=0, path=asked.log),
+        host=asked.host,
+        port=asked.port,
+    )
+
+
+async def _serve(server: ModelServer, asked: argparse.Namespace) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    if asked.parent_pid is not None:
+        when_gone(asked.parent_pid, loop, ended.set)
+    if asked.stdin:
+        when_input_ends(loop, ended.set)
+    await server.start()
+    try:
+        line = orjson.dumps({"url": server.url, "pid": os.getpid()})
+        sys.stdout.write(line.decode() + "\n")
+        sys.stdout.flush()
+        await ended.wait()
+    finally:
+        await server.stop()
+
+
+def _weights(text: str) -> dict[FaultKind | str, float]:
+    weights: dict[FaultKind | str, float] = {}
+    for part in filter(None, text.split(",")):
+        kind, _, weight = part.partition("=")
+        weights[kind.strip()] = float(weight or 1)
+    return weights
+
+
+def _wrong(error: Exception) -> int:
+    sys.stderr.write(f"model server: {error}\n")
+    return USAGE_ERROR

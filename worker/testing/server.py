@@ -1,0 +1,138 @@
+"""The scripted model server inside a test: its own thread, real HTTP, started by `with`.
+
+Composes the parts; decides nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from stepfleet.worker.loop_thread import LoopThread
+from stepfleet.worker.testing.conversation import first_user_text
+from stepfleet.worker.testing.faults import Fault, Faults, Planned
+from stepfleet.worker.testing.latency import Latency
+from stepfleet.worker.testing.listening import Listener, listen
+from stepfleet.worker.testing.request_log import RequestLog
+from stepfleet.worker.testing.requests import RequestRecord
+from stepfleet.worker.testing.scripts import Rules, Said, as_rules
+from stepfleet.worker.testing.serving import Endpoint
+
+_STARTING_SECONDS = 10.0
+_CLOSING_SECONDS = 5.0
+
+
+class ModelServer:
+    """An OpenAI-compatible service whose model follows rules or scripts.
+
+    `rules` is a callable from `RequestRecord` to a reply, or a mapping from conversation key to
+    the replies of its turns. `latency` is in seconds. The key of a conversation is the text of
+    its first user message unless `key` makes another of the request's body. Without `port` a
+    free one below 32768 is taken. Raises `OSError` on entering where the port is taken.
+    """
+
+    def __init__(
+        self,
+        rules: Rules | Mapping[str, Sequence[Said]] | None = None,
+        *,
+        faults: Faults | None = None,
+        latency: Latency | float = 0.0,
+        log: RequestLog | None = None,
+        key: Callable[[dict[str, Any]], str] = first_user_text,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
+        self.log = log or RequestLog()
+        self.host = host
+        self._port = port
+        self._scripts = as_rules(rules)
+        self._endpoint = Endpoint(
+            self._scripts,
+            faults or Faults(),
+            latency if isinstance(latency, Latency) else Latency(latency),
+            self.log,
+            key=key,
+        )
+        self._listener: Listener | None = None
+        self._thread: LoopThread | None = None
+
+    @property
+    def url(self) -> str:
+        """What a client sets as its base URL (`OPENAI_BASE_URL`). Needs a started server."""
+        if self._listener is None:
+            raise RuntimeError("the model server is not started; use it in a `with` block")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self._listener.port}/v1"
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        """The requests that the log keeps, in order of arrival."""
+        return self.log.requests
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What was wrong with refused requests, failures of the rules included."""
+        return self.log.violations
+
+    def count(self, key: str, turn: int) -> int:
+        """Return how often that turn (from 1) of that conversation was asked for."""
+        return self.log.counts.get((key, turn), 0)
+
+    def script(self, key: str, *replies: Said) -> None:
+        """Let the conversation `key` get these replies, one per turn."""
+        self._scripts = self._scripts.with_script(key, replies)
+        self._endpoint.rules = self._scripts
+
+    def follow(self, rules: Rules | Mapping[str, Sequence[Said]]) -> None:
+        """Follow these rules or scripts from now on, instead of all earlier ones."""
+        self._scripts = as_rules(rules)
+        self._endpoint.rules = self._scripts
+
+    def fail(
+        self,
+        fault: Fault | str,
+        *,
+        key: str | None = None,
+        turn: int | None = None,
+        attempt: int | None = 1,
+    ) -> None:
+        """Plan a fault; None means any conversation, turn or attempt."""
+        fault = fault if isinstance(fault, Fault) else Fault(fault)
+        faults = self._endpoint.faults
+        planned = (*faults.planned, Planned(fault, key, turn, attempt))
+        self._endpoint.faults = replace(faults, planned=planned)
+
+    async def start(self) -> None:
+        """Serve on the running loop, instead of in a thread."""
+        self._listener = await listen(self._endpoint.serve, self.host, self._port)
+
+    async def stop(self) -> None:
+        """End what `start` began; open requests end unanswered."""
+        if self._listener is not None:
+            await self._listener.close()
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        """Serve in a thread of its own."""
+        thread = LoopThread("model-server")
+        thread.start()
+        try:
+            started = asyncio.run_coroutine_threadsafe(self.start(), thread.loop)
+            started.result(_STARTING_SECONDS)
+        except BaseException:
+            thread.stop(self.stop(), _CLOSING_SECONDS)
+            raise
+        self._thread = thread
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the server and its thread."""
+        if self._thread is not None:
+            self._thread.stop(self.stop(), _CLOSING_SECONDS)
+            self._thread = None
