@@ -1,1 +1,106 @@
-"""Decides what happens: records, policies, the store, submission, the command line."""
+"""Decides what happens: records, policies, the store, submission, the command line.
+
+The public names are here; each is imported when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepfleet.orchestrator.agent import Agent as Agent
+    from stepfleet.orchestrator.async_batch import AsyncBatch as AsyncBatch
+    from stepfleet.orchestrator.batches import BatchProgress as BatchProgress
+    from stepfleet.orchestrator.config import AgentConfig as AgentConfig
+    from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
+    from stepfleet.orchestrator.continuation import when as when
+    from stepfleet.orchestrator.error_policy import ErrorHandlingDecision as ErrorHandlingDecision
+    from stepfleet.orchestrator.error_policy import ErrorPolicy as ErrorPolicy
+    from stepfleet.orchestrator.errors import AgentException as AgentException
+    from stepfleet.orchestrator.errors import ConfigurationError as ConfigurationError
+    from stepfleet.orchestrator.errors import MaxStepsExceeded as MaxStepsExceeded
+    from stepfleet.orchestrator.errors import RunFailed as RunFailed
+    from stepfleet.orchestrator.errors import StoreError as StoreError
+    from stepfleet.orchestrator.fleet import AsyncFleet as AsyncFleet
+    from stepfleet.orchestrator.models import LLM as LLM
+    from stepfleet.orchestrator.overview import FleetOverview as FleetOverview
+    from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
+    from stepfleet.orchestrator.records.messages import Message as Message
+    from stepfleet.orchestrator.records.messages import Role as Role
+    from stepfleet.orchestrator.records.outcome import ContinuationDecision as ContinuationDecision
+    from stepfleet.orchestrator.records.outcome import (
+        ContinuationEvaluation as ContinuationEvaluation,
+    )
+    from stepfleet.orchestrator.records.outcome import ContinuationOutcome as ContinuationOutcome
+    from stepfleet.orchestrator.records.outcome import StopReason as StopReason
+    from stepfleet.orchestrator.records.responses import LLMResponse as LLMResponse
+    from stepfleet.orchestrator.records.responses import ModelRequest as ModelRequest
+    from stepfleet.orchestrator.records.responses import ModelSettings as ModelSettings
+    from stepfleet.orchestrator.records.results import AgentRunResult as AgentRunResult
+    from stepfleet.orchestrator.records.results import RunStatus as RunStatus
+    from stepfleet.orchestrator.records.state import AgentState as AgentState
+    from stepfleet.orchestrator.records.state import Lifecycle as Lifecycle
+    from stepfleet.orchestrator.records.steps import FinishReason as FinishReason
+    from stepfleet.orchestrator.records.steps import StepResult as StepResult
+    from stepfleet.orchestrator.records.tools import ToolCall as ToolCall
+    from stepfleet.orchestrator.records.tools import ToolCallRecord as ToolCallRecord
+    from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
+    from stepfleet.orchestrator.settings import Settings as Settings
+    from stepfleet.orchestrator.sync import Batch as Batch
+    from stepfleet.orchestrator.sync import Fleet as Fleet
+    from stepfleet.orchestrator.tools import current_invocation as current_invocation
+    from stepfleet.orchestrator.tools import tool as tool
+    from stepfleet.orchestrator.tools.builtin import calculator as calculator
+    from stepfleet.orchestrator.tools.builtin import current_time as current_time
+    from stepfleet.orchestrator.tools.builtin import http_get as http_get
+    from stepfleet.orchestrator.tools.builtin import http_get_from as http_get_from
+
+_WHERE = {
+    "agent": ("Agent",),
+    "async_batch": ("AsyncBatch",),
+    "batches": ("BatchProgress",),
+    "config": ("AgentConfig",),
+    "continuation": ("ContinuationCriteria", "when"),
+    "error_policy": ("ErrorHandlingDecision", "ErrorPolicy"),
+    "errors": (
+        "AgentException",
+        "ConfigurationError",
+        "MaxStepsExceeded",
+        "RunFailed",
+        "StoreError",
+    ),
+    "fleet": ("AsyncFleet",),
+    "models": ("LLM",),
+    "overview": ("FleetOverview",),
+    "records.errors": ("ErrorType",),
+    "records.messages": ("Message", "Role"),
+    "records.outcome": (
+        "ContinuationDecision",
+        "ContinuationEvaluation",
+        "ContinuationOutcome",
+        "StopReason",
+    ),
+    "records.responses": ("LLMResponse", "ModelRequest", "ModelSettings"),
+    "records.results": ("AgentRunResult", "RunStatus"),
+    "records.state": ("AgentState", "Lifecycle"),
+    "records.steps": ("FinishReason", "StepResult"),
+    "records.tools": ("ToolCall", "ToolCallRecord"),
+    "records.usage": ("UsageStats",),
+    "settings": ("Settings",),
+    "sync": ("Batch", "Fleet"),
+    "tools": ("current_invocation", "tool"),
+    "tools.builtin": ("calculator", "current_time", "http_get", "http_get_from"),
+}
+_MODULES = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

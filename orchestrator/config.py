@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Self
 
 from pydantic import Field, ValidationError
@@ -14,15 +15,13 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.validation import explain_invalid
 
 
-NOT_PER_RUN = frozenset(
-    {
-        "name",
-        "tools",
-        "settings.base_url",
-        "settings.api_key_env",
-        "settings.organization",
-        "settings.extra_body",
-    }
+NOT_PER_RUN = (
+    "name",
+    "tools",
+    "settings.base_url",
+    "settings.api_key_env",
+    "settings.organization",
+    "settings.extra_body",
 )
 
 
@@ -72,15 +71,15 @@ class AgentConfig(Record):
         """
         if not overrides:
             return self
-        settings = overrides.get("settings", {})
-        named = [*overrides, *(f"settings.{name}" for name in settings)]
-        fixed = sorted(NOT_PER_RUN.intersection(named))
-        if fixed:
-            msg = f"field {fixed[0]!r} cannot be overridden per run; define another agent for that"
-            raise ConfigurationError(msg)
+        merged = {**self.settings.model_dump(), **overrides.get("settings", {})}
         try:
-            merged = {**self.settings.model_dump(), **settings}
-            changed = {**self.model_dump(), **overrides, "settings": merged}
-            return type(self).model_validate(changed)
+            changed = type(self).model_validate(
+                {**self.model_dump(), **overrides, "settings": merged}
+            )
         except ValidationError as error:
             raise ConfigurationError(explain_invalid(error)) from None
+        for name in NOT_PER_RUN:
+            if attrgetter(name)(changed) != attrgetter(name)(self):
+                msg = f"field {name!r} cannot be overridden per run; define another agent for that"
+                raise ConfigurationError(msg)
+        return changed

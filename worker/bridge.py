@@ -162,8 +162,8 @@ def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
         except BaseException as error:  # noqa: BLE001 SystemExit must reach the caller, not the loop
             done.set_exception(error)
 
-    home.submit(lambda: running.append(home.loop.create_task(capture())))
     try:
+        home.submit(lambda: running.append(home.loop.create_task(capture())))
         return done.result()
     except BaseException:
         if not done.done():

@@ -24,6 +24,7 @@ from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.opening import OpenStore, open_store
+from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
 from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.bridge import PerLoop, home_loop
@@ -76,6 +77,8 @@ class LoopServices:
     async def _open(self) -> Ports:
         settings = self._settings
         opened = self._store = await open_store(settings, self._app)
+        for warning in warnings(await server_info(opened.connection)):
+            log.warning(warning)
         terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
         store = StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms)
         for agent in self._agents:

@@ -42,6 +42,7 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
     Raises `StoreError` when Redis stays out of reach; whatever is not committed then is done
     again by whoever takes the run up after the lease.
     """
+    ports.crash("before-claim")
     claim = await ports.store.claim(hint, ports.token())
     if isinstance(claim, Refusal):
         return StepReport(hint, refusal=claim)

@@ -24,17 +24,20 @@ def estimate_tokens(message: Message) -> int:
 def prune_to_token_limit(messages: Sequence[Message], limit: int | None) -> tuple[Message, ...]:
     """Return `messages` without the oldest exchanges, so that about `limit` tokens are left.
 
-    Leading system messages stay; a call goes only together with its results; the newest
-    exchange always stays. Without a known limit half of the tokens are kept.
+    Leading system messages and the first user message, which is the task, stay; a call goes
+    only together with its results; the newest exchange always stays. Without a known limit
+    half of the tokens are kept.
     """
     head = next((i for i, one in enumerate(messages) if not one.is_system()), len(messages))
-    system, rest = messages[:head], messages[head:]
+    if head < len(messages) and messages[head].is_user():
+        head += 1
+    pinned, rest = messages[:head], messages[head:]
     total = sum(map(estimate_tokens, messages))
     budget = limit if limit is not None else int(total * UNKNOWN_LIMIT_SHARE)
     groups = list(_exchanges(rest))
     while len(groups) > 1 and total > budget:
         total -= sum(map(estimate_tokens, groups.pop(0)))
-    return (*system, *(message for group in groups for message in group))
+    return (*pinned, *(message for group in groups for message in group))
 
 
 def _exchanges(messages: Sequence[Message]) -> Iterator[list[Message]]:

@@ -148,7 +148,7 @@ async def _first_contact(client: Redis, settings: Settings) -> int:
 async def _shards(client: Redis, settings: Settings) -> int:
     await client.setnx(keys.SHARDS, settings.shards)
     stored = await client.get(keys.SHARDS)
-    shards = int(stored) if str(stored).isdigit() else 0
+    shards = int(stored) if stored and stored.isdigit() else 0
     if not 1 <= shards <= LARGEST_SHARDS:
         msg = f"key {keys.SHARDS!r} holds {stored!r}; this is no store of Stepfleet: name another"
         raise ConfigurationError(msg)

@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events import Event, Events, EventType
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
@@ -52,7 +54,17 @@ class Submission:
         self._grace = grace
 
     async def create(self, run: NewRun) -> bool:
-        """Create a run and make its first step due; return False if it was there already."""
+        """Create a run and make its first step due; return False if it was there already.
+
+        Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full.
+        """
+        try:
+            return await self._create(run)
+        except ResponseError as error:
+            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
+            raise StoreError(msg) from None
+
+    async def _create(self, run: NewRun) -> bool:
         hint = StepHint(run.run_id, 0)
         now = datetime.now(UTC)
         queued = _queued(run, now)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -23,7 +24,7 @@ def app(redis_url: str) -> Iterator[Celery]:
 def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
     workers: list[ToyWorker] = []
 
-    def start(**arguments: object) -> ToyWorker:
+    def start(**arguments: Any) -> ToyWorker:
         workers.append(ToyWorker(tmp_path, redis_url, redis_url, **arguments))
         return workers[-1].start()
 
@@ -32,13 +33,13 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
         worker.end()
 
 
-def ask(app: Celery, worker: ToyWorker, what: str) -> object:
+def ask(app: Celery, worker: ToyWorker, what: str) -> Any:
     answer = getattr(app.control.inspect([worker.name], timeout=5), what)()
     assert answer is not None, f"{worker.name} did not answer {what}"
     return json.loads(json.dumps(answer[worker.name]))
 
 
-def test_inspect_tells_active_reserved_registered_and_stats(app, start):
+def test_inspect_tells_active_reserved_registered_and_stats(app: Celery, start: Start) -> None:
     worker = start(options=("-c", "1"), settings={"worker_prefetch_multiplier": 3})
     running = app.send_task("toyapp.gate", ("first",))
     wait_until(lambda: worker.started("first"), what="the first task")
@@ -54,7 +55,7 @@ def test_inspect_tells_active_reserved_registered_and_stats(app, start):
     assert pool["processes"] == [worker.pid]
 
 
-def test_a_task_revoked_before_its_start_never_starts(app, start):
+def test_a_task_revoked_before_its_start_never_starts(app: Celery, start: Start) -> None:
     worker = start(options=("-c", "1"), settings={"worker_prefetch_multiplier": 3})
     app.send_task("toyapp.gate", ("first",))
     wait_until(lambda: worker.started("first"), what="the first task")
@@ -69,7 +70,7 @@ def test_a_task_revoked_before_its_start_never_starts(app, start):
     assert not worker.started("second")
 
 
-def test_revoke_with_terminate_cancels_the_coroutine(app, start):
+def test_revoke_with_terminate_cancels_the_coroutine(app: Celery, start: Start) -> None:
     worker = start()
     with Events(app).listening() as events:
         result = app.send_task("toyapp.gate", ("doomed",))
@@ -85,13 +86,13 @@ def test_revoke_with_terminate_cancels_the_coroutine(app, start):
     assert result.state == "REVOKED"
 
 
-def test_the_worker_wide_time_limit_holds_for_every_task(app, start):
+def test_the_worker_wide_time_limit_holds_for_every_task(app: Celery, start: Start) -> None:
     worker = start(options=("--soft-time-limit", "0.3", "--time-limit", "20"))
     assert app.send_task("toyapp.tidy", ("wide",)).get(timeout=10) == "tidied after (0.3,)"
     assert ask(app, worker, "stats")["pool"]["timeouts"] == [0.3, 20]
 
 
-def test_grow_and_shrink_change_the_slots_and_the_prefetch(app, start):
+def test_grow_and_shrink_change_the_slots_and_the_prefetch(app: Celery, start: Start) -> None:
     worker = start(options=("-c", "2"))
     held = [app.send_task("toyapp.gate", (f"g{i}",)) for i in range(4)]
     wait_until(lambda: worker.notes.llen("started") == 2, what="two running tasks")
@@ -115,7 +116,7 @@ def test_grow_and_shrink_change_the_slots_and_the_prefetch(app, start):
         result.get(timeout=10)
 
 
-def test_a_rate_limit_spreads_the_starts(app, start):
+def test_a_rate_limit_spreads_the_starts(app: Celery, start: Start) -> None:
     worker = start()
     app.control.rate_limit("toyapp.add", "4/s", destination=[worker.name], reply=True, timeout=5)
     with Events(app).listening() as events:
@@ -128,7 +129,7 @@ def test_a_rate_limit_spreads_the_starts(app, start):
     assert starts[-1] - starts[0] > 0.75
 
 
-def test_control_shutdown_ends_the_worker_warmly(app, start):
+def test_control_shutdown_ends_the_worker_warmly(app: Celery, start: Start) -> None:
     worker = start()
     result = app.send_task("toyapp.gate", ("last",))
     wait_until(lambda: worker.started("last"), what="its start")

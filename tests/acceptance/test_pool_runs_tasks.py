@@ -1,19 +1,20 @@
 """The asyncio pool under a real worker: what tasks see, return and report."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 from celery.exceptions import TimeLimitExceeded
 from deadlines import wait_until
+from redis_servers import RedisServer
 from toy_worker import Events, ToyWorker, client_app
 
 Send = Callable[..., object]
 
 
 @pytest.fixture(scope="module")
-def broker(redis_server) -> str:
+def broker(redis_server: RedisServer) -> str:
     redis_server.flush()
     return str(redis_server.url)
 
@@ -39,19 +40,27 @@ def events(app: Celery, worker: ToyWorker) -> Iterator[Events]:
         yield events
 
 
-def test_a_thousand_tasks_wait_at_the_same_time(app, worker):
+def pool_of(app: Celery, worker: ToyWorker) -> dict[str, Any]:
+    return dict(app.control.inspect([worker.name], timeout=5).stats()[worker.name]["pool"])
+
+
+def test_a_thousand_tasks_wait_at_the_same_time(app: Celery, worker: ToyWorker) -> None:
     results = [app.send_task("toyapp.meet", ("crowd", 1000)) for _ in range(1000)]
     assert sorted(r.get(timeout=60) for r in results) == list(range(1000))
 
 
-def test_a_result_reaches_the_backend_and_the_monitor(app, worker, events):
+def test_a_result_reaches_the_backend_and_the_monitor(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.add", (2, 3))
     assert result.get(timeout=10) == 5
     wait_until(lambda: events.of(result.id)[-1:] == ["task-succeeded"], what="the last event")
     assert events.of(result.id) == ["task-received", "task-started", "task-succeeded"]
 
 
-def test_an_exception_of_a_coroutine_fails_the_task(app, worker, events):
+def test_an_exception_of_a_coroutine_fails_the_task(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.fail", ("out of cheese",))
     with pytest.raises(ValueError, match="out of cheese"):
         result.get(timeout=10)
@@ -59,58 +68,71 @@ def test_an_exception_of_a_coroutine_fails_the_task(app, worker, events):
     assert "explode" in str(result.traceback)
 
 
-def test_an_exception_that_cannot_be_pickled_fails_the_task_alone(app, worker):
+def test_an_exception_that_cannot_be_pickled_fails_the_task_alone(
+    app: Celery, worker: ToyWorker
+) -> None:
     result = app.send_task("toyapp.fail_unpicklable")
     with pytest.raises(Exception, match="holds a lock"):
         result.get(timeout=10)
     assert app.send_task("toyapp.add", (1, 1)).get(timeout=10) == 2
 
 
-def test_a_retried_task_is_told_as_retried_and_runs_again(app, worker, events):
+def test_a_retried_task_is_told_as_retried_and_runs_again(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.retry_once")
     assert result.get(timeout=15) == 1
     wait_until(lambda: events.of(result.id)[-1:] == ["task-succeeded"], what="the last event")
     assert "task-retried" in events.of(result.id)
 
 
-def test_a_retry_raised_by_hand_is_told_as_retried(app, worker, events):
+def test_a_retry_raised_by_hand_is_told_as_retried(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.raise_retry")
     wait_until(lambda: events.of(result.id)[-1:] == ["task-retried"], what="the retry event")
     assert result.state == "RETRY"
 
 
-def test_an_ignored_task_is_acknowledged_without_a_result(app, worker, events):
+def test_an_ignored_task_is_acknowledged_without_a_result(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.ignore")
     wait_until(lambda: "task-started" in events.of(result.id), what="its start")
     wait_until(lambda: not worker.notes.hlen("unacked"), what="its acknowledgement")
     assert result.state == "PENDING"
 
 
-def test_a_rejected_task_is_told_as_rejected(app, worker, events):
+def test_a_rejected_task_is_told_as_rejected(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.reject")
     wait_until(lambda: "task-rejected" in events.of(result.id), what="the rejection event")
 
 
-def test_a_task_that_leaves_the_process_fails_and_the_worker_stays(app, worker):
+def test_a_task_that_leaves_the_process_fails_and_the_worker_stays(
+    app: Celery, worker: ToyWorker
+) -> None:
     result = app.send_task("toyapp.leave")
     with pytest.raises(Exception, match="exited prematurely"):
         result.get(timeout=10)
     assert app.send_task("toyapp.add", (1, 1)).get(timeout=10) == 2
 
 
-def test_a_coroutine_that_cancels_itself_fails_its_task(app, worker):
+def test_a_coroutine_that_cancels_itself_fails_its_task(app: Celery, worker: ToyWorker) -> None:
     result = app.send_task("toyapp.cancel_itself")
     with pytest.raises(Exception, match="cancelled itself"):
         result.get(timeout=10)
 
 
-def test_a_body_that_never_waits_runs_and_blocks_the_loop(app, worker):
+def test_a_body_that_never_waits_runs_and_blocks_the_loop(app: Celery, worker: ToyWorker) -> None:
     assert app.send_task("toyapp.block", (0.6,)).get(timeout=10) == 0.6
-    stats = app.control.inspect([worker.name], timeout=5).stats()[worker.name]
-    assert stats["pool"]["worst-loop-lag-seconds"] > 0.05
+    assert pool_of(app, worker)["worst-loop-lag-seconds"] > 0.05
 
 
-def test_every_place_of_a_task_sees_its_own_request_while_others_interleave(app, worker):
+def test_every_place_of_a_task_sees_its_own_request_while_others_interleave(
+    app: Celery, worker: ToyWorker
+) -> None:
     parties = 20
     sent = [app.send_task("toyapp.identify", (f"c{i}", parties)) for i in range(parties)]
     for i, result in enumerate(sent):
@@ -124,20 +146,22 @@ def test_every_place_of_a_task_sees_its_own_request_while_others_interleave(app,
         ]
 
 
-def test_a_thread_of_a_task_waits_on_the_pools_loop(app, worker):
+def test_a_thread_of_a_task_waits_on_the_pools_loop(app: Celery, worker: ToyWorker) -> None:
     assert app.send_task("toyapp.sum_in_a_thread").get(timeout=10) == 2
 
 
-def test_collaborators_are_made_once_per_loop(app, worker):
+def test_collaborators_are_made_once_per_loop(app: Celery, worker: ToyWorker) -> None:
     assert app.send_task("toyapp.one_client_per_loop").get(timeout=10) == [True, worker.pid]
 
 
-def test_await_inside_a_coroutine_says_what_to_do(app, worker):
+def test_await_inside_a_coroutine_says_what_to_do(app: Celery, worker: ToyWorker) -> None:
     with pytest.raises(RuntimeError, match="use `await` there"):
         app.send_task("toyapp.await_in_a_coroutine").get(timeout=10)
 
 
-def test_a_countdown_runs_after_its_time_and_is_listed_as_scheduled(app, worker):
+def test_a_countdown_runs_after_its_time_and_is_listed_as_scheduled(
+    app: Celery, worker: ToyWorker
+) -> None:
     result = app.send_task("toyapp.add", (4, 4), countdown=3)
     listed = wait_until(
         lambda: app.control.inspect([worker.name]).scheduled()[worker.name], what="the schedule"
@@ -146,14 +170,18 @@ def test_a_countdown_runs_after_its_time_and_is_listed_as_scheduled(app, worker)
     assert result.get(timeout=15) == 8
 
 
-def test_the_soft_limit_is_raised_in_the_body_which_may_clean_up(app, worker, events):
+def test_the_soft_limit_is_raised_in_the_body_which_may_clean_up(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.tidy", ("soft",), soft_time_limit=0.3, time_limit=10)
     assert result.get(timeout=10) == "tidied after (0.3,)"
     assert "soft" in worker.notes.lrange("tidied", 0, -1)
     assert "Soft time limit (0.3s) exceeded for toyapp.tidy" in worker.log
 
 
-def test_the_hard_limit_fails_the_task_as_celery_does(app, worker, events):
+def test_the_hard_limit_fails_the_task_as_celery_does(
+    app: Celery, worker: ToyWorker, events: Events
+) -> None:
     result = app.send_task("toyapp.gate", ("hard",), time_limit=0.3)
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=10)
@@ -162,17 +190,18 @@ def test_the_hard_limit_fails_the_task_as_celery_does(app, worker, events):
     assert "Hard time limit (0.3s) exceeded for toyapp.gate" in worker.log
 
 
-def test_a_task_that_swallows_its_cancellation_is_abandoned_and_stays_failed(app, worker):
+def test_a_task_that_swallows_its_cancellation_is_abandoned_and_stays_failed(
+    app: Celery, worker: ToyWorker
+) -> None:
     result = app.send_task("toyapp.stubborn", ("mule",), time_limit=0.3)
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=10)
-    stats = wait_until(
-        lambda: next(
-            (s for s in app.control.inspect([worker.name]).stats().values()
-             if s["pool"]["abandoned"]), None,
-        ), within=20, what="the abandoned task",
-    )  # fmt: skip
-    assert stats["pool"]["running"] == 0
+
+    def has_abandoned() -> bool:
+        return bool(pool_of(app, worker)["abandoned"])
+
+    wait_until(has_abandoned, within=20, what="the abandoned task")
+    assert pool_of(app, worker)["running"] == 0
     worker.open("mule")
     assert app.send_task("toyapp.add", (1, 1)).get(timeout=10) == 2
     assert result.state == "FAILURE"

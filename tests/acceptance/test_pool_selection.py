@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -23,7 +24,7 @@ def app(redis_url: str) -> Iterator[Celery]:
 def make(redis_url: str, tmp_path: Path) -> Iterator[Make]:
     workers: list[ToyWorker] = []
 
-    def make(**arguments: object) -> ToyWorker:
+    def make(**arguments: Any) -> ToyWorker:
         workers.append(ToyWorker(tmp_path, redis_url, redis_url, **arguments))
         return workers[-1]
 
@@ -36,14 +37,14 @@ def pool_of(app: Celery, worker: ToyWorker) -> dict[str, object]:
     return dict(app.control.inspect([worker.name], timeout=5).stats()[worker.name]["pool"])
 
 
-def test_the_setting_selects_the_pool_and_a_thousand_slots(app, make):
+def test_the_setting_selects_the_pool_and_a_thousand_slots(app: Celery, make: Make) -> None:
     worker = make().start()
     pool = pool_of(app, worker)
     assert pool["implementation"] == "stepfleet.worker.pool:Pool"
     assert pool["max-concurrency"] == 1000
 
 
-def test_the_option_custom_selects_the_pool(app, make):
+def test_the_option_custom_selects_the_pool(app: Celery, make: Make) -> None:
     worker = make(
         options=("-P", "custom", "-c", "7"),
         settings={"worker_pool": "prefork"},
@@ -55,27 +56,27 @@ def test_the_option_custom_selects_the_pool(app, make):
     assert app.send_task("toyapp.add", (1, 2)).get(timeout=10) == 3
 
 
-def test_autoscale_ends_the_worker_and_says_what_to_use(make):
+def test_autoscale_ends_the_worker_and_says_what_to_use(make: Make) -> None:
     worker = make(options=("--autoscale", "10,2")).launch()
     assert worker.wait(within=30) != 0
     assert "--autoscale (worker_autoscaler) is not supported" in worker.log
     assert "--concurrency" in worker.log
 
 
-def test_max_tasks_per_child_is_ignored_with_a_warning(app, make):
+def test_max_tasks_per_child_is_ignored_with_a_warning(app: Celery, make: Make) -> None:
     worker = make(options=("--max-tasks-per-child", "1")).start()
     assert "worker_max_tasks_per_child has no effect" in worker.log
     assert [app.send_task("toyapp.add", (i, 1)).get(timeout=10) for i in range(3)] == [1, 2, 3]
 
 
-def test_gevent_is_refused_with_the_reason(make):
+def test_gevent_is_refused_with_the_reason(make: Make) -> None:
     worker = make(options=("-P", "gevent")).launch()
     assert worker.wait(within=30) != 0
     assert "The gevent pool is not supported" in worker.log
     assert "runs tasks twice" in worker.log
 
 
-def test_slots_beyond_the_limit_wait_under_a_blocking_transport(make, tmp_path):
+def test_slots_beyond_the_limit_wait_under_a_blocking_transport(make: Make, tmp_path: Path) -> None:
     """A transport without an event loop (kombu's filesystem one) drives the same pool."""
     folder = tmp_path / "broker"
     folder.mkdir()
@@ -100,7 +101,7 @@ def test_slots_beyond_the_limit_wait_under_a_blocking_transport(make, tmp_path):
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_stock_pools_run_the_same_tasks(app, make, pool):
+def test_stock_pools_run_the_same_tasks(app: Celery, make: Make, pool: object) -> None:
     make(options=("-P", pool, "-c", "2"), settings={"worker_pool": ""}).start()
     assert app.send_task("toyapp.sum_in_a_thread").get(timeout=15) == 2
     first = app.send_task("toyapp.one_client_per_loop").get(timeout=15)
@@ -111,12 +112,13 @@ def test_stock_pools_run_the_same_tasks(app, make, pool):
         app.send_task("toyapp.cancel_itself").get(timeout=15)
 
 
-def test_a_soft_limit_under_prefork_cancels_the_coroutine_and_reaches_the_body(app, make):
+def test_a_soft_limit_under_prefork_cancels_the_coroutine_and_reaches_the_body(
+    app: Celery, make: Make
+) -> None:
     worker = make(options=("-P", "prefork", "-c", "1"), settings={"worker_pool": ""}).start()
     tidied = app.send_task("toyapp.tidy", ("soft",), soft_time_limit=1, time_limit=20)
     assert tidied.get(timeout=20).startswith("tidied after")
     cut = app.send_task("toyapp.gate", ("cut",), soft_time_limit=1, time_limit=20)
     with pytest.raises(SoftTimeLimitExceeded):
         cut.get(timeout=20)
-    assert "cut" in worker.notes.lrange("cancelled", 0, -1)
-
+    assert "cut" in worker.notes.lrange("cancelled", 0, -1), worker.log

@@ -3,10 +3,12 @@
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 from deadlines import wait_until
+from redis_servers import RedisServer
 from toy_worker import ToyWorker, client_app
 
 Start = Callable[..., ToyWorker]
@@ -22,7 +24,7 @@ def app(redis_url: str) -> Iterator[Celery]:
 def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
     workers: list[ToyWorker] = []
 
-    def start(**arguments: object) -> ToyWorker:
+    def start(**arguments: Any) -> ToyWorker:
         workers.append(ToyWorker(tmp_path, redis_url, redis_url, **arguments))
         return workers[-1].start()
 
@@ -32,7 +34,9 @@ def start(redis_url: str, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("task", ["toyapp.gate", "toyapp.late_gate"])
-def test_sigterm_waits_for_the_tasks_that_run_and_gives_the_others_back(app, start, task):
+def test_sigterm_waits_for_the_tasks_that_run_and_gives_the_others_back(
+    app: Celery, start: Start, task: str
+) -> None:
     worker = start(options=("-c", "2"), settings={"worker_prefetch_multiplier": 4})
     sent = [app.send_task(task, (f"t{i}",)) for i in range(5)]
     wait_until(lambda: worker.notes.llen("started") == 2, what="two running tasks")
@@ -49,7 +53,9 @@ def test_sigterm_waits_for_the_tasks_that_run_and_gives_the_others_back(app, sta
     assert worker.notes.llen("started") == 5
 
 
-def test_acknowledgements_go_out_while_a_warm_shutdown_waits_for_others(app, start):
+def test_acknowledgements_go_out_while_a_warm_shutdown_waits_for_others(
+    app: Celery, start: Start
+) -> None:
     worker = start()
     for name in ("quick", "slow"):
         app.send_task("toyapp.late_gate", (name,))
@@ -63,7 +69,9 @@ def test_acknowledgements_go_out_while_a_warm_shutdown_waits_for_others(app, sta
     assert worker.wait() == 0
 
 
-def test_sigquit_ends_the_worker_at_once_and_late_tasks_run_again(app, start):
+def test_sigquit_ends_the_worker_at_once_and_late_tasks_run_again(
+    app: Celery, start: Start
+) -> None:
     worker = start()
     result = app.send_task("toyapp.late_gate", ("again",))
     wait_until(lambda: worker.started("again"), what="its start")
@@ -75,7 +83,7 @@ def test_sigquit_ends_the_worker_at_once_and_late_tasks_run_again(app, start):
     assert result.get(timeout=15) == "again"
 
 
-def test_sigquit_during_a_warm_shutdown_ends_it_at_once(app, start):
+def test_sigquit_during_a_warm_shutdown_ends_it_at_once(app: Celery, start: Start) -> None:
     worker = start()
     app.send_task("toyapp.gate", ("endless",))
     wait_until(lambda: worker.started("endless"), what="its start")
@@ -86,7 +94,7 @@ def test_sigquit_during_a_warm_shutdown_ends_it_at_once(app, start):
     assert "endless" in worker.notes.lrange("cancelled", 0, -1)
 
 
-def test_a_second_interrupt_ends_the_worker_at_once(app, start):
+def test_a_second_interrupt_ends_the_worker_at_once(app: Celery, start: Start) -> None:
     worker = start()
     app.send_task("toyapp.gate", ("endless",))
     wait_until(lambda: worker.started("endless"), what="its start")
@@ -96,7 +104,9 @@ def test_a_second_interrupt_ends_the_worker_at_once(app, start):
     worker.wait(within=8)
 
 
-def test_a_cold_shutdown_is_not_held_up_by_a_task_that_swallows_its_cancellation(app, start):
+def test_a_cold_shutdown_is_not_held_up_by_a_task_that_swallows_its_cancellation(
+    app: Celery, start: Start
+) -> None:
     worker = start()
     app.send_task("toyapp.stubborn", ("mule",))
     wait_until(lambda: worker.started("mule"), what="its start")
@@ -104,7 +114,9 @@ def test_a_cold_shutdown_is_not_held_up_by_a_task_that_swallows_its_cancellation
     worker.wait(within=20)
 
 
-def test_tasks_that_ran_across_a_lost_connection_still_report(app, start, own_redis):
+def test_tasks_that_ran_across_a_lost_connection_still_report(
+    app: Celery, start: Start, own_redis: Callable[..., RedisServer]
+) -> None:
     broker = own_redis()
     worker = start(env={"TOY_BROKER": broker.url})
     with client_app(broker.url, str(app.conf.result_backend)) as other:

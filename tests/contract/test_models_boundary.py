@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = (ROOT / "worker" / "models", ROOT / "worker" / "testing")
+ADAPTERS = (
+    ROOT / "worker" / "models",
+    ROOT / "worker" / "testing",
+    ROOT / "orchestrator" / "openai_batch.py",  # the file format of that provider's batches
+)
 PROVIDER_WORDS = {
     "max_completion_tokens",
     "stream_options",

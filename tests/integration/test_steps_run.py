@@ -378,13 +378,19 @@ async def test_a_rate_limit_waits_as_long_as_the_provider_asks(opened: Opened) -
 async def test_a_conversation_that_is_too_long_is_pruned_once(opened: Opened) -> None:
     """ERR-23, LLM-08: two calls, then the step's error."""
     failure = ContextWindowError("too long", limit=10)
-    script = (call(("look", {"what": "a"})), failure)
+
+    async def too_long_with_b(request: ModelRequest) -> LLMResponse:
+        if any(message.text == "seen b" for message in request.messages):
+            raise failure
+        return call(("look", {"what": "b"}))
+
+    script = (call(("look", {"what": "a"})), too_long_with_b, failure)
     async with opened(*script, tools=(look,)) as (desk, hands, run_id):
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.ERROR
-    assert len(requests(hands)) == 3
-    assert len(requests(hands)[2].messages) < len(requests(hands)[1].messages)
+    assert len(requests(hands)) == 4
+    assert [len(one.messages) for one in requests(hands)] == [1, 3, 5, 3]
 
 
 async def test_an_exception_in_the_model_object_is_a_recorded_step(opened: Opened) -> None:

@@ -159,7 +159,7 @@ def kept_events(*payloads: Any) -> Script:
     async def script(writer: asyncio.StreamWriter) -> None:
         writer.write(head + f"{len(lines):x}\r\n".encode() + lines + b"\r\n")
         await writer.drain()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
         writer.write(b"0\r\n\r\n")
 
     return script

@@ -3,6 +3,8 @@
 Needs ``redis_servers`` for the server; knows nothing of what the tests check.
 """
 
+# mypy: allow-untyped-calls
+
 import contextlib
 import json
 import os
@@ -96,7 +98,9 @@ class ToyWorker:
         try:
             return self._process.wait(timeout=within)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {within} s:\n{self.log}") from None
+            raise AssertionError(
+                f"{self.name} did not end within {within} s:\n{self.log}"
+            ) from None
 
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:

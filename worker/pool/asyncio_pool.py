@@ -26,7 +26,7 @@ from celery.exceptions import ImproperlyConfigured, Terminated
 from celery.worker import state as worker_state
 from kombu.asynchronous import get_event_loop
 
-from stepfleet.worker import bridge
+from stepfleet.worker import bridge, transport
 from stepfleet.worker.loop_thread import LoopThread
 from stepfleet.worker.pool.current_task import follow_jobs
 from stepfleet.worker.pool.job import GRACE_SECONDS, Job, Limits, Reports
@@ -275,6 +275,8 @@ class Pool(BasePool):
             "loop-lag-seconds": round(thread.lag, 4) if thread else 0.0,
             "worst-loop-lag-seconds": round(thread.worst_lag, 4) if thread else 0.0,
         }
+        if broker := transport.counts():
+            info["broker"] = broker
         return info
 
     @property

@@ -38,6 +38,7 @@ class HubOutbox:
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque()
+        self._woken = False  # a wake-up is under way that will deliver what is queued
         self._reader, self._writer = socket.socketpair()
         self._reader.settimeout(0)
         self._writer.settimeout(0)
@@ -49,17 +50,20 @@ class HubOutbox:
     def post(self, call: Call) -> None:
         """Queue the call and wake the poller, once for any number of calls not yet delivered."""
         self._calls.append(call)
-        if len(self._calls) == 1:
+        if not self._woken:
             self._wake()
 
     def deliver(self) -> None:
         """Make the queued calls; what they post meanwhile waits for the next round."""
         with suppress(OSError):  # nothing to read, or closed
             self._reader.recv(4096)
-        for _ in range(len(self._calls)):
-            self._calls.popleft()()
-        if self._calls:
-            self._wake()
+        self._woken = False
+        try:
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
+        finally:
+            if self._calls:
+                self._wake()
 
     def wait(self, seconds: float) -> None:
         """Wait for a post with the signal handlers of the main thread running meanwhile."""
@@ -72,6 +76,7 @@ class HubOutbox:
         self._writer.close()
 
     def _wake(self) -> None:
+        self._woken = True
         with suppress(OSError):  # full means that a wake-up is pending; closed that nobody polls
             self._writer.send(b"\0")
 

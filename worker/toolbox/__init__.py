@@ -1,9 +1,9 @@
 """Executes tool calls: one function for every call, and the threads that plain functions need."""
 
+from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.toolbox.execution import execute_call
 from stepfleet.worker.toolbox.order import execute_in_order
-from stepfleet.worker.toolbox.text import result_text
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 __all__ = ["LocalToolbox", "ToolThreads", "execute_call", "execute_in_order", "result_text"]

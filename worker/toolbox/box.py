@@ -4,10 +4,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.toolbox.execution import execute_call
-from stepfleet.worker.toolbox.text import result_text
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 

@@ -14,7 +14,11 @@ redis.call('HSET', run_key, 'status', 'queued', 'step', 0, 'token', '', 'last_to
 redis.call('HSET', log_key, 'input:0', ARGV[3])
 redis.call('ZADD', due_key, now + (delay > 0 and delay or number(ARGV[2])), run_id)
 count(a.batch, 'total', 1)
-count(a.batch, 'open', 1)
+-- Counters of a shard expire when all its runs have ended, and live again with the next one.
+if a.batch ~= '' and redis.call('HINCRBY', batch_key(a.batch), 'open', 1) == 1 then
+  redis.call('PERSIST', batch_key(a.batch))
+  redis.call('PERSIST', batch_key(a.batch) .. ':ended')
+end
 count(a.batch, 'status:queued', 1)
 emit(ARGV[5], ARGV[6])
 if ARGV[4] ~= '' and queue_key and delay == 0 then redis.call('LPUSH', queue_key, ARGV[4]) end

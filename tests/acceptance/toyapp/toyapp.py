@@ -4,20 +4,26 @@ Configured by environment variables alone: TOY_BROKER, TOY_REDIS (results and no
 and TOY_CONF (JSON, laid over the settings below).
 """
 
+# mypy: allow-untyped-decorators
+
 import asyncio
 import contextvars
 import json
 import os
 import threading
 import time
+from typing import Any
 
 import redis
 import redis.asyncio
 from celery import Celery, current_task, signals
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
+from stepfleet.worker import transport
 from stepfleet.worker.bridge import PerLoop, await_
 from stepfleet.worker.pool import refuse_greenlet_pools
+
+transport.register()
 
 NOTES = os.environ["TOY_REDIS"]
 
@@ -45,44 +51,44 @@ colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour")
 
 
 @app.task
-def add(x, y):
+def add(x: int, y: int) -> Any:
     return x + y
 
 
 @app.task
-def noop():
+def noop() -> Any:
     return None
 
 
 @app.task
-def count(name):
+def count(name: str) -> Any:
     """Count executions: a message that ran twice counts twice."""
     sync_notes.hincrby("ran", name, 1)
 
 
 @app.task
-def meet(name, parties):
+def meet(name: str, parties: int) -> Any:
     """Return only when so many of these run at once."""
 
-    async def wait():
+    async def wait() -> Any:
         barrier = barriers.setdefault(name, asyncio.Barrier(parties))
         return await barrier.wait()
 
     return await_(wait())
 
 
-async def opened(name):
+async def opened(name: str) -> Any:
     client = notes()
     await client.rpush("started", name)
-    while not await client.exists(f"open:{name}"):
+    while not await client.exists(f"open:{name}"):  # noqa: ASYNC110 another process opens it
         await asyncio.sleep(0.02)
 
 
 @app.task(bind=True)
-def gate(self, name):
+def gate(self: Any, name: str) -> Any:
     """Note the start, then wait until the test opens the gate; note a cancellation."""
 
-    async def wait():
+    async def wait() -> Any:
         try:
             await opened(name)
         except asyncio.CancelledError:
@@ -96,15 +102,15 @@ def gate(self, name):
 
 
 @app.task(acks_late=True)
-def late_gate(name):
+def late_gate(name: str) -> Any:
     return gate.run(name)
 
 
 @app.task
-def stubborn(name):
+def stubborn(name: str) -> Any:
     """Swallow every cancellation until the gate opens."""
 
-    async def wait():
+    async def wait() -> Any:
         while True:
             try:
                 await opened(name)
@@ -119,13 +125,13 @@ def stubborn(name):
 
 
 @app.task
-def tidy(name):
+def tidy(name: str) -> Any:
     """Clean up after the soft limit, waiting on the loop once more, and succeed."""
     try:
         await_(opened(name))
     except SoftTimeLimitExceeded as limit:
 
-        async def clean():
+        async def clean() -> Any:
             async with asyncio.timeout(5):
                 await notes().rpush("tidied", name)
 
@@ -135,77 +141,77 @@ def tidy(name):
 
 
 @app.task
-def fail(message):
-    async def explode():
+def fail(message: str) -> Any:
+    async def explode() -> Any:
         await asyncio.sleep(0)
         raise ValueError(message)
 
     await_(explode())
 
 
-class Unpicklable(Exception):
-    def __init__(self, reason):
+class UnpicklableError(Exception):
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.lock = threading.Lock()
 
 
 @app.task
-def fail_unpicklable():
-    raise Unpicklable("holds a lock")
+def fail_unpicklable() -> Any:
+    raise UnpicklableError("holds a lock")
 
 
 @app.task(bind=True, max_retries=1, default_retry_delay=0)
-def retry_once(self):
+def retry_once(self: Any) -> Any:
     if self.request.retries == 0:
         raise self.retry(exc=ValueError("again"))
     return self.request.retries
 
 
 @app.task
-def raise_retry():
+def raise_retry() -> Any:
     raise Retry("by hand", exc=ValueError("by hand"))
 
 
 @app.task
-def ignore():
+def ignore() -> Any:
     raise Ignore
 
 
 @app.task(acks_late=True)
-def reject():
+def reject() -> Any:
     raise Reject("no", requeue=False)
 
 
 @app.task
-def leave():
+def leave() -> Any:
     raise SystemExit(3)
 
 
 @app.task
-def cancel_itself():
-    async def give_up():
+def cancel_itself() -> Any:
+    async def give_up() -> Any:
         raise asyncio.CancelledError
 
     await_(give_up())
 
 
 @app.task
-def block(seconds):
+def block(seconds: float) -> Any:
     time.sleep(seconds)
     return seconds
 
 
 @app.task(bind=True)
-def identify(self, name, parties):
+def identify(self: Any, name: str, parties: int) -> Any:
     """Tell whose request each place of the task sees while others interleave."""
     colour.set(name)
     seen = [self.request.id, current_task.request.id, colour.get()]
 
-    async def child():
+    async def child() -> Any:
         await asyncio.sleep(0)
         return [self.request.id, current_task.request.id, colour.get()]
 
-    async def inside():
+    async def inside() -> Any:
         barrier = barriers.setdefault("identify", asyncio.Barrier(parties))
         await barrier.wait()
         seen.extend([self.request.id, colour.get()])
@@ -219,30 +225,30 @@ def identify(self, name, parties):
 
 
 @app.task
-def sum_in_a_thread():
+def sum_in_a_thread() -> Any:
     """Wait for a coroutine from a thread that the task started."""
 
-    async def both():
+    async def both() -> Any:
         await asyncio.sleep(0.01)
         return 2
 
-    async def in_thread():
+    async def in_thread() -> Any:
         return await asyncio.to_thread(lambda: await_(both()))
 
     return await_(in_thread())
 
 
 @app.task
-def one_client_per_loop():
-    async def same():
+def one_client_per_loop() -> Any:
+    async def same() -> Any:
         return notes() is notes()
 
     return [await_(same()), os.getpid()]
 
 
 @app.task
-def await_in_a_coroutine():
-    async def wrong():
+def await_in_a_coroutine() -> Any:
+    async def wrong() -> Any:
         return await_(asyncio.sleep(0))
 
     await_(wrong())

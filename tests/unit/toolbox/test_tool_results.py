@@ -14,7 +14,7 @@ from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.worker.toolbox.results import json_data
-from stepfleet.worker.toolbox.text import result_text
+from stepfleet.orchestrator.records.tool_text import result_text
 
 
 class Shade(Enum):

@@ -1,0 +1,149 @@
+"""One submitted batch as its caller holds it: progress, results, requests to all its runs."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+
+from stepfleet.orchestrator.batch_results import BatchResults, Pause, Results, rows_where
+from stepfleet.orchestrator.batches import BatchProgress, Manifest
+from stepfleet.orchestrator.client import Client
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.control import Answer
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 50
+_RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
+
+
+class AsyncBatch:
+    """A batch. `skipped` says what was wrong with the lines that a submission left out.
+
+    Requests answer with the number of runs that they reached. They walk over the batch's
+    rows; runs that are created meanwhile are not reached.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        manifest: Manifest,
+        *,
+        skipped: tuple[str, ...] = (),
+        skipped_count: int = 0,
+    ) -> None:
+        self.skipped = skipped
+        self.skipped_count = skipped_count
+        self._client = client
+        self._manifest = manifest
+
+    @property
+    def id(self) -> str:
+        """The batch's id (UUID)."""
+        return self._manifest.batch_id
+
+    async def progress(self) -> BatchProgress:
+        """Return how far the batch is."""
+        return await self._client.batches.progress(self._manifest)
+
+    def results(
+        self, *, ordered: bool = False, follow: bool = True, failed: bool = False
+    ) -> Results:
+        """Yield results as runs end, or in the order of the lines.
+
+        `follow=False` stops at what has ended by now; `failed=True` leaves out completed runs.
+        A run that is retried while its results are followed as they end comes again.
+        """
+        reader = BatchResults(self._manifest, self._client.batches, self._client.runs)
+        read = reader.in_order if ordered else reader.as_they_end
+        return read(follow=follow, failed=failed)
+
+    async def wait(self, timeout: float | None = None) -> BatchProgress:  # noqa: ASYNC109
+        """Return the progress when all runs have ended.
+
+        Raises `TimeoutError` after `timeout` seconds; the batch goes on.
+        """
+        async with asyncio.timeout(timeout):
+            pause = Pause()
+            done = -1
+            while True:
+                progress = await self.progress()
+                if progress.ended:
+                    return progress
+                await pause.wait(idle=progress.done == done)
+                done = progress.done
+
+    async def cancel(self) -> int:
+        """Cancel every run that has not ended; steps under way are broken off at once."""
+        control = self._client.control
+        count = 0
+        async for run_ids in self._rows(lambda status: not status.is_terminal):
+            answers = await _ask(run_ids, control.ask_cancel)
+            held = [
+                run_id
+                for run_id, answer in zip(run_ids, answers, strict=True)
+                if answer.word == "requested"
+            ]
+            await control.interrupt(held)
+            count += sum(answer.word in ("cancelled", "requested") for answer in answers)
+        return count
+
+    async def pause(self) -> int:
+        """Pause every run that has not ended, at its next step boundary."""
+        return await self._all(
+            lambda status: not status.is_terminal and status is not Lifecycle.PAUSED,
+            self._client.control.pause,
+            ("paused", "requested"),
+        )
+
+    async def resume(self) -> int:
+        """Take pauses back, also those that were only asked for; counts runs that were paused."""
+        return await self._all(
+            lambda status: not status.is_terminal, self._client.control.resume, ("resumed",)
+        )
+
+    async def retry(self, *, failed_only: bool = True, **overrides: Any) -> int:
+        """Take runs that did not complete up again; what went well in them is kept.
+
+        `failed_only=False` takes up cancelled runs too. `overrides` raise limits and the
+        like. Runs that would end at once again are left alone; when that holds for all,
+        `ConfigurationError` says why.
+        """
+        refused: list[ConfigurationError] = []
+
+        async def retry(run_id: str) -> Answer:
+            try:
+                return await self._client.control.retry(run_id, overrides)
+            except ConfigurationError as error:
+                refused.append(error)
+                return Answer("refused")
+
+        wanted = _RETRIED if failed_only else _RETRIED | {Lifecycle.CANCELLED}
+        count = await self._all(lambda status: status in wanted, retry, ("retried",))
+        if refused and not count:
+            raise refused[0]
+        if refused:
+            log.warning("%d runs were not retried: %s", len(refused), refused[0].message)
+        return count
+
+    async def _all(
+        self,
+        wanted: Callable[[Lifecycle], bool],
+        ask: Callable[[str], Awaitable[Answer]],
+        counted: Sequence[str],
+    ) -> int:
+        count = 0
+        async for run_ids in self._rows(wanted):
+            answers = await _ask(run_ids, ask)
+            count += sum(answer.word in counted for answer in answers)
+        return count
+
+    async def _rows(self, wanted: Callable[[Lifecycle], bool]) -> AsyncGenerator[list[str], None]:
+        async for run_ids in rows_where(self._client.batches, self._manifest, wanted):
+            for start in range(0, len(run_ids), AT_ONCE):
+                yield run_ids[start : start + AT_ONCE]
+
+
+async def _ask(run_ids: Sequence[str], ask: Callable[[str], Awaitable[Answer]]) -> list[Answer]:
+    return await asyncio.gather(*(ask(run_id) for run_id in run_ids))

@@ -1,0 +1,147 @@
+"""What is known of a batch: its manifest, and its progress as the sum over shards. Pure."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Literal, Self
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.state import Lifecycle
+
+BatchFormat = Literal["stepfleet", "openai"]
+
+NANO = 1_000_000_000
+
+
+class Manifest(Record):
+    """A batch as a whole. `rows` counts its input lines, `total` those that became runs.
+
+    Row numbers run from 0 to `rows` - 1, with a gap for each line that was skipped. `sealed`
+    is true once every run was created; `digest` is the content address of lines, agents and
+    overrides.
+    """
+
+    batch_id: str
+    key: str
+    digest: str
+    name: str = ""
+    agent: str = ""
+    format: BatchFormat = "stepfleet"
+    created: datetime
+    total: int
+    rows: int
+    sealed: bool = False
+
+    def to_fields(self) -> dict[str, str]:
+        """Return the manifest as fields of a hash, without the two that are set apart."""
+        return {
+            "key": self.key,
+            "digest": self.digest,
+            "name": self.name,
+            "agent": self.agent,
+            "format": self.format,
+            "total": str(self.total),
+            "rows": str(self.rows),
+        }
+
+    @classmethod
+    def from_fields(cls, batch_id: str, fields: Mapping[str, str]) -> Self:
+        """Read a stored manifest. Raises `pydantic.ValidationError` on anything else."""
+        milliseconds = int(fields.get("created", "0"))
+        told = {name: fields[name] for name in _PLAIN if name in fields}
+        return cls.model_validate(
+            {
+                **told,
+                "batch_id": batch_id,
+                "created": datetime.fromtimestamp(milliseconds / 1000, UTC),
+                "sealed": fields.get("sealed") == "1",
+            }
+        )
+
+
+_PLAIN = ("key", "digest", "name", "agent", "format", "total", "rows")
+
+
+class BatchProgress(Record):
+    """How far a batch is. Every number comes from the runs' own commits, so none is a guess.
+
+    `tokens` and `cost_usd` are of committed steps; `lost` counts attempts whose work was not
+    committed. `total` is the number of valid input lines, also while they are submitted.
+    """
+
+    batch_id: str
+    name: str = ""
+    agent: str = ""
+    format: BatchFormat = "stepfleet"
+    created: datetime
+    sealed: bool
+    total: int
+    queued: int = 0
+    in_progress: int = 0
+    paused: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    stopped: int = 0
+    by_reason: dict[str, int] = Field(default_factory=dict)
+    steps: int = 0
+    tokens: int = 0
+    llm_calls: int = 0
+    cost_usd: float = 0.0
+    lost: int = 0
+
+    @property
+    def done(self) -> int:
+        """How many runs have ended."""
+        return self.completed + self.failed + self.cancelled + self.stopped
+
+    @property
+    def open(self) -> int:
+        """How many runs have been created and not ended."""
+        return self.queued + self.in_progress + self.paused
+
+    @property
+    def ok(self) -> bool:
+        """Whether all runs were created, have ended and completed."""
+        return self.sealed and not self.open and self.done == self.completed
+
+    @property
+    def ended(self) -> bool:
+        """Whether all runs were created and have ended."""
+        return self.sealed and not self.open
+
+    @property
+    def share(self) -> float:
+        """The part of all runs that has ended, 0 to 1."""
+        return min(self.done / self.total, 1.0) if self.total else 1.0
+
+
+def progress_of(manifest: Manifest, shards: Iterable[Mapping[str, str]]) -> BatchProgress:
+    """Return the sum of the shards' counters."""
+    sums: dict[str, int] = {}
+    for counters in shards:
+        for name, value in counters.items():
+            sums[name] = sums.get(name, 0) + int(value)
+    reasons = {
+        name.removeprefix("reason:"): count
+        for name, count in sorted(sums.items())
+        if name.startswith("reason:") and count
+    }
+    statuses = {one.value: sums.get(f"status:{one.value}", 0) for one in Lifecycle}
+    return BatchProgress(
+        batch_id=manifest.batch_id,
+        name=manifest.name,
+        agent=manifest.agent,
+        format=manifest.format,
+        created=manifest.created,
+        sealed=manifest.sealed,
+        total=manifest.total,
+        **statuses,
+        by_reason=reasons,
+        steps=sums.get("steps", 0),
+        tokens=sums.get("tokens", 0),
+        llm_calls=sums.get("calls", 0),
+        cost_usd=sums.get("cost", 0) / NANO,
+        lost=sums.get("lost", 0),
+    )

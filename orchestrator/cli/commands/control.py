@@ -1,0 +1,70 @@
+"""`stepfleet retry`, `cancel`, `pause`, `resume`."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
+
+from typing import Annotated
+
+import typer
+
+from stepfleet.orchestrator.cli import exits, options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (retry, cancel, pause, resume):
+        app.command()(command)
+
+
+def retry(
+    run: options.MaybeRunId = None,
+    batch: options.OfBatch = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="The batch's runs that did not complete.")
+    ] = False,
+    raised: Annotated[
+        list[str] | None,
+        typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit, as max_steps=20."),
+    ] = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Take ended runs up again at their failed step; what went well is kept."""
+    from stepfleet.orchestrator.cli.control_requests import retry_one_or_all
+
+    exits.end(retry_one_or_all(run, batch, data, failed=failed, raised=raised or [], json=json))
+
+
+def cancel(
+    run: options.MaybeRunId = None,
+    batch: options.OfBatch = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Cancel a run, or all open runs of a batch."""
+    from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
+
+    exits.end(ask_one_or_all("cancel", run, batch, data, json=json))
+
+
+def pause(
+    run: options.MaybeRunId = None,
+    batch: options.OfBatch = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Pause a run, or a batch, at the end of the step under way."""
+    from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
+
+    exits.end(ask_one_or_all("pause", run, batch, data, json=json))
+
+
+def resume(
+    run: options.MaybeRunId = None,
+    batch: options.OfBatch = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Let a paused run, or batch, go on."""
+    from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
+
+    exits.end(ask_one_or_all("resume", run, batch, data, json=json))

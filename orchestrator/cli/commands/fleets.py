@@ -1,0 +1,75 @@
+"""`stepfleet up`, `worker`, `flower`."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
+
+from typing import Annotated
+
+import typer
+
+from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli.worker_command import DEFAULT_FLOWER_PORT, FLOWER_PORT
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(up)
+    app.command()(worker)
+    app.command()(flower)
+
+
+def up(
+    agents: options.AgentsRef,
+    workers: options.Workers = 1,
+    slots: options.Slots = None,
+    with_flower: Annotated[bool, typer.Option("--flower", help="Start Flower as well.")] = False,
+    simulate: options.Simulate = None,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Run a local fleet until Ctrl-C: Redis and workers.
+
+    Commands in other terminals find it by the data folder, or by STEPFLEET_REDIS_URL.
+    """
+    from stepfleet.orchestrator.cli.local_fleet import FleetPlan
+    from stepfleet.orchestrator.cli.standing import stand
+
+    plan = FleetPlan(agents, workers, slots, simulate)
+    exits.end(stand(plan, data, with_flower=with_flower))
+
+
+def worker(
+    agents: options.AgentsRef,
+    slots: options.Slots = None,
+    pool: Annotated[
+        options.Pool, typer.Option("--pool", help="asyncio is made for steps; others work too.")
+    ] = "asyncio",
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, help="The same as --slots, Celery's word."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Node name, unique.")] = None,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
+    from stepfleet.orchestrator.cli.one_worker import become_worker
+    from stepfleet.orchestrator.cli.worker_command import WorkerOptions
+
+    become_worker(WorkerOptions(agents, concurrency or slots, pool, name), data)
+
+
+def flower(
+    port: Annotated[
+        int,
+        typer.Option("--port", envvar=FLOWER_PORT, min=0, max=65_535, help="0: any free port."),
+    ] = DEFAULT_FLOWER_PORT,
+    address: Annotated[str, typer.Option("--address", help="Where to listen.")] = "127.0.0.1",
+    basic_auth: options.BasicAuth = None,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Run Flower on the fleet's broker: steps by name, workers, failures.
+
+    Listens on this machine only; on another address it wants --basic-auth. Its HTTP API is
+    open only with --basic-auth, as in Flower itself.
+    """
+    from stepfleet.orchestrator.cli.flower_command import serve_flower
+
+    serve_flower(port, address, basic_auth, data)

@@ -1,0 +1,57 @@
+"""`stepfleet run`."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepfleet.orchestrator.cli import exits, options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(run)
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Inputs, JSONL: a run per line.")],
+    *,
+    agents: options.AgentsRef,
+    agent: options.AgentName = None,
+    out: options.Out = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", "-w", min=0, max=256, help="Worker processes; 0 if others do the work."
+        ),
+    ] = 1,
+    slots: options.Slots = None,
+    simulate: options.Simulate = None,
+    data: options.Data = options.DATA_FOLDER,
+    skip_invalid: options.SkipInvalid = False,
+    output_format: options.OutFormat = "auto",
+    json: options.Json = False,
+) -> None:
+    """Run a file of inputs: Redis, workers, progress and results, all in one command.
+
+    Uses the Redis in STEPFLEET_REDIS_URL, or starts a private one in the data folder. Results
+    are written as runs end. Interrupted (Ctrl-C once: an orderly stop), the same command goes
+    on where it stopped and adds only the results that are missing. Once its batch is done, it
+    begins a new one, unless its results file still exists.
+    """
+    from stepfleet.orchestrator.cli.batch_run import RunPlan, run_file
+    from stepfleet.orchestrator.cli.local_fleet import FleetPlan
+
+    plan = RunPlan(
+        file=file,
+        agent=agent,
+        fleet=FleetPlan(agents, workers, slots, simulate),
+        out=out,
+        data=data,
+        skip_invalid=skip_invalid,
+        output_format=output_format,
+        json=json,
+    )
+    exits.end(run_file(plan))

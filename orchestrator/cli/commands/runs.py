@@ -1,0 +1,51 @@
+"""`stepfleet show`, `explain`, `events`."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
+
+from typing import Annotated
+
+import typer
+
+from stepfleet.orchestrator.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (show, explain, events):
+        app.command()(command)
+
+
+def show(
+    run: options.RunId,
+    full: Annotated[bool, typer.Option("--full", help="Texts in full length.")] = False,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Show a run's trace: its input, steps, tools, and answer."""
+    from stepfleet.orchestrator.cli.run_views import show_run
+
+    show_run(run, data, json=json, full=full)
+
+
+def explain(
+    run: options.RunId,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Say why a run stopped, or goes on: every criterion with its numbers."""
+    from stepfleet.orchestrator.cli.run_views import explain_run
+
+    explain_run(run, data, json=json)
+
+
+def events(
+    run: options.RunId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run has ended.")
+    ] = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Print a run's events, a line of JSON each."""
+    from stepfleet.orchestrator.cli.run_views import print_events
+
+    print_events(run, data, follow=follow)

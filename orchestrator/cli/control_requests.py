@@ -1,0 +1,112 @@
+"""Cancel, pause, resume and retry: of one run, or of all runs of a batch."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.cli.exits import COMPLETED, SOME_FAILED
+from stepfleet.orchestrator.cli.fleet_access import with_fleet
+from stepfleet.orchestrator.cli.output import print_json, screen
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.store.control import Answer
+
+_DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active"}
+_SAYS = {
+    "cancelled": "cancelled",
+    "requested": "asked for; its worker does it at once, at the latest at the end of its step",
+    "paused": "paused",
+    "resumed": "goes on",
+    "retried": "is retried",
+    "active": "is active already",
+    "ended": "has ended already",
+    "changed": "changed meanwhile; ask again",
+    "unknown": "is not known",
+}
+
+
+def overrides_of(raised: Sequence[str]) -> dict[str, Any]:
+    """Return `max_steps=20` and the like as overrides; values are read as JSON where they are.
+
+    Raises `ConfigurationError` for one without a name and a value. Pure.
+    """
+    overrides: dict[str, Any] = {}
+    for one in raised:
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            msg = f"--raise {one}: write FIELD=VALUE, as in --raise max_steps=20"
+            raise ConfigurationError(msg)
+        try:
+            overrides[name.strip()] = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            overrides[name.strip()] = value.strip()
+    return overrides
+
+
+def which(run_id: str | None, batch_id: str | None) -> None:
+    """Raise `ConfigurationError` unless exactly one of a run and a batch is named. Pure."""
+    if (run_id is None) == (batch_id is None):
+        raise ConfigurationError("name one RUN, or --batch ID for all runs of a batch")
+
+
+def ask_one_or_all(
+    word: str, run_id: str | None, batch_id: str | None, data: Path, *, json: bool
+) -> int:
+    """Cancel, pause or resume (`word`); return the exit code."""
+    which(run_id, batch_id)
+
+    async def ask(fleet: AsyncFleet) -> int:
+        if run_id is not None:
+            action: Callable[[str], Awaitable[Answer]] = getattr(fleet, word)
+            return _say(run_id, await action(run_id), json=json)
+        batch = await fleet.batch(str(batch_id))
+        all_of_it: Callable[[], Awaitable[int]] = getattr(batch, word)
+        return _say_count(word, batch, await all_of_it(), json=json)
+
+    return with_fleet(data, ask)
+
+
+def retry_one_or_all(
+    run_id: str | None,
+    batch_id: str | None,
+    data: Path,
+    *,
+    failed: bool,
+    raised: Sequence[str],
+    json: bool,
+) -> int:
+    """Take an ended run, or a batch's, up again with the overrides; return the exit code."""
+    which(run_id, batch_id)
+    if batch_id is not None and not failed:
+        msg = "retrying a batch needs --failed: its runs that did not complete are done again"
+        raise ConfigurationError(msg)
+    overrides = overrides_of(raised)
+
+    async def retry(fleet: AsyncFleet) -> int:
+        if run_id is not None:
+            return _say(run_id, await fleet.retry(run_id, **overrides), json=json)
+        batch = await fleet.batch(str(batch_id))
+        return _say_count("retry", batch, await batch.retry(**overrides), json=json)
+
+    return with_fleet(data, retry)
+
+
+def _say(run_id: str, answer: Answer, *, json: bool) -> int:
+    if json:
+        print_json({"run_id": run_id, "answer": answer.word, "detail": answer.detail})
+    else:
+        detail = f" ({answer.detail})" if answer.detail else ""
+        screen().print(f"Run {run_id} {_SAYS.get(answer.word, answer.word)}{detail}")
+    return COMPLETED if answer.word in _DONE else SOME_FAILED
+
+
+def _say_count(word: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
+    if json:
+        print_json({"batch_id": batch.id, "request": word, "runs": number})
+    else:
+        screen().print(
+            f"Batch {batch.id}: {word} of {number} runs. See: stepfleet watch {batch.id}"
+        )
+    return COMPLETED

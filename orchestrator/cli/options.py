@@ -1,0 +1,78 @@
+"""Options that several commands share, declared once."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+DATA_FOLDER = Path(".stepfleet")
+Pool = Literal["asyncio", "prefork", "threads", "solo"]
+Format = Literal["auto", "stepfleet", "openai"]
+
+AgentsRef = Annotated[
+    str,
+    typer.Option(
+        "--agents",
+        "-A",
+        envvar="STEPFLEET_AGENTS",
+        help="Where the agents are: package.module or file.py; several with commas.",
+    ),
+]
+MaybeAgentsRef = Annotated[
+    str | None,
+    typer.Option(
+        "--agents",
+        "-A",
+        envvar="STEPFLEET_AGENTS",
+        help="Where the agents are; without it, those that workers announced.",
+    ),
+]
+AgentName = Annotated[
+    str | None, typer.Option("--agent", help="The agent for lines that name none.")
+]
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        envvar="STEPFLEET_DATA",
+        help="Folder of the private Redis, logs and resume notes.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Results file (JSONL), a line per run.")
+]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        "--slots", min=1, max=100_000, help="Steps at once in each worker (1,000 by default)."
+    ),
+]
+Workers = Annotated[int, typer.Option("--workers", "-w", min=1, max=256, help="Worker processes.")]
+SkipInvalid = Annotated[
+    bool, typer.Option("--skip-invalid", help="Leave out bad lines instead of refusing the file.")
+]
+OutFormat = Annotated[
+    Format, typer.Option("--format", help="Format of results; auto answers in the input's kind.")
+]
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
+MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run id.")]
+OfBatch = Annotated[str | None, typer.Option("--batch", "-b", help="All runs of this batch.")]
+Simulate = Annotated[
+    str | None,
+    typer.Option(
+        "--simulate",
+        metavar="RULES",
+        help="Answer model calls by rules (file.py:name), not a provider: no key, no network.",
+    ),
+]
+BasicAuth = Annotated[
+    str | None,
+    typer.Option(
+        "--basic-auth",
+        envvar="STEPFLEET_FLOWER_BASIC_AUTH",
+        metavar="USER:PASSWORD",
+        help="Ask for this user and password. Prefer the variable: others see arguments in ps.",
+    ),
+]

@@ -1,0 +1,173 @@
+"""Writes results files: line by line as runs end, never a half line, none twice.
+
+Knows how to write; what a line says is in `result_lines`.
+"""
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from stepfleet.orchestrator.batches import BatchFormat
+from stepfleet.orchestrator.cli.result_lines import key_in, key_of, to_line
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.results import AgentRunResult
+
+
+class Sink(Protocol):
+    """Where results go."""
+
+    def add(self, result: AgentRunResult) -> None:
+        """Take one result; one that is there already changes nothing."""
+        ...
+
+
+class Nowhere:
+    """Results that nobody asked for as lines."""
+
+    def add(self, result: AgentRunResult) -> None:
+        """Drop it."""
+
+
+class StandardOutput:
+    """Results as lines on standard output."""
+
+    def __init__(self, kind: BatchFormat) -> None:
+        self._kind = kind
+
+    def add(self, result: AgentRunResult) -> None:
+        """Print the line at once."""
+        sys.stdout.write(to_line(result, self._kind).decode())
+        sys.stdout.flush()
+
+
+class ResultFile:
+    """A results file that grows; what is in it already is kept and not written again.
+
+    Raises `ConfigurationError` on opening where the file cannot be written or holds something
+    else, and later when a line cannot be written (a full disk).
+    """
+
+    def __init__(self, path: Path, kind: BatchFormat) -> None:
+        self.path = path
+        self._kind = kind
+        self._descriptor = _open(path)
+        try:
+            self._keys = self._what_is_there()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    @property
+    def count(self) -> int:
+        """How many runs' lines are in the file."""
+        return len(self._keys)
+
+    def add(self, result: AgentRunResult) -> None:
+        """Append the run's line unless it is there."""
+        key = key_of(result, self._kind)
+        if key in self._keys:
+            return
+        line = to_line(result, self._kind)
+        try:
+            # O_APPEND and one write: a line is there whole or, after a crash, cut at the end.
+            written = os.write(self._descriptor, line)
+            while written < len(line):
+                written += os.write(self._descriptor, line[written:])
+        except OSError as error:
+            raise _not_writable(self.path, error) from None
+        self._keys.add(key)
+
+    def close(self) -> None:
+        """Make the lines durable and close the file."""
+        os.fsync(self._descriptor)
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _what_is_there(self) -> set[str]:
+        """Return the keys of the file's lines; cut off a last line without its end."""
+        keys = set()
+        whole = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                key = key_in(line, self._kind)
+                if key is None:
+                    msg = (
+                        f"--out {self.path}: line {number} is no result of format {self._kind}; "
+                        "name another file, so that this one is not mixed up"
+                    )
+                    raise ConfigurationError(msg)
+                keys.add(key)
+                whole += len(line)
+        os.ftruncate(self._descriptor, whole)
+        return keys
+
+
+def check_writable(path: Path) -> None:
+    """Raise `ConfigurationError` where `path` cannot become a results file; leaves it as it is."""
+    existed = path.exists()
+    os.close(_open(path))
+    if not existed:
+        path.unlink()
+
+
+def is_empty(path: Path) -> bool:
+    """Return whether there is no such file, or nothing in it."""
+    return not path.exists() or path.stat().st_size == 0
+
+
+class Replacement:
+    """A results file written beside its place and moved there whole when it is complete."""
+
+    def __init__(self, path: Path, kind: BatchFormat) -> None:
+        check_writable(path)
+        self._path = path
+        self._fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+        self._fresh.unlink(missing_ok=True)
+        self._file = ResultFile(self._fresh, kind)
+
+    def add(self, result: AgentRunResult) -> None:
+        """Add the run's line."""
+        self._file.add(result)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        if kind is None:
+            self._fresh.replace(self._path)
+        else:
+            self._fresh.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _not_writable(path, error) from None
+
+
+def _not_writable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"--out {path} cannot be written: {error.strerror}; name a file in a folder that exists "
+        "and that you may write to"
+    )

@@ -1,0 +1,50 @@
+"""What is said about one run: its trace, why it stopped, its events."""
+
+import asyncio
+from pathlib import Path
+
+from stepfleet.orchestrator.cli import explanation, traces
+from stepfleet.orchestrator.cli.fleet_access import with_fleet
+from stepfleet.orchestrator.cli.output import print_json, print_json_line, screen
+from stepfleet.orchestrator.fleet import AsyncFleet
+
+
+def show_run(run_id: str, data: Path, *, json: bool, full: bool) -> None:
+    """Print the run's trace, or its whole result as JSON."""
+
+    async def show(fleet: AsyncFleet) -> None:
+        stored = await fleet.show(run_id)
+        result = stored.result()
+        if json:
+            messages = [message.to_dict() for message in stored.state.messages]
+            print_json({**result.to_dict(), "messages": messages})
+        else:
+            screen().print(traces.trace(result, stored.state.messages, full=full))
+
+    with_fleet(data, show)
+
+
+def explain_run(run_id: str, data: Path, *, json: bool) -> None:
+    """Print why the run stopped: every criterion of its newest evaluation, with its numbers."""
+
+    async def explain(fleet: AsyncFleet) -> None:
+        stored = await fleet.show(run_id)
+        found = explanation.explain(stored.result())
+        if json:
+            print_json(found.to_dict())
+        else:
+            screen().print(explanation.picture(found))
+
+    with_fleet(data, explain)
+
+
+def print_events(run_id: str, data: Path, *, follow: bool) -> None:
+    """Print the run's events, a line of JSON each; with `follow` until it has ended."""
+
+    async def tell(fleet: AsyncFleet) -> None:
+        await fleet.show(run_id)
+        async for event in fleet.events(run_id, follow=follow):
+            print_json_line(event)
+            await asyncio.sleep(0)
+
+    with_fleet(data, tell)

@@ -1,0 +1,87 @@
+"""Tables and lines about batches. Pure: records in, things to print out."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepfleet.orchestrator.batches import BatchProgress
+from stepfleet.orchestrator.cli.pace import Pace
+from stepfleet.orchestrator.cli.words import count, moment, seconds, shown, usd
+
+_ID_CHARACTERS = 60
+
+
+def progress_line(progress: BatchProgress, pace: Pace, notice: str = "") -> str:
+    """Return the state of a batch as one plain line."""
+    parts = [
+        f"{count(progress.done)}/{count(progress.total)} done",
+        f"{count(progress.done - progress.completed)} not completed"
+        if progress.done > progress.completed
+        else "",
+        f"{count(progress.in_progress)} running",
+        f"{count(progress.queued)} queued",
+        f"{count(progress.paused)} paused" if progress.paused else "",
+        f"{pace.steps_per_second:.1f} steps/s",
+        f"{count(progress.tokens)} tokens",
+        usd(progress.cost_usd),
+        f"ETA {seconds(pace.eta_seconds(progress.open))}" if progress.open else "",
+        notice,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def summary(progress: BatchProgress, wall_seconds: float | None = None) -> RenderableType:
+    """Return what became of a batch: by status and stop reason, and what it took."""
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    states = {
+        "completed": (progress.completed, "green"),
+        "failed": (progress.failed, "red"),
+        "stopped at a limit": (progress.stopped, "yellow"),
+        "cancelled": (progress.cancelled, "yellow"),
+        "queued": (progress.queued, ""),
+        "in progress": (progress.in_progress, ""),
+        "paused": (progress.paused, ""),
+    }
+    for label, (value, style) in states.items():
+        if value or label == "completed":
+            table.add_row(label, Text(count(value), style=style))
+    table.add_row("total", count(progress.total), end_section=True)
+    for reason, value in sorted(progress.by_reason.items(), key=lambda one: -one[1]):
+        if value:
+            table.add_row(f"stop reason {shown(reason, 40)}", count(value))
+    table.add_section()
+    table.add_row("steps", count(progress.steps))
+    table.add_row("model calls", count(progress.llm_calls))
+    table.add_row("tokens", count(progress.tokens))
+    table.add_row("cost", usd(progress.cost_usd))
+    if progress.lost:
+        table.add_row("attempts not committed", count(progress.lost))
+    if wall_seconds is not None:
+        table.add_row("wall time", seconds(wall_seconds))
+    return Group(Text(f"Batch {progress.batch_id}"), table)
+
+
+def batch_list(batches: Sequence[BatchProgress]) -> Table:
+    """Return the batches, one per row."""
+    table = Table(title="Batches", title_justify="left")
+    for heading in ("batch", "agent", "created"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("total", "open", "completed", "not completed", "tokens", "cost"):
+        table.add_column(heading, justify="right")
+    for batch in batches:
+        table.add_row(
+            shown(batch.batch_id, _ID_CHARACTERS),
+            shown(batch.agent or "-", 30),
+            moment(batch.created),
+            count(batch.total),
+            count(batch.open),
+            count(batch.completed),
+            count(batch.done - batch.completed),
+            count(batch.tokens),
+            usd(batch.cost_usd),
+        )
+    return table

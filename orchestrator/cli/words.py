@@ -1,0 +1,56 @@
+"""Numbers, times and foreign text as people read them on a terminal. Pure."""
+
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`; `-` if unknown."""
+    if value is None:
+        return "-"
+    if value < 10:  # noqa: PLR2004 - below this, tenths tell something
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+def usd(value: float) -> str:
+    """Return an amount: cents for large ones, more digits for small ones."""
+    if value and value < 1:
+        return f"${value:.4f}" if value >= 0.0001 else f"${value:.1e}"  # noqa: PLR2004
+    return f"${value:,.2f}"
+
+
+def count(value: int) -> str:
+    """Return a whole number with thousands separated."""
+    return f"{value:,}"
+
+
+def moment(value: datetime | None) -> str:
+    """Return a time in UTC to the second, or `-`."""
+    return value.strftime("%Y-%m-%d %H:%M:%S") + " UTC" if value else "-"
+
+
+def shown(value: Any, limit: int = 0) -> str:
+    """Return foreign data as text that cannot move the cursor or colour the terminal.
+
+    Line breaks and tabs stay where there is no `limit`; with one, the text becomes a single
+    line of at most that many characters.
+    """
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    if limit:
+        text = " ".join(text.split())
+        text = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return "".join(
+        one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text
+    )

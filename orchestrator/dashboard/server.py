@@ -1,0 +1,83 @@
+"""Runs Flower on the fleet's broker, in this process. Knows nothing of runs; pages add that."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from flower.app import Flower
+from flower.options import options
+from flower.urls import settings
+from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
+from tornado.web import ErrorHandler
+
+from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
+from stepfleet.orchestrator.errors import ConfigurationError
+
+MAX_TASKS = 10_000
+"""Steps that Flower keeps in memory; by itself it would keep 100,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where Flower listens, and the `user:password` that it asks for."""
+
+    host: str
+    port: int
+    basic_auth: str | None = None
+
+
+class Dashboard(Flower):
+    """Flower that, without authentication, answers only those who address this machine.
+
+    A web page elsewhere could else read it through the visitor's browser, by a name that it
+    points at 127.0.0.1.
+    """
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate:
+        """Return what answers the request."""
+        trusted = self.options.basic_auth or is_loopback(host_of(request.host))
+        if trusted:
+            found: HTTPMessageDelegate = super().find_handler(request, **kwargs)
+            return found
+        refused: HTTPMessageDelegate = self.get_handler_delegate(
+            request, ErrorHandler, {"status_code": 403}
+        )
+        return refused
+
+
+def serve(app: Celery, address: Address, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is told the URL.
+
+    Raises `ConfigurationError` where the address is open to others without authentication, or
+    cannot be listened on.
+    """
+    check_access(address.host, address.basic_auth)
+    _configure(address)
+    # Tornado takes over the thread's loop, and Python makes none by itself any more.
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    flower = Dashboard(capp=app, options=options, **settings)
+    try:
+        port = flower.start_http_server()
+    except OSError as error:
+        msg = (
+            f"port {address.port} on {address.host} cannot be listened on: {error.strerror}; "
+            "name another by --port"
+        )
+        raise ConfigurationError(msg) from None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: flower.io_loop.add_callback_from_signal(flower.stop))
+    ready(f"http://{address.host}:{port}")
+    flower.start()
+
+
+def _configure(address: Address) -> None:
+    options.address = address.host
+    options.port = address.port
+    options.max_tasks = MAX_TASKS
+    options.enable_events = True
+    options.basic_auth = [address.basic_auth] if address.basic_auth else []
+    settings["debug"] = False
+    settings["cookie_secret"] = options.cookie_secret

@@ -1,0 +1,79 @@
+"""What is going on in a fleet right now, for people: nothing is decided by it."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+import orjson
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+
+
+class WorkerSeen(Record):
+    """A worker process as it last reported. `seen_seconds_ago` grows when it is gone."""
+
+    name: str
+    seen_seconds_ago: float
+    held: int = 0
+    slots: int = 0
+    agents: tuple[str, ...] = ()
+    alive: bool = True
+
+
+class FleetOverview(Record):
+    """The fleet at one moment.
+
+    `active` counts runs that are ready, held or waiting for a time; `queue_length` the task
+    messages that wait (None where the broker does not say); `oldest_due_seconds` how long
+    the run that waits longest is overdue (0 when none is).
+    """
+
+    redis_version: str
+    active: int
+    queue_length: int | None
+    oldest_due_seconds: float
+    workers: tuple[WorkerSeen, ...] = Field(default=())
+    quarantined: int = 0
+
+
+def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> list[WorkerSeen]:
+    """Return the workers behind `reports`; one that is silent for longer counts as gone.
+
+    `now` and `silence` are in seconds.
+    """
+    found = []
+    for name, report in sorted(reports.items()):
+        told = orjson.loads(report)
+        ago = max(now - float(told.get("seen", 0)), 0.0)
+        found.append(
+            WorkerSeen(
+                name=name,
+                seen_seconds_ago=round(ago, 1),
+                held=int(told.get("held", 0)),
+                slots=int(told.get("slots", 0)),
+                agents=tuple(told.get("agents", ())),
+                alive=ago <= silence and not _is_gone(name),
+            )
+        )
+    return found
+
+
+def wall_clock() -> float:
+    """Return the time in seconds since the epoch, as workers report it."""
+    return time.time()
+
+
+def _is_gone(name: str) -> bool:
+    """Tell whether a worker `host:pid` was a process of this machine and has ended."""
+    host, _, pid = name.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,120 @@
+"""Cancel, pause, resume and retry of runs by their ids.
+
+Reads what a request needs, and asks again when somebody was faster.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+
+from stepfleet.orchestrator.agent import criteria_of
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.control import Answer, Control
+from stepfleet.orchestrator.store.reading import Runs, StoredRun
+
+log = logging.getLogger(__name__)
+
+INTERRUPT = "stepfleet_interrupt"
+CANCEL_NOTE = "a cancel was requested"
+_TRIES = 5
+_BROADCAST_SECONDS = 5.0
+
+
+class RunControl:
+    """Requests to runs, by their ids. An unknown id raises `ConfigurationError`."""
+
+    def __init__(self, runs: Runs, control: Control, app: Celery) -> None:
+        self._runs = runs
+        self._control = control
+        self._app = app
+
+    async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
+        """Cancel a run; a step under way is told at once and broken off."""
+        answer = await self.ask_cancel(run_id, note)
+        if answer.word == "requested":
+            await self.interrupt([run_id])
+        return answer
+
+    async def ask_cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
+        """Cancel a run without telling the worker that may hold it."""
+        return await self._control.cancel(await self._runs.get(run_id), note)
+
+    async def pause(self, run_id: str) -> Answer:
+        """Pause a run at its next step boundary."""
+        return _known(await self._control.pause(run_id), run_id)
+
+    async def resume(self, run_id: str) -> Answer:
+        """Take a pause back."""
+        return await self._control.resume(await self._runs.get(run_id))
+
+    async def retry(self, run_id: str, overrides: Mapping[str, Any]) -> Answer:
+        """Take an ended run up again, with changes to its configuration.
+
+        Raises `ConfigurationError` where a limit that the run has reached would end it again.
+        """
+        for _ in range(_TRIES):
+            run = await self._runs.get(run_id)
+            if not run.state.status.is_terminal:
+                return Answer("active", run.state.status.value)
+            answer = await self._retry(run, overrides)
+            if answer.word != "changed":
+                return _known(answer, run_id)
+        raise StoreError(f"run {run_id} is being changed all the time; try again")
+
+    async def _retry(self, run: StoredRun, overrides: Mapping[str, Any]) -> Answer:
+        own = stored_overrides(run.config, overrides)
+        kept = merged_overrides(run.overrides, own)
+        revision = revise(run.state, run.log, kept, await self._runs.now())
+        config = run.config.with_overrides(own)
+        if run.state.status is Lifecycle.COMPLETED:
+            msg = f"run {run.run_id} completed; there is nothing to retry (submit it as a new run)"
+            raise ConfigurationError(msg)
+        outcome = criteria_of(config).evaluate(revision.state)
+        if outcome.get_forbidding_criterion() is not None:
+            field = _FIELDS.get(outcome.stop_reason)
+            fix = f"raise it: retry with {field}=..." if field else "change what it names"
+            raise ConfigurationError(
+                f"run {run.run_id} would end at once again ({outcome.reason}); {fix}"
+            )
+        return await self._control.retry(run, revision)
+
+    async def interrupt(self, run_ids: Sequence[str]) -> None:
+        """Tell all workers to break off their steps of cancelled runs.
+
+        Only haste: without it a worker learns of the cancel when it renews its lease.
+        """
+        try:
+            async with asyncio.timeout(_BROADCAST_SECONDS):
+                await asyncio.to_thread(self._broadcast, run_ids)
+        except Exception as error:  # noqa: BLE001 - every broker has exceptions of its own
+            log.warning("workers could not be told of a cancel at once: %s", error)
+
+    def _broadcast(self, run_ids: Sequence[str]) -> None:
+        with self._app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, timeout=_BROADCAST_SECONDS)
+            for run_id in run_ids:
+                self._app.control.broadcast(
+                    INTERRUPT, arguments={"run_id": run_id}, connection=connection
+                )
+
+
+_FIELDS = {
+    StopReason.STEPS_LIMIT: "max_steps",
+    StopReason.TOKEN_LIMIT: "token_limit",
+    StopReason.TIME_LIMIT: "time_limit (or cumulative_timeout)",
+    StopReason.GUARD: "budget_usd",
+}
+
+
+def _known(answer: Answer, run_id: str) -> Answer:
+    if answer.word == "unknown":
+        msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
+        raise ConfigurationError(msg)
+    return answer

@@ -1,0 +1,55 @@
+"""Reads what is going on: active runs, waiting messages, workers. Decides nothing."""
+
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.overview import FleetOverview, WorkerSeen, wall_clock, workers_seen
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.opening import OpenStore
+from stepfleet.orchestrator.store.soundness import server_info
+
+
+async def overview(store: OpenStore) -> FleetOverview:
+    """Return the fleet at this moment."""
+    info = await server_info(store.connection)
+    active, oldest = await _due(store)
+    return FleetOverview(
+        redis_version=str(info.get("redis_version", "unknown")),
+        active=active,
+        queue_length=await _waiting(store),
+        oldest_due_seconds=oldest,
+        workers=tuple(await workers(store)),
+        quarantined=await _quarantined(store),
+    )
+
+
+async def workers(store: OpenStore) -> list[WorkerSeen]:
+    """Return the workers as they last reported."""
+    reports = await store.connection.execute("HGETALL", keys.WORKERS)
+    return workers_seen(reports, now=wall_clock(), silence=store.settings.lease / 2)
+
+
+async def _due(store: OpenStore) -> tuple[int, float]:
+    shards = [store.keys.due(shard) for shard in range(store.keys.shards)]
+    run = store.connection.execute_all
+    counts = await run(*(("ZCARD", key) for key in shards))
+    firsts = await run(*(("ZRANGE", key, 0, 0, "WITHSCORES") for key in shards))
+    seconds, _ = await store.connection.execute("TIME")
+    times = [float(flat[1]) / 1000 for flat in firsts if flat]
+    oldest = max(int(seconds) - min(times), 0.0) if times else 0.0
+    return sum(counts), round(oldest, 1)
+
+
+async def _waiting(store: OpenStore) -> int | None:
+    try:
+        return await store.dispatch.waiting()
+    except (AgentException, RedisError):
+        raise
+    except Exception:  # noqa: BLE001 - every broker has exceptions of its own
+        return None
+
+
+async def _quarantined(store: OpenStore) -> int:
+    kind = await store.connection.execute("TYPE", keys.QUARANTINE)
+    asks = {"list": "LLEN", "stream": "XLEN", "hash": "HLEN", "set": "SCARD", "zset": "ZCARD"}
+    return int(await store.connection.execute(asks[kind], keys.QUARANTINE)) if kind in asks else 0

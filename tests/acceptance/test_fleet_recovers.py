@@ -1,0 +1,233 @@
+"""Fleets of real workers under faults: every run ends, each step is committed once."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from deadlines import wait_until
+from fleet_workers import FleetWorker
+from redis_servers import RedisServer
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+Start = Callable[..., FleetWorker]
+AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
+TURNS = 4
+
+
+def busy(request: RequestRecord) -> Reply:
+    """One effect per turn, then an answer that tells the conversation's key."""
+    if request.turn < TURNS:
+        call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
+        return Reply(tool_calls=(call,), latency=0.02)
+    return Reply(f"answer to {request.key}", latency=0.02)
+
+
+@pytest.fixture
+def effects(tmp_path: Path) -> Path:
+    file = tmp_path / "effects"
+    file.touch()
+    return file
+
+
+@pytest.fixture
+def fleet(redis_url: str) -> Iterator[Fleet]:
+    with Fleet(redis_url) as opened:
+        yield opened
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"r{n}", "input": f"question {n}"} for n in range(count)]
+
+
+def check_all(results: list[AgentRunResult], effects: Path) -> None:
+    """Every run is complete, without a gap, and its effects happened once.
+
+    A call that a lost worker had started is not run again, and counts as unknown.
+    """
+    unknown = 0
+    for result in results:
+        assert result.status is RunStatus.COMPLETED, result.summary()
+        assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+        assert result.output == f"answer to question {str(result.line_id)[1:]}"
+        unknown += sum(call.is_error for step in result.steps for call in step.tool_calls)
+    done = Counter(line.split()[2] for line in effects.read_text().splitlines())
+    assert set(done.values()) == {1}
+    assert len(results) * (TURNS - 1) - unknown <= len(done) <= len(results) * (TURNS - 1)
+
+
+@pytest.mark.parametrize("pool", ["asyncio", "prefork", "threads", "solo"])
+def test_every_pool_runs_the_same_task(
+    pool: str, model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """DIST-01, LLM-05, LLM-07: tasks per run equal steps, whatever the pool."""
+    model.follow(busy)
+    options = () if pool == "asyncio" else ("-P", pool, "-c", "4")
+    start_worker(options=options, env={"EFFECTS": str(effects)})
+    batch = fleet.submit_batch(lines(12), agent=AGENTS["plain"])
+    results = list(batch.results())
+    check_all(results, effects)
+    assert len(model.requests) == 12 * TURNS
+    assert batch.progress().steps == 12 * TURNS
+
+
+def test_hints_published_after_the_commit_work_as_well(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """DIST-06: as with another broker than the store."""
+    model.follow(busy)
+    start_worker(env={"EFFECTS": str(effects), "STEPFLEET_ENQUEUE": "publish"})
+    check_all(list(fleet.submit_batch(lines(12), agent=AGENTS["plain"]).results()), effects)
+
+
+def test_faults_of_the_model_cost_retries_and_no_run(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """ERR-22, MULTI-05: transient failures are tried again as the same step."""
+    from stepfleet.worker.testing import Faults
+
+    model.follow(busy)
+    model._endpoint.faults = Faults(rate=0.2, first_attempts=2, retry_after=0.1)
+    for name in ("w1", "w2"):
+        start_worker(name=name, env={"EFFECTS": str(effects)})
+    results = list(fleet.submit_batch(lines(30), agent=AGENTS["plain"]).results())
+    check_all(results, effects)
+    assert any(lost.kind == "deferred" for result in results for lost in result.lost_attempts)
+
+
+def test_runs_of_a_killed_worker_are_finished_by_another(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """DIST-08, DIST-11, TOOL-26, CKPT-14."""
+    model.follow(busy)
+    env = {"EFFECTS": str(effects)}
+    victim = start_worker(name="victim", env=env)
+    batch = fleet.submit_batch(lines(40), agent=AGENTS["plain"])
+    wait_until(lambda: batch.progress().steps >= 20, within=20)
+    victim.signal(signal.SIGKILL)
+    start_worker(name="heir", env=env)
+    results = list(batch.results())
+    check_all(results, effects)
+    assert any(lost.kind == "crash" for result in results for lost in result.lost_attempts)
+
+
+def test_a_worker_that_slept_past_its_lease_commits_nothing(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """DIST-05"""
+    model.follow(busy)
+    env = {"EFFECTS": str(effects)}
+    sleeper = start_worker(name="sleeper", env=env)
+    batch = fleet.submit_batch(lines(20), agent=AGENTS["plain"])
+    wait_until(lambda: batch.progress().steps >= 10, within=20)
+    sleeper.signal(signal.SIGSTOP)
+    start_worker(name="heir", env=env)
+    results = list(batch.results())
+    sleeper.signal(signal.SIGCONT)
+    progress = batch.progress()
+    assert progress.completed == 20
+    assert progress.steps == 20 * TURNS
+    assert all(len(result.steps) == TURNS for result in results)
+
+
+def test_a_lost_queue_is_rebuilt_from_the_index(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path, redis_url: str
+) -> None:
+    """DIST-10: delete every message; the rescuer brings the runs back once."""
+    model.follow(busy)
+    batch = fleet.submit_batch(lines(20), agent=AGENTS["plain"])
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.delete("stepfleet") == 1
+    start_worker(env={"EFFECTS": str(effects)})
+    check_all(list(batch.results()), effects)
+
+
+def test_messages_delivered_twice_change_nothing(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path, redis_url: str
+) -> None:
+    """DIST-04: same result as once."""
+    model.follow(busy)
+    batch = fleet.submit_batch(lines(20), agent=AGENTS["plain"])
+    with redis.Redis.from_url(redis_url) as client:
+        for message in client.lrange("stepfleet", 0, -1):  # type: ignore[union-attr]
+            client.lpush("stepfleet", message)
+    start_worker(name="w1", env={"EFFECTS": str(effects)})
+    start_worker(name="w2", env={"EFFECTS": str(effects)})
+    check_all(list(batch.results()), effects)
+    assert batch.progress().steps == 20 * TURNS
+
+
+def test_a_restart_of_redis_loses_nothing_that_was_committed(
+    model: ModelServer,
+    start_worker: Start,
+    own_redis: Callable[..., RedisServer],
+    effects: Path,
+) -> None:
+    """DIST-12: the worker waits, says so, and goes on by itself."""
+    model.follow(busy)
+    server = own_redis(appendfsync="always")
+    worker = start_worker(server.url, env={"EFFECTS": str(effects)})
+    with Fleet(server.url) as fleet:
+        batch = fleet.submit_batch(lines(30), agent=AGENTS["plain"])
+        wait_until(lambda: batch.progress().steps >= 10, within=20)
+        server.kill()
+        server.start()
+        check_all(list(batch.results()), effects)
+    assert "waiting for it" in worker.log or "Connection to broker lost" in worker.log
+
+
+def test_a_worker_that_is_stopped_hands_its_runs_back(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """The drain is bounded, and nobody waits for a lease."""
+
+    def slow_once(request: RequestRecord) -> Reply:
+        late = 30.0 if request.attempt == 1 else 0.0
+        return Reply("slow answer", latency=late)
+
+    model.follow(slow_once)
+    env = {"EFFECTS": str(effects), "STEPFLEET_DRAIN": "0.5", "STEPFLEET_LEASE": "60"}
+    leaver = start_worker(name="leaver", env=env)
+    batch = fleet.submit_batch(lines(5), agent=AGENTS["plain"])
+    wait_until(lambda: len(model.requests) == 5, within=10)
+    leaver.signal(signal.SIGTERM)
+    assert leaver.wait(within=15) == 0
+    start_worker(name="heir", env=env)
+    results = list(batch.results())
+    assert {result.output for result in results} == {"slow answer"}
+    assert all(lost.kind == "interrupted" for result in results for lost in result.lost_attempts)
+
+
+def test_a_cancel_ends_the_step_in_flight_at_once(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """RUN-17, DIST-09"""
+    model.follow(lambda _: Reply("too late", latency=60.0))
+    start_worker(env={"EFFECTS": str(effects), "STEPFLEET_LEASE": "60"})
+    run_id = fleet.submit(AGENTS["plain"], "a long question")
+    wait_until(lambda: len(model.requests) == 1, within=10)
+    fleet.cancel(run_id)
+    result = fleet.wait(run_id, timeout=10)
+    assert result.status is RunStatus.CANCELLED
+
+
+def test_no_secret_of_the_environment_reaches_redis_or_the_log(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path, redis_url: str
+) -> None:
+    """CONF-08, EVT-24: the canary key was sent to the model and stands nowhere else."""
+    model.follow(busy)
+    worker = start_worker(env={"EFFECTS": str(effects)})
+    check_all(list(fleet.submit_batch(lines(3), agent=AGENTS["plain"]).results()), effects)
+    with redis.Redis.from_url(redis_url) as client:
+        dumped = b"".join(client.dump(key) or b"" for key in client.scan_iter())  # type: ignore[misc]
+    assert b"sk-test-canary" not in dumped
+    assert "sk-test-canary" not in worker.log
+    assert os.environ.get("OPENAI_API_KEY") != "sk-test-canary"

@@ -1,0 +1,175 @@
+"""`stepfleet flower` beside a working fleet."""
+
+import base64
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import orjson
+import pytest
+from command_line import CommandLine
+from deadlines import wait_until
+from redis_servers import free_port, short_folder
+
+AUTH = "me:flower-secret"
+RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
+
+
+class Site:
+    """A running Flower as a browser sees it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def get(self, path: str, auth: str | None = AUTH, host: str = "127.0.0.1") -> tuple[int, str]:
+        """Return status and body of a page."""
+        headers = {"Host": f"{host}:{self.port}"}
+        if auth:
+            headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Return what Flower knows of tasks."""
+        status, body = self.get("/api/tasks")
+        assert status == 200, body
+        found: dict[str, dict[str, Any]] = orjson.loads(body)
+        return found
+
+
+@pytest.fixture
+def commands() -> Iterator[CommandLine]:
+    with short_folder() as folder:
+        made = CommandLine(folder)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def started(commands: CommandLine, redis_url: str, **environment: str) -> Site:
+    port = free_port()
+    commands.start("flower", "--port", str(port), STEPFLEET_REDIS_URL=redis_url, **environment)
+    commands.until_said("Flower: http")
+    return Site(port)
+
+
+def test_steps_are_shown_by_agent_and_step_with_their_run_and_without_texts(
+    commands: CommandLine, redis_url: str
+) -> None:
+    site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+    commands.questions("what is PRIVATE-QUESTION")
+    wait_until(lambda: site.get("/")[0] == 200, what="Flower's first page")
+
+    done = subprocess_run(commands, redis_url)
+
+    assert done.returncode == 0, done.stderr
+    (result,) = commands.lines("out.jsonl")
+    wait_until(
+        lambda: [one["state"] for one in site.tasks().values()] == ["SUCCESS"] * 3,
+        what="three finished steps in Flower",
+    )
+    tasks = site.tasks()
+    assert sorted(one["name"] for one in tasks.values()) == [
+        "solver: step 1",
+        "solver: step 2",
+        "solver: step 3",
+    ]
+    for uuid, one in tasks.items():
+        assert result["run_id"] in one["args"]
+        page = site.get(f"/task/{uuid}")[1]
+        for secret in ("SECRET-PROMPT", "PRIVATE-QUESTION", "simulated", "flower-secret"):
+            assert secret not in page
+            assert secret not in str(one)
+
+
+def subprocess_run(commands: CommandLine, redis_url: str) -> "subprocess.CompletedProcess[str]":
+    return commands(*RUN, "--out", "out.jsonl", STEPFLEET_REDIS_URL=redis_url)
+
+
+def test_the_password_of_redis_is_on_no_page(commands: CommandLine, own_redis: Any) -> None:
+    server = own_redis(requirepass="redis-secret")
+    url = server.url.replace("redis://", "redis://:redis-secret@")
+    site = started(commands, url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+
+    for page in ("/", "/tasks", "/broker", "/workers", "/metrics"):
+        assert "redis-secret" not in site.get(page)[1]
+
+
+def test_with_authentication_nothing_is_shown_to_strangers(
+    commands: CommandLine, redis_url: str
+) -> None:
+    site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+
+    for page in ("/", "/tasks", "/api/tasks", "/broker"):
+        assert site.get(page, auth=None)[0] == 401
+        assert site.get(page, auth="me:guess")[0] == 401
+
+
+def test_without_authentication_only_this_machine_is_answered(
+    commands: CommandLine, redis_url: str
+) -> None:
+    site = started(commands, redis_url)
+
+    assert site.get("/", auth=None)[0] == 200
+    assert site.get("/", auth=None, host="evil.test")[0] == 403
+    assert site.get("/api/tasks", auth=None)[0] == 401
+
+
+def test_an_open_address_without_authentication_is_refused(
+    commands: CommandLine, redis_url: str
+) -> None:
+    done = commands("flower", "--address", "0.0.0.0", STEPFLEET_REDIS_URL=redis_url)  # noqa: S104
+
+    assert done.returncode == 2
+    assert "--basic-auth" in done.stderr
+
+
+def test_a_port_that_is_taken_is_one_message(commands: CommandLine, redis_url: str) -> None:
+    site = started(commands, redis_url)
+
+    done = commands("flower", "--port", str(site.port), STEPFLEET_REDIS_URL=redis_url)
+
+    assert done.returncode == 2
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(
+    commands: CommandLine, redis_url: str, number: signal.Signals
+) -> None:
+    port = free_port()
+    flower = commands.start("flower", "--port", str(port), STEPFLEET_REDIS_URL=redis_url)
+    commands.until_said("Flower: http")
+
+    os.kill(flower.pid, number)
+
+    assert flower.wait(timeout=20) == 0, commands.said
+    assert "Traceback" not in commands.said
+
+
+def test_up_starts_flower_as_well(commands: CommandLine) -> None:
+    port = free_port()
+    up = commands.start("up", *RUN[2:], "--flower", STEPFLEET_FLOWER_PORT=str(port))
+    commands.until_said(f"Flower: http://127.0.0.1:{port}")
+    site = Site(port)
+
+    def answers() -> bool:
+        try:
+            return site.get("/", auth=None)[0] == 200
+        except OSError:
+            return False
+
+    wait_until(answers, within=30, what="Flower's first page")
+    os.kill(up.pid, signal.SIGINT)
+    assert up.wait(timeout=40) == 0
+    commands.until_all_ended()

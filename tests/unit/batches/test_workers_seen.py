@@ -1,0 +1,35 @@
+"""Workers as they last reported."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import orjson
+
+from stepfleet.orchestrator.overview import workers_seen
+
+
+def report(**fields: object) -> str:
+    told = {"seen": 100.0, "held": 2, "slots": 10, "agents": ["solver"], **fields}
+    return orjson.dumps(told).decode()
+
+
+def test_a_worker_that_reported_lately_is_alive() -> None:
+    (seen,) = workers_seen({"elsewhere:5": report()}, now=104.0, silence=15)
+    assert (seen.alive, seen.seen_seconds_ago, seen.held, seen.slots) == (True, 4.0, 2, 10)
+    assert seen.agents == ("solver",)
+
+
+def test_a_silent_worker_counts_as_gone() -> None:
+    (seen,) = workers_seen({"elsewhere:5": report()}, now=116.0, silence=15)
+    assert not seen.alive
+
+
+def test_a_worker_of_this_machine_whose_process_has_ended_is_gone_at_once() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = socket.gethostname()
+    reports = {f"{host}:{ended.pid}": report(), f"{host}:{os.getpid()}": report()}
+    found = {seen.name: seen.alive for seen in workers_seen(reports, now=101.0, silence=15)}
+    assert found == {f"{host}:{ended.pid}": False, f"{host}:{os.getpid()}": True}

@@ -1,0 +1,55 @@
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
+COMMANDS = (
+    *("run", "up", "worker", "flower", "submit", "status", "watch", "results"),
+    *("show", "explain", "events", "retry", "cancel", "pause", "resume", "doctor"),
+)
+
+
+def stepfleet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stepfleet.orchestrator.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"COLUMNS": "200", "PATH": "/usr/bin:/bin", **environment},
+    )
+
+
+def test_help_lists_every_command() -> None:
+    done = stepfleet("--help")
+
+    assert done.returncode == 0
+    assert all(f" {command} " in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    done = stepfleet(command, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+def test_the_command_line_starts_without_loading_what_commands_need() -> None:
+    probe = (
+        "import sys; from stepfleet.orchestrator.cli.entry import build; build(); "
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    done = stepfleet("fly")
+
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,76 @@
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from stepfleet.orchestrator.cli.preflight import check_models, missing_key, target_of
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.responses import ModelSettings
+
+OPENAI = AgentConfig(name="solver", model="openai:gpt-4o-mini")
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.fixture
+def live_port() -> Iterator[int]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def key_of(config: AgentConfig, environment: dict[str, str]) -> str | None:
+    target = target_of(config, environment)
+    assert target is not None
+    return target.key
+
+
+def test_openai_itself_needs_a_key() -> None:
+    target = target_of(OPENAI, {})
+
+    assert target is not None
+    assert (target.host, target.port, target.key) == ("api.openai.com", 443, "OPENAI_API_KEY")
+    worry = missing_key("solver", target, {})
+    assert worry is not None
+    assert "OPENAI_API_KEY" in worry.text
+    assert missing_key("solver", target, {"OPENAI_API_KEY": "k"}) is None
+
+
+def test_another_server_needs_none_unless_the_agent_names_its_variable() -> None:
+    own = {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}
+    assert key_of(OPENAI, own) is None
+
+    named = OPENAI.model_copy(update={"settings": ModelSettings(api_key_env="MY_KEY")})
+    assert key_of(named, own) == "MY_KEY"
+
+
+def test_models_of_other_providers_are_not_looked_at() -> None:
+    assert target_of(AgentConfig(name="a", model="custom:Echo"), {}) is None
+
+
+def test_a_base_url_that_is_none_is_refused_with_the_form_it_must_have() -> None:
+    with pytest.raises(ConfigurationError, match="https://host/v1"):
+        target_of(OPENAI, {"OPENAI_BASE_URL": "localhost:8000"})
+
+
+def test_a_missing_key_is_found_before_any_connection_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY is not set"):
+        check_models([OPENAI], {})
+
+
+def test_an_endpoint_where_nobody_listens_is_refused(dead_port: int) -> None:
+    environment = {"OPENAI_BASE_URL": f"http://127.0.0.1:{dead_port}/v1"}
+
+    with pytest.raises(ConfigurationError, match="cannot be reached"):
+        check_models([OPENAI], environment)
+
+
+def test_an_endpoint_where_somebody_listens_is_accepted(live_port: int) -> None:
+    check_models([OPENAI], {"OPENAI_BASE_URL": f"http://127.0.0.1:{live_port}/v1"})

@@ -1,0 +1,22 @@
+"""The parts of kombu's Redis transport that this package builds on, as the type checker sees them.
+
+kombu claims to be typed and is not; everything that leaves it here is ``Any``.
+"""
+
+from typing import Any
+
+from kombu.transport import redis as _redis
+from kombu.transport import virtual as _virtual
+from kombu.utils import encoding as _encoding
+from kombu.utils import json as _json
+from kombu.utils import scheduling as _scheduling
+
+StockChannel: Any = _redis.Channel
+StockTransport: Any = _redis.Transport
+StockPoller: Any = _redis.MultiChannelPoller
+StockQoS: Any = _redis.QoS
+VirtualQoS: Any = _virtual.QoS
+fixed_order: Any = _scheduling.priority_cycle
+loads: Any = _json.loads
+dumps: Any = _json.dumps
+to_text: Any = _encoding.bytes_to_str
