@@ -16,6 +16,7 @@ import redis
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 60.0
+LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,12 @@ def redis_server() -> Iterator[tuple[str, int]]:
     """Run a private Redis with its append-only file on; yield URL and process id."""
     from stepfleet.orchestrator.embedded import EmbeddedRedis  # noqa: PLC0415 - only here
 
-    with tempfile.TemporaryDirectory(prefix="sf-bench-") as folder:
-        with EmbeddedRedis.start(Path(folder)) as server, redis.Redis.from_url(server.url) as client:
-            yield server.url, int(client.info("server")["process_id"])
+    with (
+        tempfile.TemporaryDirectory(prefix="sf-bench-") as folder,
+        EmbeddedRedis.start(Path(folder)) as server,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        yield server.url, int(client.info("server")["process_id"])
 
 
 @contextlib.contextmanager
@@ -110,5 +114,5 @@ def until(check: "object", within: float = DEADLINE) -> float:
     while time.monotonic() < deadline:
         if check():  # type: ignore[operator]
             return time.monotonic()
-        time.sleep(0.005)
+        time.sleep(LOOK_SECONDS)
     raise TimeoutError(f"not within {within} s")

@@ -1,11 +1,13 @@
 """Steps per second, CPU per step, and wall time over the ideal, beside a bare Celery chain.
 
-    python benchmarks/steps.py                      # latency 0 and 1 s, one and two workers
-    python benchmarks/steps.py --runs 3000 --latency 1 --workers 1
+python benchmarks/steps.py                      # latency 0 and 1 s, one and two workers
+python benchmarks/steps.py --runs 3000 --latency 1 --workers 1
 """
 
 import argparse
+import importlib
 import json
+import os
 import platform
 import statistics
 import sys
@@ -87,22 +89,22 @@ def fleet(count: int, latency: float, runs: int, steps: int) -> Figures:
 
 def chain(runs: int, steps: int, *arguments: str) -> Figures:
     """Measure a bare chain of no-ops in one stock worker process."""
-    with redis_server() as (url, redis_pid), redis.Redis.from_url(url) as client:
-        with workers(1, {"BENCH_BROKER": url}, *arguments, app="chain:app") as pids:
-            import os  # noqa: PLC0415 - the app reads the broker when it is imported
-
-            os.environ["BENCH_BROKER"] = url
-            sys.modules.pop("chain", None)
-            from chain import step  # noqa: PLC0415 - see above
-
-            step.delay(0, 0)
-            until(lambda: client.get("chain-done") == b"1")
-            before, commands = _used(pids, redis_pid, client)
-            started = time.monotonic()
-            for run in range(runs):
-                step.delay(run, steps - 1)
-            end = until(lambda: client.get("chain-done") == str(runs + 1).encode(), within=600)
-            after, commands_after = _used(pids, redis_pid, client)
+    with (
+        redis_server() as (url, redis_pid),
+        redis.Redis.from_url(url) as client,
+        workers(1, {"BENCH_BROKER": url}, *arguments, app="chain:app") as pids,
+    ):
+        os.environ["BENCH_BROKER"] = url
+        sys.modules.pop("chain", None)
+        step = importlib.import_module("chain").step
+        step.delay(0, 0)
+        until(lambda: client.get("chain-done") == b"1")
+        before, commands = _used(pids, redis_pid, client)
+        started = time.monotonic()
+        for run in range(runs):
+            step.delay(run, steps - 1)
+        end = until(lambda: client.get("chain-done") == str(runs + 1).encode(), within=600)
+        after, commands_after = _used(pids, redis_pid, client)
     total = runs * steps
     return Figures(
         f"bare chain ({' '.join(arguments)})",
@@ -134,7 +136,15 @@ def _used(
 def show(measured: list[Figures]) -> None:
     """Print the table."""
     table = Table(title="steps: one LLM call and one tool each; the last step of a run has no tool")
-    for name in ("what", "workers", "latency s", "runs x steps", "wall s", "wall / ideal", "steps/s"):
+    for name in (
+        "what",
+        "workers",
+        "latency s",
+        "runs x steps",
+        "wall s",
+        "wall / ideal",
+        "steps/s",
+    ):
         table.add_column(name, justify="right")
     for name in ("worker CPU ms/step", "Redis CPU ms/step", "Redis commands/step", "MB/worker"):
         table.add_column(name, justify="right")

@@ -14,7 +14,6 @@ from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.validation import explain_invalid
 
-
 NOT_PER_RUN = (
     "name",
     "tools",

@@ -106,7 +106,6 @@ def _say_count(word: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
     if json:
         print_json({"batch_id": batch.id, "request": word, "runs": number})
     else:
-        screen().print(
-            f"Batch {batch.id}: {word} of {number} runs. See: stepfleet watch {batch.id}"
-        )
+        runs = "1 run" if number == 1 else f"{number} runs"
+        screen().print(f"Batch {batch.id}: {word} of {runs}. See: stepfleet watch {batch.id}")
     return COMPLETED

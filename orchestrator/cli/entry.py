@@ -5,6 +5,7 @@ A user's error is a message with its fix and exit code 2; only our own faults sh
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -17,20 +18,37 @@ from stepfleet.orchestrator.cli.commands.runs import register as runs
 from stepfleet.orchestrator.cli.exits import INTERRUPTED, refuse
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415 - for this one question
+
+        typer.echo(version("stepfleet"))
+        raise typer.Exit
+
+
 def build() -> typer.Typer:
     """Return the application with all commands."""
     app = typer.Typer(
         name="stepfleet",
-        help="Run large fleets of LLM agents, one durable step per task.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Exit codes: 0 all completed, 1 some runs failed, 2 usage or set-up error, "
         "130 interrupted.",
     )
+    app.callback()(_options)
     for register in (running, fleets, batches, runs, control, checks):
         register(app)
     return app
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")
+    ] = False,
+) -> None:
+    """Run large fleets of LLM agents, one durable step per task."""
+    del version  # said and done before any command
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 from stepfleet.orchestrator.cli.words import shown
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
 from stepfleet.orchestrator.records.results import AgentRunResult
+from stepfleet.orchestrator.records.state import Lifecycle
 
 _STYLES = {
     ContinuationDecision.FORBID_CONTINUATION: "red",
@@ -89,7 +90,8 @@ def _says(result: AgentRunResult, outcome: ContinuationOutcome | None) -> str:
         return f"stopped with reason {result.stop_reason.value}" + (f": {why}" if why else "")
     if outcome is None:
         return f"{result.lifecycle.value}: no step has been evaluated yet"
-    return f"{result.lifecycle.value}: after its newest step it goes on: {outcome.reason}"
+    then = "when resumed it goes on" if result.lifecycle is Lifecycle.PAUSED else "it goes on"
+    return f"{result.lifecycle.value}: after its newest step {then}: {outcome.reason}"
 
 
 def _judged(outcome: ContinuationOutcome) -> tuple[Judged, ...]:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 DATA_FOLDER = Path(".stepfleet")
-Pool = Literal["asyncio", "prefork", "threads", "solo"]
+FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
+DEFAULT_FLOWER_PORT = 5555
 Format = Literal["auto", "stepfleet", "openai"]
 
 AgentsRef = Annotated[

@@ -4,10 +4,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepfleet.orchestrator.cli.options import DEFAULT_FLOWER_PORT, FLOWER_PORT
+
 APP = "stepfleet.worker.app"
 LEASH = "stepfleet.orchestrator.cli.leashed"
-FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
-DEFAULT_FLOWER_PORT = 5555
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.packing import pack_faster
 
 SCHEMES = ("redis", "rediss", "unix")
 SILENCE_SECONDS = 5.0
@@ -115,6 +116,7 @@ def _client(settings: Settings) -> Redis:
     except ValueError as error:
         msg = f"STEPFLEET_REDIS_URL is no usable address ({error}); write redis://host:6379/0"
         raise ConfigurationError(msg) from None
+    pack_faster(pool)
     return Redis.from_pool(pool)
 
 

@@ -13,6 +13,7 @@ from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events import Event, Events, EventType
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
+from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
 from stepfleet.orchestrator.store.calls import run_script
@@ -90,10 +91,18 @@ class Submission:
             await self._dispatch.publish(hints)
 
 
+# A default that holds a dict is copied deeply for each state; this one is shared.
+_NONE = ErrorContext.none()
+
+
 def _header(run: NewRun, now: datetime) -> list[Any]:
     info = StateInfo(id=run.run_id, execution_id=f"{run.run_id}:1", started_at=now, updated_at=now)
     state = AgentState(
-        agent_id=run.run_id, parent_agent_id=run.parent, info=info, metadata=run.metadata
+        agent_id=run.run_id,
+        parent_agent_id=run.parent,
+        info=info,
+        metadata=run.metadata,
+        failures=_NONE,
     )
     fields = {
         "v": SCHEMA_VERSION,

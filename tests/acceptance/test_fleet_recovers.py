@@ -16,7 +16,7 @@ from redis_servers import RedisServer
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import Faults, ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
@@ -92,8 +92,6 @@ def test_faults_of_the_model_cost_retries_and_no_run(
     model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:
     """ERR-22, MULTI-05: transient failures are tried again as the same step."""
-    from stepfleet.worker.testing import Faults
-
     model.follow(busy)
     model._endpoint.faults = Faults(rate=0.2, first_attempts=2, retry_after=0.1)
     for name in ("w1", "w2"):
@@ -157,7 +155,7 @@ def test_messages_delivered_twice_change_nothing(
     model.follow(busy)
     batch = fleet.submit_batch(lines(20), agent=AGENTS["plain"])
     with redis.Redis.from_url(redis_url) as client:
-        for message in client.lrange("stepfleet", 0, -1):  # type: ignore[union-attr]
+        for message in client.lrange("stepfleet", 0, -1):
             client.lpush("stepfleet", message)
     start_worker(name="w1", env={"EFFECTS": str(effects)})
     start_worker(name="w2", env={"EFFECTS": str(effects)})
@@ -227,7 +225,7 @@ def test_no_secret_of_the_environment_reaches_redis_or_the_log(
     worker = start_worker(env={"EFFECTS": str(effects)})
     check_all(list(fleet.submit_batch(lines(3), agent=AGENTS["plain"]).results()), effects)
     with redis.Redis.from_url(redis_url) as client:
-        dumped = b"".join(client.dump(key) or b"" for key in client.scan_iter())  # type: ignore[misc]
+        dumped = b"".join(client.dump(key) or b"" for key in client.scan_iter())
     assert b"sk-test-canary" not in dumped
     assert "sk-test-canary" not in worker.log
     assert os.environ.get("OPENAI_API_KEY") != "sk-test-canary"

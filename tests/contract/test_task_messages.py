@@ -21,7 +21,7 @@ def celerys(redis_url: str) -> dict[str, Any]:
         TASK, args=["r1", 2], queue="stepfleet", shadow=step_label("solver", 2), ignore_result=True
     )
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        found: dict[str, Any] = json.loads(client.lindex("stepfleet", 0))  # type: ignore[arg-type]
+        found: dict[str, Any] = json.loads(client.lindex("stepfleet", 0))
     app.close()
     return found
 

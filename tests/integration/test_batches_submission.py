@@ -2,19 +2,21 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis_servers import RedisServer
 from stored_runs import Bench, answered, bench, plain_agent
 
+from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.fleet import AsyncFleet
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings import load_settings
 from stepfleet.orchestrator.store.batches import batch_id_of, run_id_of
+from stepfleet.orchestrator.tools import tool
 
 AGENT = plain_agent()
 
@@ -109,7 +111,6 @@ async def test_an_interrupted_submission_is_completed_by_submitting_again(
     file = questions(6000)
     key = "interrupted"
     batch_id = batch_id_of(f"key:{key}")
-    submitting = asyncio.current_task()
 
     def interrupt(submitted: int) -> None:
         task.cancel()
@@ -118,7 +119,6 @@ async def test_an_interrupted_submission_is_completed_by_submitting_again(
     task = asyncio.create_task(
         fleet.submit_batch(file, AGENT, idempotency_key=key, on_progress=interrupt)
     )
-    assert task is not submitting
     with pytest.raises(asyncio.CancelledError):
         await task
     half = await (await fleet.batch(batch_id)).progress()
@@ -202,8 +202,8 @@ async def test_lines_may_name_agents_given_as_code_or_announced_by_workers(
 async def test_openai_requests_become_runs_of_a_plain_agent(
     fleet: AsyncFleet, tmp_path: Path
 ) -> None:
-    body = {"model": "gpt-4o-mini", "messages": [{"role": "system", "content": "Be kind."}]}
-    body["messages"].append({"role": "user", "content": "hi"})  # type: ignore[attr-defined]
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+    body = {"model": "gpt-4o-mini", "messages": messages}
     line = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": body}
     file = tmp_path / "requests.jsonl"
     file.write_text(json.dumps(line))
@@ -220,35 +220,23 @@ async def test_an_agent_or_tool_that_no_running_worker_has_is_refused_at_submiss
 ) -> None:
     """TOOL-23"""
 
+    @tool
     def look() -> str:
         """Look."""
         return "seen"
 
     await announce_worker(desk, "plain")
     with pytest.raises(ConfigurationError, match="no running worker has agent 'other'"):
-        await fleet.submit(plain_agent_named("other"), "x")
-    with pytest.raises(ConfigurationError, match="agent 'plain' .* has no tool 'look'"):
-        await fleet.submit_batch([{"input": "x"}], plain_agent_with(look))
+        await fleet.submit(Agent("other", model="openai:none"), "x")
+    with pytest.raises(ConfigurationError, match=r"agent 'plain' .* has no tool 'look'"):
+        await fleet.submit_batch(
+            [{"input": "x"}], Agent("plain", model="openai:none", tools=[look])
+        )
     assert await desk.queued() == 0
     assert await fleet.submit(AGENT, "x")
 
 
-def plain_agent_named(name: str) -> Any:
-    from stepfleet.orchestrator.agent import Agent  # noqa: PLC0415
-
-    return Agent(name, model="openai:none")
-
-
-def plain_agent_with(function: Callable[[], str]) -> Any:
-    from stepfleet.orchestrator.agent import Agent  # noqa: PLC0415
-    from stepfleet.orchestrator.tools import tool  # noqa: PLC0415
-
-    return Agent("plain", model="openai:none", tools=[tool(function)])
-
-
 async def announce_worker(desk: Bench, name: str) -> None:
-    import time  # noqa: PLC0415
-
     await desk.opened.configs.announce(AGENT.config)
     seen = json.dumps({"seen": time.time(), "held": 0, "slots": 1, "agents": [name]})
     await desk.opened.connection.execute("HSET", "sf:workers", "elsewhere:1", seen)

@@ -87,7 +87,7 @@ async def test_ready_runs_are_left_in_a_long_queue(desk: Bench) -> None:
             await desk.opened.connection.execute("ZCOUNT", key(shard), "-inf", now)
             for shard in shards
         ]
-        return sum(counts) == 3
+        return sum(map(int, counts)) == 3
 
     await until(overdue, within=5)
     assert await patient.rescue() == 0

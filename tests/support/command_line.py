@@ -59,6 +59,8 @@ def rules(request):
     """Two lookups and an answer; a question says by its words what goes wrong, and how slowly."""
     question = request.question
     latency = 0.3 if "slow" in question else 0.01
+    if "linger" in question:
+        latency = 2.0
     if "hang" in question and request.turn > 1:
         latency = 60.0
     if "broken" in question:

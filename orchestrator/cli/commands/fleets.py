@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from stepfleet.orchestrator.cli import exits, options
-from stepfleet.orchestrator.cli.worker_command import DEFAULT_FLOWER_PORT, FLOWER_PORT
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +39,10 @@ def worker(
     agents: options.AgentsRef,
     slots: options.Slots = None,
     pool: Annotated[
-        options.Pool, typer.Option("--pool", help="asyncio is made for steps; others work too.")
+        str,
+        typer.Option(
+            "--pool", "-P", help="asyncio is made for steps; prefork, threads, solo work."
+        ),
     ] = "asyncio",
     concurrency: Annotated[
         int | None,
@@ -51,16 +53,19 @@ def worker(
 ) -> None:
     """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
     from stepfleet.orchestrator.cli.one_worker import become_worker
+    from stepfleet.orchestrator.cli.pools import slots_of
     from stepfleet.orchestrator.cli.worker_command import WorkerOptions
 
-    become_worker(WorkerOptions(agents, concurrency or slots, pool, name), data)
+    become_worker(WorkerOptions(agents, slots_of(pool, concurrency or slots), pool, name), data)
 
 
 def flower(
     port: Annotated[
         int,
-        typer.Option("--port", envvar=FLOWER_PORT, min=0, max=65_535, help="0: any free port."),
-    ] = DEFAULT_FLOWER_PORT,
+        typer.Option(
+            "--port", envvar=options.FLOWER_PORT, min=0, max=65_535, help="0: any free port."
+        ),
+    ] = options.DEFAULT_FLOWER_PORT,
     address: Annotated[str, typer.Option("--address", help="Where to listen.")] = "127.0.0.1",
     basic_auth: options.BasicAuth = None,
     data: options.Data = options.DATA_FOLDER,

@@ -17,8 +17,11 @@ local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
+-- The next step may be committed already when the call is repeated: the log knows each step's token.
+local by = 'by:' .. ARGV[3]
 if h[4] == ARGV[3] then return { 'mine', status, step } end
 if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
+  if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
   -- Better known than the crash that the next owner had noted under the same token.
   if a.dropped ~= '' and redis.call('HSET', lost_key, ARGV[3], a.dropped) == 1 then
     count(batch, 'lost', 1)
@@ -32,7 +35,7 @@ if a.lost ~= '' then
   count(batch, 'lost', 1)
 end
 if a.log ~= '' then
-  redis.call('HSET', log_key, step, a.log)
+  redis.call('HSET', log_key, step, a.log, by, step)
   redis.call('DEL', journal_key)
   step = step + 1
   redis.call('HSET', run_key, 'step', step, 'attempt', 0, 'limited', 0, 'crashes', 0)

@@ -106,7 +106,9 @@ def test_bad_lines_can_be_left_out_and_keep_their_row() -> None:
         plan = plan_of()
         found = check(source, plan, skip_invalid=True)
         assert (found.rows, found.total, found.problems.rows.tolist()) == (5, 3, [1, 3])
-        rows = [(row, draft.line.messages[0].text) for row, draft in valid_lines(source, plan, found)]
+        rows = [
+            (row, draft.line.messages[0].text) for row, draft in valid_lines(source, plan, found)
+        ]
     assert rows == [(0, "a"), (2, "b"), (4, "c")]
 
 

@@ -59,7 +59,7 @@ def test_a_conversation_keeps_its_roles_and_tool_calls_in_either_spelling() -> N
         assert line.messages[1].content == ""
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown field": ({"input": "x", "question": "y"}, "'question' is not known"),
     "no input": ({"id": "1"}, "'input' is missing"),
     "empty input": ({"input": "  "}, "'input' is empty"),

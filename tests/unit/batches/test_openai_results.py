@@ -59,7 +59,9 @@ def test_an_answer_that_was_cut_off_says_so() -> None:
     cut = step(thought="hel", finish_reason=FinishReason.LENGTH)
     line = to_openai_line(ended(StopReason.COMPLETED, cut, output="hel"))
     assert line["response"]["body"]["choices"][0]["finish_reason"] == "length"
-    at_limit = to_openai_line(ended(StopReason.STEPS_LIMIT, step(thought="so far"), output="so far"))
+    at_limit = to_openai_line(
+        ended(StopReason.STEPS_LIMIT, step(thought="so far"), output="so far")
+    )
     assert at_limit["response"]["body"]["choices"][0]["finish_reason"] == "length"
 
 

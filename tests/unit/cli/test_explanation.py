@@ -20,7 +20,9 @@ STOP = ContinuationDecision.ALLOW_STOP
 REQUEST = ContinuationDecision.REQUEST_CONTINUATION
 
 
-def evaluation(criterion: str, decision: ContinuationDecision, **fields: Any) -> ContinuationEvaluation:
+def evaluation(
+    criterion: str, decision: ContinuationDecision, **fields: Any
+) -> ContinuationEvaluation:
     return ContinuationEvaluation(
         criterion=criterion, decision=decision, reason=f"{criterion} says {decision}", **fields
     )

@@ -48,6 +48,13 @@ def test_the_command_line_starts_without_loading_what_commands_need() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_version_is_said() -> None:
+    done = stepfleet("--version")
+
+    assert done.returncode == 0
+    assert done.stdout.strip()[:1].isdigit()
+
+
 def test_an_unknown_command_is_a_usage_error() -> None:
     done = stepfleet("fly")
 

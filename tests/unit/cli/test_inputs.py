@@ -13,7 +13,9 @@ WRITER = Agent("writer", model="openai:m")
 BOTH = {"solver": SOLVER, "writer": WRITER}
 
 
-def names(lines: Sequence[bytes | None], agents: Mapping[str, Agent], default: str | None = None) -> list[str]:
+def names(
+    lines: Sequence[bytes | None], agents: Mapping[str, Agent], default: str | None = None
+) -> list[str]:
     return [config.name for config in configs_used(lines, agents, default)]
 
 

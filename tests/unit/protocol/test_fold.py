@@ -47,14 +47,10 @@ def logged(number: int, seconds: float, tokens: int, *, fails: bool = False) -> 
         duration_ms=seconds * 1000,
     )
     at = NOW + timedelta(seconds=number)
-    return LoggedStep(
-        result=result, messages=(Message.assistant("", (call,)),), committed_at=at
-    )
+    return LoggedStep(result=result, messages=(Message.assistant("", (call,)),), committed_at=at)
 
 
-logs = st.lists(
-    st.tuples(st.floats(0, 100), st.integers(0, 1000), st.booleans()), max_size=12
-).map(
+logs = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000), st.booleans()), max_size=12).map(
     lambda rows: [
         logged(number, seconds, tokens, fails=fails)
         for number, (seconds, tokens, fails) in enumerate(rows, 1)

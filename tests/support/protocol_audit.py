@@ -1,0 +1,315 @@
+"""What lies in Redis about every run, held against the invariants and against the model.
+
+The invariants are checked on the raw records alone; the comparison says that nothing else changed.
+Key names are spelled out here, as an operator would: no product code.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from protocol_model import ENDED, SHARDS, Model, Run, shard_of
+from redis import Redis
+
+BATCHES = ("b0", "b1")
+SLACK = 60_000  # real time that an example may take, in ms; every model time is longer
+
+_DUMP = """
+local function all(key) return redis.call('HGETALL', key) end
+local function left(key) return redis.call('PTTL', key) end
+local t = redis.call('TIME')
+local shards, runs = {}, {}
+for s = 0, ARGV[1] - 1 do
+  local tag = string.format('sf:{s%02d}:', s)
+  local batches = {}
+  for i, batch in ipairs({ 'b0', 'b1' }) do
+    local key = tag .. 'batch:' .. batch
+    batches[i] = { all(key), left(key), redis.call('ZRANGE', key .. ':ended', 0, -1),
+      left(key .. ':ended') }
+  end
+  shards[s + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches }
+end
+for i = 2, #ARGV do
+  local key = ARGV[i]
+  runs[i - 1] = { all(key), all(key .. ':log'), all(key .. ':journal'), all(key .. ':lost'),
+    redis.call('XREVRANGE', key .. ':events', '+', '-', 'COUNT', 1),
+    { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost') } }
+end
+return { t[1] * 1000 + math.floor(t[2] / 1000), redis.call('LLEN', 'stepfleet'), shards, runs }
+"""
+
+_SHIFT = """
+for i = 2, #ARGV, 3 do
+  local key = ARGV[i]
+  for _, name in ipairs({ 'lease', 'not_before' }) do
+    if tonumber(redis.call('HGET', key, name)) > 0 then
+      redis.call('HINCRBY', key, name, -ARGV[1])
+    end
+  end
+  if redis.call('ZSCORE', ARGV[i + 1], ARGV[i + 2]) then
+    redis.call('ZINCRBY', ARGV[i + 1], -ARGV[1], ARGV[i + 2])
+  end
+end
+"""
+
+
+@dataclass
+class Raw:
+    """The raw records of one run."""
+
+    header: dict[str, str]
+    log: dict[str, str]
+    journal: dict[str, str]
+    lost: dict[str, str]
+    newest_events: list[Any]
+    left: list[int]
+    due: float | None
+
+    @property
+    def ended(self) -> bool:
+        return self.header["status"] in ENDED
+
+    def number(self, name: str) -> int:
+        return int(self.header.get(name) or 0)
+
+
+@dataclass
+class Counted:
+    """Counters of one batch in one shard, as stored."""
+
+    fields: dict[str, int]
+    left: int
+    ended: list[str]
+    ended_left: int
+
+
+@dataclass
+class Dump:
+    """Everything at one moment. `now` is Redis's, in ms."""
+
+    now: int
+    queued: int
+    runs: dict[str, Raw]
+    counted: dict[tuple[int, str], Counted]
+    due: list[str] = field(default_factory=list)
+
+
+class Auditor:
+    """Reads the raw records in one call, and moves stored times: what a clock jump amounts to."""
+
+    def __init__(self, client: "Redis[str]") -> None:
+        self._client = client
+        self._dump = client.register_script(_DUMP)
+        self._shift = client.register_script(_SHIFT)
+
+    def flush(self) -> None:
+        self._client.flushdb()
+
+    def dump(self, run_ids: list[str]) -> Dump:
+        now, queued, shards, runs = self._dump(args=[SHARDS, *map(run_key, run_ids)])
+        due: dict[str, float] = {}
+        counted = {}
+        for shard, (scores, batches) in enumerate(shards):
+            due.update(zip(scores[::2], map(float, scores[1::2]), strict=True))
+            for batch, (fields, left, ended, ended_left) in zip(BATCHES, batches, strict=True):
+                numbers = {name: int(value) for name, value in _pairs(fields).items()}
+                counted[shard, batch] = Counted(numbers, left, ended, ended_left)
+        raw = {
+            run_id: Raw(*map(_pairs, one[:4]), one[4], one[5], due.get(run_id))
+            for run_id, one in zip(run_ids, runs, strict=True)
+        }
+        return Dump(now, queued, raw, counted, list(due))
+
+    def shift(self, run_ids: list[str], milliseconds: int) -> None:
+        """Move every stored time of these runs `milliseconds` towards the past."""
+        names = [
+            name
+            for run_id in run_ids
+            for name in (run_key(run_id), f"{tag(shard_of(run_id))}due", run_id)
+        ]
+        self._shift(args=[milliseconds, *names])
+
+    def newest_messages(self, count: int) -> list[tuple[str, int]]:
+        """Return the hints at the head of the queue, the newest last."""
+        return [hint_of(text) for text in self._client.lrange("stepfleet", -count, -1)]
+
+    def take_message(self, *, keep: bool) -> tuple[str, int]:
+        """Return the hint at the head of the queue; leave it there for a second delivery if asked."""
+        text = self._client.lindex("stepfleet", -1) if keep else self._client.rpop("stepfleet")
+        assert isinstance(text, str)
+        return hint_of(text)
+
+    def lose_messages(self) -> None:
+        self._client.delete("stepfleet")
+
+
+def tag(shard: int) -> str:
+    return f"sf:{{s{shard:02d}}}:"
+
+
+def run_key(run_id: str) -> str:
+    return f"{tag(shard_of(run_id))}run:{run_id}"
+
+
+def hint_of(message: str) -> tuple[str, int]:
+    run_id, step = orjson.loads(orjson.loads(message)["headers"]["argsrepr"].replace("'", '"'))
+    return run_id, step
+
+
+def _pairs(flat: list[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def check_invariants(dump: Dump) -> None:
+    """Assert the invariants of the design on the raw records alone."""
+    for run_id, raw in dump.runs.items():
+        _check_log(run_id, raw)
+        active = raw.header["status"] in {"queued", "in_progress"}
+        assert (raw.due is not None) == active, f"{run_id}: in due exactly while it is active"
+        unanswered = raw.journal and "response" not in raw.journal
+        assert not unanswered, f"{run_id}: a tool started without a journaled response"
+        assert not (raw.ended and raw.journal), f"{run_id}: an ended run has a journal"
+        assert not (raw.header["token"] and not active), f"{run_id}: held though not active"
+        _check_expiry(run_id, raw)
+        if raw.newest_events:
+            newest = dict(zip(*[iter(raw.newest_events[0][1])] * 2, strict=True))
+            last = int(newest["first"]) + len(orjson.loads(newest["events"])) - 1
+            assert raw.number("seq") == last, f"{run_id}: the events have a gap"
+    assert set(dump.due) <= dump.runs.keys(), "an unknown run is due"
+    for (shard, batch), counted in dump.counted.items():
+        _check_counters(dump, shard, batch, counted)
+
+
+def _check_log(run_id: str, raw: Raw) -> None:
+    numbers = {int(name) for name in raw.log if name.isdigit()}
+    assert numbers == set(range(raw.number("step"))), f"{run_id}: the log is not 0..step-1"
+    steps = [_result(raw.log[str(number)]) for number in sorted(numbers)]
+    state = orjson.loads(raw.header["slim"])
+    usage = state.get("usage", {})
+    sums = {
+        "steps": (state.get("step_count", 0), len(steps)),
+        "tokens": (usage.get("total_tokens", 0), sum(_tokens(step) for step in steps)),
+        "calls": (usage.get("llm_calls", 0), sum(_calls(step) for step in steps)),
+        "cost": (state.get("cost_usd", 0.0), sum(step.get("cost_usd", 0.0) for step in steps)),
+        "seconds": (
+            state["info"].get("cumulative_execution_seconds", 0.0),
+            sum(step.get("duration_ms", 0.0) for step in steps) / 1000,
+        ),
+    }
+    wrong = {name: pair for name, pair in sums.items() if pair[0] != pair[1]}
+    assert not wrong, f"{run_id}: (state, sum over committed steps) differ: {wrong}"
+
+
+def _check_expiry(run_id: str, raw: Raw) -> None:
+    there = raw.left[:3] + (raw.left[3:] if raw.lost else [])
+    if raw.ended:
+        assert all(left > 0 for left in there), f"{run_id}: ended and never expires: {raw.left}"
+    else:
+        assert all(left == -1 for left in there), f"{run_id}: active and expires: {raw.left}"
+
+
+def _check_counters(dump: Dump, shard: int, batch: str, counted: Counted) -> None:
+    runs = {
+        run_id: raw
+        for run_id, raw in dump.runs.items()
+        if raw.header["batch"] == batch and shard_of(run_id) == shard
+    }
+    stored = {name: value for name, value in counted.fields.items() if value}
+    stored.pop("endings", None)
+    recount = {name: value for name, value in _recount(list(runs.values())).items() if value}
+    assert stored == recount, f"counters of {batch} in shard {shard}: {stored}, recount: {recount}"
+    ended = {run_id for run_id, raw in runs.items() if raw.ended}
+    assert set(counted.ended) == ended, f"index of ended runs: {counted.ended}, they are {ended}"
+    if runs:
+        over = len(ended) == len(runs)
+        assert (counted.left > 0) == over, f"{batch}: its counters expire exactly when it is over"
+    if ended:
+        over = len(ended) == len(runs)
+        assert (counted.ended_left > 0) == over, f"{batch}: so does its index of ended runs"
+
+
+def _recount(runs: list[Raw]) -> dict[str, int]:
+    counts: dict[str, int] = {"total": len(runs), "open": sum(not raw.ended for raw in runs)}
+
+    def add(name: str, value: int) -> None:
+        counts[name] = counts.get(name, 0) + value
+
+    for raw in runs:
+        add(f"status:{raw.header['status']}", 1)
+        if raw.ended:
+            add(f"reason:{raw.header['stop_reason']}", 1)
+        add("lost", len(raw.lost))
+        for name, text in raw.log.items():
+            if name.isdigit():
+                step = _result(text)
+                add("steps", 1)
+                add("tokens", _tokens(step))
+                add("calls", _calls(step))
+                add("cost", round(step.get("cost_usd", 0.0) * 1_000_000_000))
+    return counts
+
+
+_parsed: dict[str, dict[str, Any]] = {}
+
+
+def _result(text: str) -> dict[str, Any]:
+    if text not in _parsed:
+        if len(_parsed) > 10_000:
+            _parsed.clear()
+        _parsed[text] = orjson.loads(text)["result"]
+    return _parsed[text]
+
+
+def _tokens(step: dict[str, Any]) -> int:
+    return int((step.get("usage") or {}).get("total_tokens", 0))
+
+
+def _calls(step: dict[str, Any]) -> int:
+    return int((step.get("usage") or {}).get("llm_calls", 0))
+
+
+def check_model(dump: Dump, model: Model) -> None:
+    """Assert that Redis holds what the model holds."""
+    assert dump.queued == len(model.queue), "messages in the queue"
+    for run_id, run in model.runs.items():
+        _check_run(dump.runs[run_id], run, dump.now, model.now)
+    for group, counted in dump.counted.items():
+        assert counted.ended == model.endings.get(group, []), f"order of ended runs in {group}"
+        ends = counted.fields.get("endings", 0)
+        assert ends == model.ends.get(group, 0), f"how often runs of {group} ended"
+
+
+def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
+    stored = {
+        "status": raw.header["status"],
+        "step": raw.number("step"),
+        "token": raw.header["token"],
+        "want": raw.header["want"],
+        "reason": raw.header.get("stop_reason", ""),
+        "crashes": raw.number("crashes"),
+        "attempts": raw.number("attempt"),
+        "limited": raw.number("limited"),
+        "dispatches": raw.number("dispatches"),
+        "seq": raw.number("seq"),
+        "ledger": len(raw.lost),
+        "journal": raw.journal.keys(),
+    }
+    expected = {name: getattr(run, name) for name in stored}
+    expected |= {"ledger": len(run.ledger), "journal": run.journal.keys()}
+    assert stored == expected, f"{run.run_id}: stored {stored}, expected {expected}"
+    for name, author in run.journal.items():
+        assert author in raw.journal[name], f"{run.run_id}: {name} of the journal is another's"
+    for number, step in enumerate(run.log):
+        assert step.author in raw.log[str(number)], f"{run.run_id}: step {number} is another's"
+    times: list[tuple[str, float, int]] = []
+    if run.due is not None and raw.due is not None:
+        times.append(("due", raw.due, run.due))
+    if run.token:
+        times.append(("lease", raw.number("lease"), run.lease))
+    waits = raw.number("not_before") > 0
+    assert run.due is None or waits == (run.not_before > 0), f"{run.run_id}: a wait"
+    if run.not_before and run.due is not None:
+        times.append(("not_before", raw.number("not_before"), run.not_before))
+    for name, at, expected_at in times:
+        late = (expected_at - model_now) - (at - now)
+        assert 0 <= late < SLACK, f"{run.run_id}: {name} is {late} ms from where it should be"

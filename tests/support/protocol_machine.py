@@ -1,0 +1,400 @@
+"""The step protocol under hypothesis: operations drawn at random on a real Redis and on the model.
+
+After every operation the answers are compared, the raw records held against the invariants, and
+everything stored against the model. At the end of an example every run is brought to its end.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from protocol_audit import BATCHES, Auditor, check_invariants, check_model
+from protocol_model import GRACE, LEASE, RETRY_WAIT, SHARDS, Decision, Model, Run
+from protocol_worker import AGENTS, KINDS, Worker, record_of
+from redis import Redis
+from stored_runs import Bench, bench
+
+from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.store.reading import StoredRun
+from stepfleet.orchestrator.store.submission import NewRun
+from stepfleet.worker.rescuer import Rescuer
+
+MOST_RUNS = 5
+LONG = 20_000_000
+JUMPS = (GRACE, RETRY_WAIT, LEASE, LEASE, LONG, -GRACE)
+ROUNDS_TO_THE_END = 12
+T = TypeVar("T")
+
+PICK = st.integers(0, 63)
+SIZE = st.integers(1, 9)
+
+
+@dataclass
+class Rig:
+    """What all examples share: one event loop, one open store, one reader of raw records."""
+
+    runner: asyncio.Runner
+    bench: Bench
+    auditor: Auditor
+    configs: list[str]
+    operations: int = 0
+    told: dict[str, int] = field(default_factory=dict)
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def rescuer(self, *, long_queue: bool) -> Rescuer:
+        opened = self.bench.opened
+        return Rescuer(
+            opened.connection,
+            opened.keys,
+            opened.dispatch,
+            grace=GRACE / 1000,
+            interval=1.0,
+            long_queue=-1 if long_queue else 1_000_000,
+            jitter=lambda: 0.5,
+        )
+
+
+@contextmanager
+def rig(url: str) -> Iterator[Rig]:
+    """Open the store at `url` with times that real time does not reach."""
+    settings = {"lease": LEASE / 1000, "grace": GRACE / 1000, "shards": SHARDS, "connections": 1}
+    with asyncio.Runner() as runner, Redis.from_url(url, decode_responses=True) as client:
+        client.flushdb()
+        opening = bench(url, **settings)
+        opened = runner.run(opening.__aenter__())
+        try:
+            configs = [runner.run(opened.opened.configs.save(agent.config)) for agent in AGENTS]
+            yield Rig(runner, opened, Auditor(client), configs)
+        finally:
+            runner.run(opening.__aexit__(None, None, None))
+
+
+class ProtocolMachine(RuleBasedStateMachine):
+    """Five runs at most, any number of workers, every operation of the protocol."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__()
+        self.rig = rig
+        self.model = Model()
+        self.workers: list[Worker] = []
+        self.seen: list[tuple[StoredRun, int]] = []
+        self.tokens = 0
+        self.sound = True
+        rig.auditor.flush()
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """One operation; what it left behind is checked at its end."""
+        self.sound = False
+        yield
+        dump = self.rig.auditor.dump(list(self.model.runs))
+        check_invariants(dump)
+        check_model(dump, self.model)
+        self.rig.operations += 1
+        self.rig.told[name] = self.rig.told.get(name, 0) + 1
+        self.sound = True
+
+    # ------------------------------------------------------------------ submission and claims
+
+    @rule(batch=st.sampled_from([*BATCHES, BATCHES[0], ""]), agent=PICK, delayed=st.booleans())
+    def create(self, batch: str, agent: int, delayed: bool) -> None:
+        if len(self.model.runs) < MOST_RUNS:
+            self._create(f"r{len(self.model.runs)}", batch, agent, delayed=delayed and agent > 40)
+
+    @precondition(lambda self: self.model.runs)
+    @rule(pick=PICK)
+    def create_again(self, pick: int) -> None:
+        run = self._run(pick)
+        self._create(run.run_id, run.batch, 0, delayed=False)
+
+    def _create(self, run_id: str, batch: str, agent: int, *, delayed: bool) -> None:
+        which = agent % len(AGENTS)
+        new = NewRun(
+            run_id,
+            AGENTS[which].name,
+            self.rig.configs[which],
+            (Message.user("hello"),),
+            4,
+            batch_id=batch,
+            delay=RETRY_WAIT / 1000 if delayed else 0.0,
+        )
+        with self.operation("create"):
+            created = self.rig.do(self.rig.bench.submission.create(new))
+            assert created == self.model.create(run_id, batch, RETRY_WAIT if delayed else 0)
+
+    @precondition(lambda self: self.model.queue)
+    @rule(twice=PICK)
+    def deliver(self, twice: int) -> None:
+        self._deliver(keep=twice == 1)
+
+    @precondition(lambda self: self.model.queue)
+    @rule(kind=st.sampled_from(KINDS), size=SIZE)
+    def deliver_and_commit(self, kind: str, size: int) -> None:
+        worker = self._deliver(keep=False)
+        if worker:
+            self._commit(worker, kind, size)
+
+    @precondition(lambda self: self.model.runs)
+    @rule(pick=PICK, offset=st.sampled_from([0, 0, 0, -1, 1]))
+    def hint_from_nowhere(self, pick: int, offset: int) -> None:
+        """A duplicate, a stale message, or one from before the store was rolled back."""
+        run = self._run(pick)
+        self._claim(run.run_id, max(run.step + offset, 0))
+
+    @rule()
+    def hint_of_an_unknown_run(self) -> None:
+        self._claim("nobody", 0)
+
+    @precondition(lambda self: any(self._may_claim_again(w) for w in self.workers))
+    @rule(pick=PICK)
+    def claim_again(self, pick: int) -> None:
+        """The reply was lost, or the call comes late out of a dead connection."""
+        able = [worker for worker in self.workers if self._may_claim_again(worker)]
+        worker = able[pick % len(able)]
+        claim = worker.claim
+        again = self._claim(claim.run_id, claim.step, worker.token)
+        if again:
+            self.workers.remove(worker)
+
+    def _may_claim_again(self, worker: Worker) -> bool:
+        run = self.model.runs[worker.claim.run_id]
+        return worker.token not in run.committed or worker.token == run.last_token
+
+    def _deliver(self, *, keep: bool) -> Worker | None:
+        with self.operation("deliver"):
+            expected = self.model.queue[-1] if keep else self.model.queue.pop()
+            assert self.rig.auditor.take_message(keep=keep) == expected
+        return self._claim(*expected)
+
+    def _claim(self, run_id: str, step: int, token: str = "") -> Worker | None:
+        if not token:
+            self.tokens += 1
+            token = f"<{self.tokens}>"
+        with self.operation("claim"):
+            expected = self.model.claim(run_id, step, token)
+            reply = self.rig.do(self.rig.bench.steps.claim(StepHint(run_id, step), token))
+            word = "claimed" if isinstance(reply, Claim) else reply.why.value
+            assert word == expected, f"claim of {run_id}:{step}: {word}, expected {expected}"
+            if not isinstance(reply, Claim):
+                return None
+            run = self.model.runs[run_id]
+            stored = (reply.crashes, reply.attempts, reply.limited, reply.state.step_count)
+            assert stored == (run.crashes, run.attempts, run.limited, run.step)
+            self.workers.append(Worker(reply))
+            if run.want == "cancel":
+                self.workers[-1].hears_of_cancel()
+        return self.workers[-1]
+
+    # ------------------------------------------------------------------- journal and commit
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=PICK, size=SIZE)
+    def journal(self, pick: int, size: int) -> None:
+        worker = self._worker(pick)
+        self._journal(worker, *worker.next_entries(size))
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=PICK)
+    def renew(self, pick: int) -> None:
+        self._journal(self._worker(pick), None, None, None)
+
+    def _journal(
+        self, worker: Worker, response: Any, started: int | None, done: int | None
+    ) -> None:
+        claim, entries = worker.claim, {}
+        record = None if done is None else record_of(claim, done)
+        if response is not None:
+            entries["response"] = worker.token
+        if started is not None:
+            entries[f"s:{started}"] = "1"
+        if done is not None:
+            entries[f"r:{done}"] = worker.token
+        with self.operation("journal"):
+            expected = self.model.journal(claim.run_id, claim.step, worker.token, entries)
+            held = self.rig.do(
+                self.rig.bench.steps.journal(
+                    claim,
+                    0.5,
+                    response=response,
+                    started=() if started is None else (started,),
+                    results=None if record is None or done is None else {done: record},
+                )
+            )
+            assert (held.want if held.ours else None) == expected
+        if held.ours:
+            worker.noted(response, started, record)
+            if held.want == "cancel":
+                worker.hears_of_cancel()
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=PICK, kind=st.sampled_from(KINDS), size=SIZE)
+    def commit(self, pick: int, kind: str, size: int) -> None:
+        self._commit(self._worker(pick), kind, size)
+
+    @precondition(lambda self: any(worker.sent for worker in self.workers))
+    @rule(pick=PICK)
+    def commit_again(self, pick: int) -> None:
+        """The reply was lost; the same call is made again, whatever happened since."""
+        senders = [worker for worker in self.workers if worker.sent]
+        self._send(senders[pick % len(senders)])
+
+    def _commit(self, worker: Worker, kind: str, size: int) -> None:
+        if worker.sent is None or worker.wants_cancel:
+            worker.decide(kind, size)
+        self._send(worker)
+
+    def _send(self, worker: Worker) -> None:
+        assert worker.sent is not None
+        verdict, events, decision = worker.sent
+        claim = worker.claim
+        with self.operation(f"commit {decision.move}"):
+            expected = self._expected(worker, decision)
+            reply = self.rig.do(self.rig.bench.steps.commit(claim, verdict, events))
+            word = "committed" if reply.applied else "wanted" if reply.wanted else "lost"
+            told = (word, reply.wanted or reply.status)
+            assert told == expected, f"commit of {claim.run_id}:{claim.step}: {told}, {expected}"
+        if reply.wanted:
+            worker.sent = None
+            worker.hears_of_cancel()
+
+    def _expected(self, worker: Worker, decision: Decision) -> tuple[str, str]:
+        claim = worker.claim
+        return self.model.commit(claim.run_id, claim.step, worker.token, decision)
+
+    # ------------------------------------------------------------- time, messages, the rescuer
+
+    @precondition(lambda self: self.model.runs)
+    @rule(by=st.sampled_from(JUMPS))
+    def clock_jumps(self, by: int) -> None:
+        """Leases run out, waits end; or a clock was set back."""
+        with self.operation("clock"):
+            self.model.pass_time(by)
+            self.rig.auditor.shift(list(self.model.runs), by)
+
+    @precondition(lambda self: self.model.queue)
+    @rule()
+    def broker_is_wiped(self) -> None:
+        with self.operation("loss"):
+            self.model.queue.clear()
+            self.rig.auditor.lose_messages()
+
+    @precondition(lambda self: self.model.queue)
+    @rule()
+    def message_is_lost(self) -> None:
+        with self.operation("loss"):
+            assert self.rig.auditor.take_message(keep=False) == self.model.queue.pop()
+
+    @precondition(lambda self: self.model.runs)
+    @rule(long_queue=st.booleans())
+    def rescue(self, long_queue: bool) -> None:
+        with self.operation("rescue"):
+            expected = self.model.rescue(long_queue=long_queue)
+            count = self.rig.do(self.rig.rescuer(long_queue=long_queue).rescue())
+            told = self.rig.auditor.newest_messages(count) if count else []
+            assert sorted(told) == sorted(expected)
+            self.model.queue += told
+
+    # ------------------------------------------------------------------------------- control
+
+    @precondition(lambda self: self.model.runs)
+    @rule(pick=PICK, word=st.sampled_from(["cancel", "pause", "resume"]))
+    def control(self, pick: int, word: str) -> None:
+        self._control(self._run(pick), word)
+
+    def _control(self, run: Run, word: str) -> None:
+        control = self.rig.bench.control
+        with self.operation(word):
+            stored = self.rig.do(self.rig.bench.stored(run.run_id))
+            match word:
+                case "cancel":
+                    answer = self.rig.do(control.cancel(stored, "enough"))
+                    expected = self.model.cancel(run.run_id)
+                case "pause":
+                    answer = self.rig.do(control.pause(run.run_id))
+                    expected = self.model.pause(run.run_id)
+                case _:
+                    answer = self.rig.do(control.resume(stored))
+                    expected = self.model.resume(run.run_id, run.step)
+            assert answer.word == expected
+
+    @precondition(lambda self: self.model.pick(lambda run: run.ended))
+    @rule(pick=PICK)
+    def look(self, pick: int) -> None:
+        """Somebody reads an ended run, and will ask for its retry later."""
+        ended = self.model.pick(lambda run: run.ended)
+        run = ended[pick % len(ended)]
+        self.seen.append((self.rig.do(self.rig.bench.stored(run.run_id)), run.seq))
+
+    @precondition(lambda self: self.seen)
+    @rule(pick=PICK, raised=st.booleans())
+    def retry_what_was_seen(self, pick: int, raised: bool) -> None:
+        self._retry(*self.seen.pop(pick % len(self.seen)), raised=raised)
+
+    @precondition(lambda self: self.model.pick(lambda run: run.ended))
+    @rule(pick=PICK, raised=st.booleans())
+    def retry(self, pick: int, raised: bool) -> None:
+        ended = self.model.pick(lambda run: run.ended)
+        run = ended[pick % len(ended)]
+        stored = self.rig.do(self.rig.bench.stored(run.run_id))
+        self._retry(stored, run.seq, raised=raised)
+
+    def _retry(self, stored: StoredRun, seq: int, *, raised: bool) -> None:
+        overrides = {"max_steps": 8} if raised else stored.overrides
+        revision = revise(stored.state, stored.log, overrides, stored.state.info.updated_at)
+        with self.operation("retry"):
+            answer = self.rig.do(self.rig.bench.control.retry(stored, revision))
+            assert answer.word == self.model.retry(stored.run_id, seq)
+
+    # ----------------------------------------------------------------------------------- end
+
+    def teardown(self) -> None:
+        """Nothing may be stuck: without further requests every run comes to an end."""
+        if not self.sound:
+            return
+        for _ in range(ROUNDS_TO_THE_END):
+            for run in self.model.pick(lambda run: not run.ended):
+                self._control(run, "resume")
+            if not self.model.pick(lambda run: not run.ended):
+                break
+            if self.model.queue:
+                self.broker_is_wiped()
+            self.clock_jumps(LONG)
+            self.rescue(long_queue=False)
+            while self.model.queue:
+                worker = self._deliver(keep=False)
+                if worker:
+                    self._commit(worker, "answer", 1)
+        assert not self.model.pick(lambda run: not run.ended), "some runs are stuck"
+        for run in self.model.runs.values():
+            self._check_as_clients_see_it(run)
+
+    def _check_as_clients_see_it(self, run: Run) -> None:
+        result = self.rig.do(self.rig.bench.stored(run.run_id)).result()
+        assert result.stop_reason == run.reason
+        assert len(result.steps) == len(run.log)
+        assert result.usage.total_tokens == sum(step.tokens for step in run.log)
+        assert result.usage.llm_calls == sum(step.calls for step in run.log)
+        assert result.cost_usd * 4 == sum(step.cost for step in run.log)
+        assert result.cumulative_execution_seconds * 2 == sum(step.time for step in run.log)
+        assert len(result.lost_attempts) == len(run.ledger)
+        told, _ = self.rig.do(self.rig.bench.runs.events(run.run_id))
+        assert [event["sequence"] for event in told] == list(range(1, run.seq + 1))
+        ends = [event for event in told if event["payload"].get("status") == run.status]
+        assert ends, "no event tells the end"
+
+    def _run(self, pick: int) -> Run:
+        runs = list(self.model.runs.values())
+        return runs[pick % len(runs)]
+
+    def _worker(self, pick: int) -> Worker:
+        """Return a worker; the newest ones are chosen more often."""
+        recent = self.workers[-4:] if pick < 48 else self.workers
+        return recent[pick % len(recent)]

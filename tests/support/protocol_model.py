@@ -1,0 +1,286 @@
+"""The step protocol as a plain model: what the store must answer, and hold, after every operation.
+
+Written from the design, not from the scripts; shares no code with the product and knows no Redis.
+Times are milliseconds of a clock of its own that only `pass_time` moves.
+"""
+
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+LEASE = 1_000_000
+GRACE = 100_000
+RETRY_WAIT = 300_000
+POISON = 3
+SHARDS = 2
+MOST_DOUBLINGS = 7
+
+STATUS_OF = {
+    "completed": "completed",
+    "error": "failed",
+    "retry_limit": "failed",
+    "steps_limit": "stopped",
+    "user_requested": "cancelled",
+}
+ENDED = frozenset(STATUS_OF.values())
+Hint = tuple[str, int]
+
+
+def shard_of(run_id: str) -> int:
+    """Return the shard on which a run lies."""
+    return binascii.crc_hqx(run_id.encode(), 0) % SHARDS
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one committed step added. `cost` is in quarters of a dollar, `time` in half seconds.
+
+    `author` is the token of the worker that was answered by the model ('' if none was);
+    `results` are the authors of the tool results that need not be made again.
+    """
+
+    failed: bool = False
+    author: str = ""
+    results: dict[int, str] = field(default_factory=dict)
+    tokens: int = 0
+    calls: int = 0
+    cost: int = 0
+    time: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a worker commits; `delay` in milliseconds, `events` how many are told."""
+
+    move: str
+    step: Step | None = None
+    reason: str = ""
+    delay: int = 0
+    attempt: int = 0
+    limited: int = 0
+    pays: bool = False
+    drops: bool = False
+    knows_cancel: bool = False
+    events: int = 0
+
+
+@dataclass
+class Run:
+    """One run. `due` is None while nothing needs to look at it."""
+
+    run_id: str
+    batch: str
+    due: int | None
+    not_before: int
+    status: str = "queued"
+    step: int = 0
+    token: str = ""
+    last_token: str = ""
+    lease: int = 0
+    want: str = ""
+    reason: str = ""
+    crashes: int = 0
+    attempts: int = 0
+    limited: int = 0
+    dispatches: int = 0
+    begun: bool = False
+    seq: int = 1
+    ends: int = 0
+    retries: int = 0
+    log: list[Step] = field(default_factory=list)
+    journal: dict[str, str] = field(default_factory=dict)
+    ledger: dict[str, str] = field(default_factory=dict)
+    committed: set[str] = field(default_factory=set)
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def group(self) -> tuple[int, str]:
+        """Shard and batch: whose counters the run moves."""
+        return shard_of(self.run_id), self.batch
+
+
+class Model:
+    """All runs, the queue (its head at the right end), and the order in which runs ended."""
+
+    def __init__(self) -> None:
+        self.now = 10**12
+        self.runs: dict[str, Run] = {}
+        self.queue: list[Hint] = []
+        self.endings: dict[tuple[int, str], list[str]] = {}
+        self.ends: dict[tuple[int, str], int] = {}
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.now += milliseconds
+
+    def create(self, run_id: str, batch: str, delay: int) -> bool:
+        if run_id in self.runs:
+            return False
+        not_before = self.now + delay if delay else 0
+        due = self.now + (delay or GRACE)
+        self.runs[run_id] = Run(run_id, batch, due, not_before)
+        if not delay:
+            self.queue.insert(0, (run_id, 0))
+        return True
+
+    def claim(self, run_id: str, step: int, token: str) -> str:
+        run = self.runs.get(run_id)
+        if run is None:
+            return "unknown"
+        refusal = self._not_open(run, step, token)
+        if refusal or run.token == token:
+            return refusal or "claimed"
+        if run.token:
+            run.crashes += 1
+            run.ledger[run.token] = "crash"
+        if run.want == "pause":
+            self._pause(run)
+            return "paused"
+        if run.not_before > self.now:
+            return "early"
+        run.status, run.token, run.lease = "in_progress", token, self.now + LEASE
+        run.due, run.dispatches, run.not_before, run.begun = run.lease, 0, 0, True
+        return "claimed"
+
+    def _not_open(self, run: Run, step: int, token: str) -> str:
+        if run.ended:
+            return "ended"
+        if run.status == "paused":
+            return "paused"
+        if step > run.step:
+            return "ahead"
+        if step < run.step or token == run.last_token:
+            return "stale"
+        held = bool(run.token) and run.token != token and run.lease > self.now
+        return "leased" if held else ""
+
+    def journal(self, run_id: str, step: int, token: str, entries: dict[str, str]) -> str | None:
+        """Return what is wanted of the run, or None if the step is not the caller's."""
+        run = self.runs[run_id]
+        if run.token != token or run.step != step:
+            return None
+        run.lease = run.due = self.now + LEASE
+        run.journal |= entries
+        return run.want
+
+    def commit(self, run_id: str, step: int, token: str, decision: Decision) -> tuple[str, str]:
+        """Return ('committed' | 'lost', status) or ('wanted', 'cancel')."""
+        run = self.runs[run_id]
+        if token == run.last_token or token in run.committed:
+            return "committed", run.status
+        if run.token != token or run.step != step:
+            if decision.drops:
+                run.ledger[token] = "late"
+            return "lost", run.status
+        if run.want == "cancel" and not decision.knows_cancel:
+            return "wanted", "cancel"
+        run.token, run.last_token, run.dispatches = "", token, 0
+        run.seq += decision.events
+        if decision.pays:
+            run.ledger[token] = "paid"
+        if decision.step:
+            run.log.append(decision.step)
+            run.committed.add(token)
+            run.step, run.journal = run.step + 1, {}
+            run.attempts = run.limited = run.crashes = 0
+        self._follow(run, decision)
+        return "committed", run.status
+
+    def _follow(self, run: Run, decision: Decision) -> None:
+        if decision.move == "finish":
+            self._end(run, decision.reason)
+            return
+        run.attempts += decision.attempt
+        run.limited += decision.limited
+        if run.want == "pause":
+            self._pause(run)
+            return
+        run.not_before = self.now + decision.delay if decision.delay else 0
+        run.due = self.now + (decision.delay or GRACE)
+        if not decision.delay:
+            self.queue.append((run.run_id, run.step))
+
+    def cancel(self, run_id: str) -> str:
+        run = self.runs[run_id]
+        if run.ended:
+            return "ended"
+        if run.token:
+            run.want = "cancel"
+            return "requested"
+        run.seq += 1
+        self._end(run, "user_requested")
+        return "cancelled"
+
+    def pause(self, run_id: str) -> str:
+        run = self.runs[run_id]
+        if run.ended:
+            return "ended"
+        if run.token:
+            run.want = run.want or "pause"
+            return "requested"
+        if run.status != "paused":
+            self._pause(run)
+        return "paused"
+
+    def resume(self, run_id: str, step_seen: int) -> str:
+        run = self.runs[run_id]
+        if run.ended:
+            return "ended"
+        if run.status != "paused":
+            run.want = "" if run.want == "pause" else run.want
+            return "active"
+        run.status = "in_progress" if run.begun else "queued"
+        run.due, run.not_before, run.dispatches = self.now + GRACE, 0, 0
+        self.queue.append((run_id, step_seen))
+        return "resumed"
+
+    def retry(self, run_id: str, seq_seen: int) -> str:
+        run = self.runs[run_id]
+        if not run.ended:
+            return "active"
+        if run.seq != seq_seen:
+            return "changed"
+        if run.log and run.log[-1].failed:
+            taken_back = run.log.pop()
+            run.journal = {f"r:{index}": by for index, by in taken_back.results.items()}
+            if taken_back.author:
+                run.journal["response"] = taken_back.author
+            run.ledger[f"retry {run.retries}"] = "retried"
+        self._group(run).remove(run_id)
+        run.status, run.reason, run.want, run.begun = "in_progress", "", "", False
+        run.step, run.retries, run.seq = len(run.log), run.retries + 1, run.seq + 1
+        run.attempts = run.limited = run.crashes = run.dispatches = run.not_before = 0
+        run.due = self.now + GRACE
+        self.queue.append((run_id, run.step))
+        return "retried"
+
+    def rescue(self, *, long_queue: bool) -> list[Hint]:
+        """Return the hints that are published, in no particular order; the caller queues them."""
+        hints = []
+        for run in self.runs.values():
+            if run.due is None or run.due > self.now:
+                continue
+            first = run.dispatches == 0
+            run.due = self.now + GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
+            run.dispatches += 1
+            if not long_queue or run.token or (run.not_before and first):
+                hints.append((run.run_id, run.step))
+        return hints
+
+    def pick(self, which: Callable[[Run], bool]) -> list[Run]:
+        """Return the runs for which `which` holds."""
+        return [run for run in self.runs.values() if which(run)]
+
+    def _pause(self, run: Run) -> None:
+        run.status, run.token, run.want, run.due = "paused", "", "", None
+
+    def _end(self, run: Run, reason: str) -> None:
+        run.status, run.reason, run.want, run.due = STATUS_OF[reason], reason, "", None
+        run.token, run.journal, run.ends = "", {}, run.ends + 1
+        self._group(run).append(run.run_id)
+        self.ends[run.group] = self.ends.get(run.group, 0) + 1
+
+    def _group(self, run: Run) -> list[str]:
+        return self.endings.setdefault(run.group, [])
