@@ -285,9 +285,15 @@ class AsyncFleet:
         settings = self._settings
         if settings.redis_url is None:
             self._private = await asyncio.to_thread(_private_server)
-        if self._private is not None:
-            settings = settings.model_copy(update={"redis_url": SecretStr(self._private.url)})
-        return await Client.open(settings)
+        if self._private is None:
+            return await Client.open(settings)
+        url = SecretStr(self._private.url)
+        try:
+            return await Client.open(settings.model_copy(update={"redis_url": url}))
+        except BaseException:
+            private, self._private = self._private, None
+            await asyncio.to_thread(private.stop)
+            raise
 
 
 def _private_server() -> EmbeddedRedis | None:

@@ -13,7 +13,8 @@ from celery import Celery
 from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
-from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.protocol.revision import further_turn, revise
+from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.control import Answer, Control
@@ -84,6 +85,19 @@ class RunControl:
                 f"run {run.run_id} would end at once again ({outcome.reason}); {fix}"
             )
         return await self._control.retry(run, revision)
+
+    async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> Answer:
+        """Give an ended run a further user message: a new execution on the same session."""
+        for _ in range(_TRIES):
+            run = await self._runs.get(run_id)
+            if not run.state.status.is_terminal:
+                return Answer("active", run.state.status.value)
+            kept = merged_overrides(run.overrides, stored_overrides(run.config, overrides))
+            turn = further_turn(run.state, run.log, kept, await self._runs.now())
+            answer = await self._control.retry(run, turn, (Message.user(text),))
+            if answer.word != "changed":
+                return _known(answer, run_id)
+        raise StoreError(f"run {run_id} is being changed all the time; try again")
 
     async def interrupt(self, run_ids: Sequence[str]) -> None:
         """Tell all workers to break off their steps of cancelled runs.

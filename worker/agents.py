@@ -6,6 +6,7 @@ from stepfleet.orchestrator.agent import Agent, criteria_of
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.openai_batch import PLAIN_AGENT
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.tools import ToolRegistry
 from stepfleet.worker.models import Models
@@ -46,6 +47,8 @@ class LocalAgents:
 
     def _make_ready(self, config: AgentConfig, names: tuple[str, ...]) -> LocalAgent:
         agent = self._agents.get(config.name)
+        if agent is None and config.name == PLAIN_AGENT:
+            agent = Agent(config.name, model=config.model)
         if agent is None:
             known = ", ".join(sorted(self._agents)) or "none"
             msg = (

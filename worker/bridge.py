@@ -11,7 +11,6 @@ once with ``PerLoop`` and asked for inside coroutines; it is closed when its loo
 import asyncio
 import atexit
 import concurrent.futures
-import contextlib
 import inspect
 import os
 import sys
@@ -28,6 +27,11 @@ T = TypeVar("T")
 
 CLEANUP_SECONDS = 5.0
 """How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
+
+# A signal that arrives between the interpreter's last look and a blocking call does not end that
+# call, so waiting goes in slices. A bare lock, since futures and conditions are not safe against
+# exceptions that a signal raises inside them.
+_LOOK_SECONDS = 0.5
 
 _HOMES: dict[int, LoopThread] = {}  # process id -> its loop; a forked child starts its own
 _MAKING_HOME = threading.Lock()
@@ -151,26 +155,35 @@ def _loop_runs_here() -> bool:
 
 
 def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
-    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+    results: list[T] = []
+    errors: list[BaseException] = []
     running: list[asyncio.Task[None]] = []
+    finished = threading.Lock()
+    finished.acquire()
 
     async def capture() -> None:
         try:
-            done.set_result(await awaitable)
+            results.append(await awaitable)
         except asyncio.CancelledError:
-            done.set_exception(self_cancelled())
+            errors.append(self_cancelled())
         except BaseException as error:  # noqa: BLE001 SystemExit must reach the caller, not the loop
-            done.set_exception(error)
+            errors.append(error)
+        finally:
+            finished.release()
 
     try:
         home.submit(lambda: running.append(home.loop.create_task(capture())))
-        return done.result()
+        while not (results or errors):
+            if not finished.acquire(timeout=_LOOK_SECONDS) and not home.usable:
+                raise RuntimeError("the worker's event loop has ended; the coroutine is lost")
     except BaseException:
-        if not done.done():
-            home.submit(lambda: [task.cancel() for task in running])
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                done.exception(timeout=CLEANUP_SECONDS)
+        home.submit(lambda: [task.cancel() for task in running])
+        if home.usable and not (results or errors):
+            finished.acquire(timeout=CLEANUP_SECONDS)
         raise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _end_home(pid: int) -> None:

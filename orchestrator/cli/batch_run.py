@@ -98,9 +98,12 @@ class _Run:
         """Submit or find the batch, work on it, and say what became of it."""
         started = time.monotonic()
         with self._interrupts.heard():
-            async with AsyncFleet(settings=self._settings) as fleet:
+            async with (
+                simulated(self._plan.fleet, self._folder) as extra,
+                AsyncFleet(settings=self._settings) as fleet,
+            ):
                 batch = await until_asked(self._batch(fleet), self._interrupts.asked)
-                progress = await self._work(batch) if batch else None
+                progress = await self._work(batch, extra) if batch else None
         if progress is None:
             notice("Interrupted. The same command goes on where this one stopped.")
             return INTERRUPTED
@@ -160,33 +163,31 @@ class _Run:
             raise ConfigurationError(msg)
         return self._notes.begin()
 
-    async def _work(self, batch: AsyncBatch) -> BatchProgress | None:
-        """Have workers do what is open; return None when interrupted."""
+    async def _work(self, batch: AsyncBatch, extra: dict[str, str]) -> BatchProgress | None:
+        """Collect the results while workers do what is open; return None when interrupted."""
         progress = await batch.progress()
+        kind = kind_of(self._plan.output_format, progress.format)
         with contextlib.ExitStack() as stack:
-            kind = kind_of(self._plan.output_format, progress.format)
             sink = stack.enter_context(ResultFile(self._plan.out, kind)) if self._plan.out else None
             display = stack.enter_context(Display())
             self._interrupts.before_leaving_at_once(display.leave)
-            if not progress.open:
-                collecting = follow(batch, sink or Nowhere(), display)
-                return await until_asked(collecting, self._interrupts.asked)
-            async with simulated(self._plan.fleet, self._folder) as extra:
-                workers = supervisor_of(
-                    self._plan.fleet, self._settings, self._folder, extra, display.say
+            plan = self._plan.fleet if progress.open else replace(self._plan.fleet, workers=0)
+            workers = supervisor_of(plan, self._settings, self._folder, extra, display.say)
+            self._interrupts.before_leaving_at_once(workers.kill)
+            await workers.start()
+            try:
+                return await until_asked(
+                    follow(batch, sink or Nowhere(), display),
+                    self._interrupts.asked,
+                    workers.watch(),
                 )
-                self._interrupts.before_leaving_at_once(workers.kill)
-                await workers.start()
-                try:
-                    collecting = follow(batch, sink or Nowhere(), display)
-                    return await until_asked(collecting, self._interrupts.asked, workers.watch())
-                finally:
-                    if self._interrupts.asked.is_set():
-                        display.say(
-                            f"Stopping: steps under way may end (up to {self._settings.drain:g} "
-                            "s). Ctrl-C again ends at once."
-                        )
-                    await workers.stop()
+            finally:
+                if self._interrupts.asked.is_set():
+                    display.say(
+                        f"Stopping: steps under way may end (up to {self._settings.drain:g} "
+                        "s). Ctrl-C again ends at once."
+                    )
+                await workers.stop()
 
     def _say_what_next(self, progress: BatchProgress) -> None:
         if self._plan.out:

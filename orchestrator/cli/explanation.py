@@ -124,10 +124,12 @@ def picture(explanation: Explanation) -> RenderableType:
     if not explanation.criteria:
         return head
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "criterion", "decision", "reason", "numbers"):
+    for heading in ("", "criterion", "decision"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("reason", "numbers"):
         table.add_column(heading, overflow="fold")
     for one in explanation.criteria:
-        numbers = ", ".join(f"{key}={shown(value, 60)}" for key, value in one.numbers.items())
+        numbers = ", ".join(f"{key}={_number(value)}" for key, value in one.numbers.items())
         table.add_row(
             Text("→" if one.decisive else "", style="bold"),
             Text(shown(one.criterion, 60), style="bold" if one.decisive else ""),
@@ -136,3 +138,7 @@ def picture(explanation: Explanation) -> RenderableType:
             Text(numbers, style="dim"),
         )
     return Group(head, table)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else shown(value, 60)

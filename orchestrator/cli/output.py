@@ -1,15 +1,22 @@
 """Prints: tables or JSON on standard output, notices on standard error."""
 
+import os
 import sys
 from typing import Any
 
 import orjson
 from rich.console import Console
 
+_WIDTH_OF_FILES = 160
+"""Characters in a line where there is no terminal that says how many it has."""
+
 
 def screen(*, stderr: bool = False) -> Console:
     """Return a console that prints foreign text as it is, without reading markup in it."""
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_OF_FILES
+    return console
 
 
 def print_json(data: Any) -> None:

@@ -4,6 +4,7 @@ Knows how to write; what a line says is in `result_lines`.
 """
 
 import os
+import stat
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -53,8 +54,10 @@ class ResultFile:
         self.path = path
         self._kind = kind
         self._descriptor = _open(path)
+        self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         try:
-            self._keys = self._what_is_there()
+            # A pipe or a device has nothing to go on from.
+            self._keys = self._what_is_there() if self._regular else set()
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -81,7 +84,8 @@ class ResultFile:
 
     def close(self) -> None:
         """Make the lines durable and close the file."""
-        os.fsync(self._descriptor)
+        if self._regular:
+            os.fsync(self._descriptor)
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:

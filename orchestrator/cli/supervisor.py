@@ -34,6 +34,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             for child in self._children:
                 group.create_task(self._keep(child))
+            await asyncio.Event().wait()
 
     async def stop(self) -> None:
         """End all of them cleanly, and by force what takes longer than draining may."""

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.cli.pace import Pace
-from stepfleet.orchestrator.cli.words import count, moment, seconds, shown, usd
+from stepfleet.orchestrator.cli.words import count, seconds, shown, usd
 
 _ID_CHARACTERS = 60
 
@@ -65,23 +65,23 @@ def summary(progress: BatchProgress, wall_seconds: float | None = None) -> Rende
     return Group(Text(f"Batch {progress.batch_id}"), table)
 
 
-def batch_list(batches: Sequence[BatchProgress]) -> Table:
+def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
     """Return the batches, one per row."""
-    table = Table(title="Batches", title_justify="left")
-    for heading in ("batch", "agent", "created"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("total", "open", "completed", "not completed", "tokens", "cost"):
-        table.add_column(heading, justify="right")
+    if not batches:
+        return Text("no batches")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("batch", no_wrap=True)
+    table.add_column("agent", overflow="fold")
+    table.add_column("created UTC", no_wrap=True)
+    for heading in ("ended", "not ok", "cost"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for batch in batches:
         table.add_row(
             shown(batch.batch_id, _ID_CHARACTERS),
             shown(batch.agent or "-", 30),
-            moment(batch.created),
-            count(batch.total),
-            count(batch.open),
-            count(batch.completed),
+            f"{batch.created:%m-%d %H:%M}",
+            f"{count(batch.done)}/{count(batch.total)}",
             count(batch.done - batch.completed),
-            count(batch.tokens),
             usd(batch.cost_usd),
         )
     return table

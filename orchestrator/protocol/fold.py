@@ -45,6 +45,8 @@ def rebuild(initial: AgentState, log: Iterable[LoggedStep]) -> AgentState:
     """Return the state behind the steps of `log`, starting from `initial`."""
     state = initial
     for logged in log:
+        while state.info.execution < logged.execution:
+            state = state.next_execution()
         moment = logged.committed_at or logged.result.started_at
         state = after_step(state, logged.result, logged.messages, moment)
         if logged.outcome:

@@ -13,11 +13,12 @@ from stepfleet.orchestrator.records.outcome import (
 def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutcome | None:
     """Return the outcome that forbids this step's call, or None.
 
-    The criteria are evaluated before the first step of an execution, and before a step that
-    was delayed; otherwise the last commit has just done so.
+    The criteria are evaluated before the first step of an execution, before a step that was
+    delayed, and where a run was taken up again; otherwise the last commit has just done so.
     """
     delayed = claim.attempts or claim.limited or claim.crashes or claim.state.stop_requested
-    if claim.state.step_count and not delayed:
+    decided = claim.state.step_count and claim.state.last_continuation_outcome is not None
+    if decided and not delayed:
         return None
     outcome = criteria.evaluate(claim.state)
     if outcome.get_forbidding_criterion() is None:

@@ -43,10 +43,12 @@ def revise(
     now: datetime,
 ) -> Revision:
     """Return how the ended run with that state and log is taken up again."""
-    fresh = _before_first_step(state)
+    fresh = state.reset().model_copy(update={"messages": ()})
     failed = log[-1] if log and log[-1].result.type is StepType.ERROR else None
     kept = list(log[:-1]) if failed else list(log)
     rebuilt = rebuild(fresh, kept)
+    while rebuilt.info.execution < state.info.execution:
+        rebuilt = rebuilt.next_execution()
     info = rebuilt.info.model_copy(update={"updated_at": now, "execution_started_at": None})
     before = rebuilt.model_copy(update={"info": info, "failures": ErrorContext.none()})
     if failed is None:
@@ -67,15 +69,13 @@ def revise(
     )
 
 
-def _before_first_step(state: AgentState) -> AgentState:
-    """Return the state that the run had when it was created, without its conversation."""
-    info = state.info.model_copy(update={"cumulative_execution_seconds": 0.0})
-    return AgentState(
-        agent_id=state.agent_id,
-        parent_agent_id=state.parent_agent_id,
-        info=info,
-        metadata=state.metadata,
-    )
+def further_turn(
+    state: AgentState, log: Sequence[LoggedStep], overrides: Mapping[str, Any], now: datetime
+) -> Revision:
+    """Return how an ended run goes on with a further turn: a new execution behind its log."""
+    turn = state.next_execution()
+    info = turn.info.at(now)
+    return Revision(len(log), turn.model_copy(update={"info": info}), dict(overrides))
 
 
 def _journal(failed: LoggedStep) -> list[str]:

@@ -107,7 +107,7 @@ class AgentState(Record):
     cost_usd: float = 0.0
     session_cost_usd: float = 0.0
     current_step: LastStep | None = None
-    failures: ErrorContext = ErrorContext()
+    failures: ErrorContext = Field(default_factory=ErrorContext)
     stop_requested: str | None = None
     strategy_state: dict[str, Any] = Field(default_factory=dict)
     custom_state: dict[str, Any] = Field(default_factory=dict)
@@ -127,6 +127,50 @@ class AgentState(Record):
     def with_continuation_outcome(self, outcome: ContinuationOutcome) -> "AgentState":
         """Return a copy that remembers `outcome` as the newest one."""
         return self._changed(last_continuation_outcome=outcome)
+
+    def next_execution(self) -> "AgentState":
+        """Return the state at the start of a further turn on the same session.
+
+        Counters, clocks and failures of the execution start anew; the conversation, identity,
+        metadata and the session's totals stay.
+        """
+        number = self.info.execution + 1
+        info = self.info.model_copy(
+            update={
+                "execution": number,
+                "execution_id": f"{self.info.id}:{number}",
+                "execution_started_at": None,
+                "cumulative_execution_seconds": 0.0,
+            }
+        )
+        return self._changed(
+            info=info,
+            step_count=0,
+            usage=UsageStats(),
+            cost_usd=0.0,
+            current_step=None,
+            failures=ErrorContext(),
+            stop_requested=None,
+            last_error=None,
+            last_continuation_outcome=None,
+        )
+
+    def reset(self) -> "AgentState":
+        """Return the state that the session began with: its system messages, counters at zero."""
+        info = StateInfo(
+            id=self.info.id,
+            execution_id=f"{self.info.id}:1",
+            started_at=self.info.started_at,
+            updated_at=self.info.updated_at,
+        )
+        system = tuple(message for message in self.messages if message.is_system())
+        return AgentState(
+            agent_id=self.agent_id,
+            parent_agent_id=self.parent_agent_id,
+            info=info,
+            messages=system,
+            metadata=copy.deepcopy(self.metadata),
+        )
 
     def _changed(self, **fields: Any) -> "AgentState":
         nested = {

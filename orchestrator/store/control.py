@@ -10,12 +10,13 @@ from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.events import Event, Events, EventType
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.revision import Revision
+from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.loading import slim
+from stepfleet.orchestrator.store.loading import MESSAGES, slim
 from stepfleet.orchestrator.store.reading import StoredRun
 from stepfleet.orchestrator.store.steps import NANO, ending
 
@@ -84,8 +85,10 @@ class Control:
             await self._dispatch.published(hint, run.agent)
         return answer
 
-    async def retry(self, run: StoredRun, revision: Revision) -> Answer:
-        """Take an ended run up again where `revision` says."""
+    async def retry(
+        self, run: StoredRun, revision: Revision, given: tuple[Message, ...] = ()
+    ) -> Answer:
+        """Take an ended run up again where `revision` says, with messages `given` before it."""
         hint = StepHint(run.run_id, revision.step)
         told = Event(
             EventType.STATUS,
@@ -100,7 +103,7 @@ class Control:
             },
         )
         fields = {
-            "expected": run.step,
+            "expected": run.header.get("seq", ""),
             "step": revision.step,
             "slim": slim(revision.state),
             "overrides": orjson.dumps(revision.overrides).decode() if revision.overrides else "",
@@ -113,6 +116,7 @@ class Control:
             "events": Events([told]).to_json(),
             "event_count": 1,
             "lost": revision.lost.to_json() if revision.lost else "",
+            "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
         }
         answer = await self._run("retry", run.run_id, *_flat(fields))
         if answer.word == "retried":

@@ -80,6 +80,7 @@ def load_state(header: Fields, fields: Fields, system: str, now: datetime) -> Ag
         started = header.get("execution_started")
         info = state.info.model_copy(
             update={
+                "started_at": moment(header["created"]),
                 "updated_at": now,
                 "execution_started_at": moment(started) if started else None,
             }

@@ -8,17 +8,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import ConnectionPool
+from redis.connection import HiredisRespSerializer
 from redis.utils import HIREDIS_AVAILABLE
+
+_SERIALIZER = HiredisRespSerializer()
 
 
 class _Packed:
     """What a connection class gets in front of it."""
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        from hiredis import pack_command  # noqa: PLC0415 - installed where this class is used
-
-        name = args[0].encode() if isinstance(args[0], str) else args[0]
-        return [pack_command((*name.split(), *args[1:]))]
+        packed: list[bytes] = _SERIALIZER.pack(*args)
+        return packed
 
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
         return [b"".join(part for command in commands for part in self.pack_command(*command))]

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
+import orjson
 import psutil
 import pytest
 from command_line import CommandLine
@@ -307,6 +308,7 @@ TWO = '{"id": "a", "input": "x"}\n'
         ({}, (*RUN, "--out", "nowhere/out.jsonl"), "--out nowhere/out.jsonl cannot be written"),
         ({}, RUN[:4], "OPENAI_API_KEY is not set"),
         ({}, (*RUN[:4], "--simulate", "nowhere.py:rules"), "nowhere.py"),
+        ({}, (*RUN[:4], "--simulate", "rules.py:nope"), "nope"),
         ({}, ("run", "questions.jsonl"), "--agents"),
     ],
 )
@@ -322,7 +324,20 @@ def test_bad_input_is_one_message_and_nothing_is_submitted(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert "step" not in "".join(done.stdout.split("stepfleet"))
+    stepfleet.until_all_ended()
+    status = stepfleet("status", "--json")
+    # Most of it is found before there is any Redis; what is found later has submitted nothing.
+    assert status.returncode == 2 or orjson.loads(status.stdout)["batches"] == []
+
+
+def test_a_full_disk_is_told_and_what_was_done_is_not_lost(stepfleet: CommandLine) -> None:
+    stepfleet.questions("one")
+
+    done = stepfleet(*RUN, "--out", "/dev/full")
+
+    assert done.returncode == 2
+    assert "cannot be written: No space left" in done.stderr
+    assert "Traceback" not in done.stderr
     stepfleet.until_all_ended()
 
 

@@ -17,6 +17,8 @@ from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.protocol.revision import further_turn, revise
+from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
@@ -523,3 +525,54 @@ async def test_a_worker_without_the_agent_leaves_the_run_to_others(opened: Opene
 
         await until(taken, within=5)
         assert (await desk.stored(run_id)).result().success
+
+
+async def test_a_further_message_starts_a_new_execution_with_the_full_history(
+    opened: Opened,
+) -> None:
+    """STATE-09, CONT-20, TIME-03, TIME-06, trap F13: fresh counters and clocks, same session."""
+    script = (call(("look", {"what": "a"})), say("first answer"), say("second answer"))
+    async with opened(*script, tools=(look,), max_steps=2) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        before = await desk.stored(run_id)
+        turn = further_turn(before.state, before.log, {}, await desk.runs.now())
+        answer = await desk.control.retry(before, turn, (Message.user("and now?"),))
+        assert (answer.word, answer.detail) == ("retried", "2")
+        claim = await desk.claim(run_id, step=2, token="peek")
+        assert claim.state.step_count == 0
+        assert claim.state.usage.total_tokens == 0
+        assert claim.state.info.cumulative_execution_seconds == 0
+        assert claim.state.info.execution == 2
+        assert [message.role for message in claim.state.messages] == [
+            *("user", "assistant", "tool", "assistant"),
+            "user",
+        ]
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+    result = stored.result()
+    assert result.output == "second answer"
+    assert [step.step for step in result.steps] == [1, 2, 3]
+    assert stored.state.step_count == 1
+    assert stored.state.session_steps == 3
+    assert stored.state.session_usage.total_tokens == 45
+    assert stored.state.info.started_at == before.state.info.started_at
+    assert stored.state.info.execution_id != before.state.info.execution_id
+
+
+async def test_a_failed_second_turn_is_retried_without_touching_the_first(opened: Opened) -> None:
+    script = (say("first answer"), ModelError("bad"), say("never"))
+    async with opened(*script) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        first = await desk.stored(run_id)
+        now = await desk.runs.now()
+        turn = further_turn(first.state, first.log, {}, now)
+        await desk.control.retry(first, turn, (Message.user("more"),))
+        await hands.finish(run_id)
+        failed = await desk.stored(run_id)
+        assert failed.result().stop_reason is StopReason.ERROR
+        revision = revise(failed.state, failed.log, {}, now)
+    assert revision.step == 1
+    assert revision.state.info.execution == 2
+    assert revision.state.step_count == 0
+    assert revision.state.session_steps == 1

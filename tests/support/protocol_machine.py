@@ -26,6 +26,8 @@ from stepfleet.orchestrator.store.submission import NewRun
 from stepfleet.worker.rescuer import Rescuer
 
 MOST_RUNS = 5
+MANY = 8
+UNKNOWN = 63
 LONG = 20_000_000
 JUMPS = (GRACE, RETRY_WAIT, LEASE, LEASE, LONG, -GRACE)
 ROUNDS_TO_THE_END = 12
@@ -136,28 +138,27 @@ class ProtocolMachine(RuleBasedStateMachine):
         self._deliver(keep=twice == 1)
 
     @precondition(lambda self: self.model.queue)
-    @rule(kind=st.sampled_from(KINDS), size=SIZE)
-    def deliver_and_commit(self, kind: str, size: int) -> None:
-        worker = self._deliver(keep=False)
-        if worker:
-            self._commit(worker, kind, size)
+    @rule(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), size=SIZE)
+    def work(self, kinds: list[str], size: int) -> None:
+        """Whole steps, one after the other, as a worker without trouble does them."""
+        for kind in kinds:
+            worker = self._deliver(keep=False) if self.model.queue else None
+            if worker:
+                self._commit(worker, kind, size)
 
     @precondition(lambda self: self.model.runs)
     @rule(pick=PICK, offset=st.sampled_from([0, 0, 0, -1, 1]))
     def hint_from_nowhere(self, pick: int, offset: int) -> None:
         """A duplicate, a stale message, or one from before the store was rolled back."""
         run = self._run(pick)
-        self._claim(run.run_id, max(run.step + offset, 0))
+        run_id = "nobody" if pick == UNKNOWN else run.run_id
+        self._claim(run_id, max(run.step + offset, 0))
 
-    @rule()
-    def hint_of_an_unknown_run(self) -> None:
-        self._claim("nobody", 0)
-
-    @precondition(lambda self: any(self._may_claim_again(w) for w in self.workers))
+    @precondition(lambda self: any(self._may_claim_again(w) for w in self.workers[-MANY:]))
     @rule(pick=PICK)
     def claim_again(self, pick: int) -> None:
         """The reply was lost, or the call comes late out of a dead connection."""
-        able = [worker for worker in self.workers if self._may_claim_again(worker)]
+        able = [worker for worker in self.workers[-MANY:] if self._may_claim_again(worker)]
         worker = able[pick % len(able)]
         claim = worker.claim
         again = self._claim(claim.run_id, claim.step, worker.token)
@@ -196,10 +197,11 @@ class ProtocolMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------- journal and commit
 
     @precondition(lambda self: self.workers)
-    @rule(pick=PICK, size=SIZE)
-    def journal(self, pick: int, size: int) -> None:
+    @rule(pick=PICK, size=SIZE, times=st.integers(1, 5))
+    def journal(self, pick: int, size: int, times: int) -> None:
         worker = self._worker(pick)
-        self._journal(worker, *worker.next_entries(size))
+        for _ in range(times):
+            self._journal(worker, *worker.next_entries(size))
 
     @precondition(lambda self: self.workers)
     @rule(pick=PICK)

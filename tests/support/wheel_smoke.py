@@ -12,7 +12,10 @@ from importlib import metadata, resources
 from pathlib import Path
 
 # Imported only where their extra is installed.
-_OF_AN_EXTRA = {"stepfleet.orchestrator.dashboard": "flower"}
+_OF_AN_EXTRA = {
+    "stepfleet.orchestrator.dashboard": "flower",
+    "stepfleet.worker.testing.fixtures": "pytest",
+}
 
 
 def import_all(package: str) -> int:

@@ -3,7 +3,7 @@
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before')
+  'elapsed', 'not_before', 'last_token')
 local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -12,6 +12,8 @@ local asked = number(ARGV[2])
 if asked < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.
 if asked > step then return { 'ahead', step } end
+-- A repeated call that arrives behind the commit of its own token: its worker is gone.
+if h[10] == ARGV[3] then return { 'stale', step } end
 local now = now_ms()
 if owner ~= ARGV[3] then
   if owner ~= '' then
@@ -19,9 +21,8 @@ if owner ~= ARGV[3] then
     -- The owner vanished. It is counted here, not by the dying worker.
     redis.call('HINCRBY', run_key, 'crashes', 1)
     local called = redis.call('HEXISTS', journal_key, 'response') == 0 and 'true' or 'false'
-    redis.call('HSET', lost_key, owner, '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":'
+    note_lost(h[6], owner, '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":'
       .. (number(h[8]) / 1000) .. ',"ambiguous":' .. called .. '}')
-    count(h[6], 'lost', 1)
   end
   if h[5] == 'pause' then
     redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', now)

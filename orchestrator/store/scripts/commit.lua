@@ -23,17 +23,12 @@ if h[4] == ARGV[3] then return { 'mine', status, step } end
 if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
   -- Better known than the crash that the next owner had noted under the same token.
-  if a.dropped ~= '' and redis.call('HSET', lost_key, ARGV[3], a.dropped) == 1 then
-    count(batch, 'lost', 1)
-  end
+  if a.dropped ~= '' then note_lost(batch, ARGV[3], a.dropped) end
   return { 'lost', status }
 end
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 local now = now_ms()
-if a.lost ~= '' then
-  redis.call('HSET', lost_key, ARGV[3], a.lost)
-  count(batch, 'lost', 1)
-end
+if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
 if a.log ~= '' then
   redis.call('HSET', log_key, step, a.log, by, step)
   redis.call('DEL', journal_key)
@@ -44,7 +39,7 @@ if a.log ~= '' then
   count(batch, 'cost', number(a.cost))
   count(batch, 'calls', number(a.calls))
 end
-redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'slim', a.slim, 'outcome', a.outcome,
+redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'slim', a.slim, 'outcome', a.outcome,
   'updated', now)
 emit(a.events, a.event_count)
 if a.verdict == 'finish' then

@@ -31,6 +31,11 @@ local function count(batch, field, by)
   if batch and batch ~= '' and by ~= 0 then redis.call('HINCRBY', batch_key(batch), field, by) end
 end
 
+-- The ledger holds one entry per attempt; a better one replaces it and is not counted again.
+local function note_lost(batch, entry, text)
+  if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
+end
+
 local function move(batch, from, to)
   if from == to then return end
   count(batch, 'status:' .. from, -1)

@@ -1,13 +1,15 @@
--- Takes an ended run up again. ARGV[2..] pairs: expected (step count that the caller saw), step (to
+-- Takes an ended run up again. ARGV[2..] pairs: expected (number of events that the caller saw: every
+-- end has told one, so that no older end of the run is mistaken for this one), step (to
 -- go on at), slim (the state before it), overrides, journal (JSON list of field, value), message,
--- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost.
+-- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
+-- (messages given before that step, or '').
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
 -- {'unknown'}. Everything before that step, and its finished tools, are kept.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'last_token')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'seq')
 if not h[1] then return { 'unknown' } end
 if not TERMINAL[h[1]] then return { 'active', h[1] } end
 local a = named(2)
-if h[2] ~= a.expected then return { 'changed', h[2] } end
+if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
 local entries = cjson.decode(a.journal)
 reopen(h[1], 'in_progress', batch)
@@ -18,13 +20,11 @@ if step < number(h[2]) then
   count(batch, 'cost', -number(a.cost))
   count(batch, 'calls', -number(a.calls))
 end
-if a.lost ~= '' then
-  redis.call('HSET', lost_key, h[4], a.lost)
-  count(batch, 'lost', 1)
-end
+if a.lost ~= '' then note_lost(batch, 'retry:' .. h[4], a.lost) end
+if a.input ~= '' then redis.call('HSET', log_key, 'input:' .. step, a.input) end
 if #entries > 0 then redis.call('HSET', journal_key, unpack(entries)) end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
-  'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'last_token', '', 'want', '',
+  'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
   'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'updated', now)
 redis.call('HDEL', run_key, 'ended', 'execution_started')
 redis.call('ZADD', due_key, now + number(a.grace), run_id)

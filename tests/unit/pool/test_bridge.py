@@ -95,6 +95,27 @@ def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on() -> 
         signal.signal(signal.SIGUSR2, before)
 
 
+def test_a_thread_that_waits_for_a_loop_that_ends_is_told() -> None:
+    home = LoopThread("ends")
+    home.start()
+    bridge.adopt(home)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            began = threading.Event()
+
+            async def endless() -> None:
+                began.set()
+                await asyncio.sleep(3600)
+
+            waiting = threads.submit(await_, endless())
+            assert began.wait(10)
+            home.stop(asyncio.sleep(0), within=10)
+            with pytest.raises(RuntimeError, match="event loop has ended"):
+                waiting.result(10)
+    finally:
+        bridge.abandon(home)
+
+
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
     assert await_(answer()) == 42
     reader, writer = os.pipe()

@@ -1,0 +1,192 @@
+"""The power of the protocol's model: bugs seeded in copies of the scripts must be found by it.
+
+Each mutation is a small, plausible slip. The changed text is loaded only for its own test.
+"""
+
+import hashlib
+from importlib.resources import files
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from protocol_machine import ProtocolMachine, rig
+from redis_servers import RedisServer
+
+from stepfleet.orchestrator.store import calls
+
+SEARCH = settings(
+    max_examples=150,
+    stateful_step_count=50,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    report_multiple_bugs=False,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Mutation(NamedTuple):
+    """In the script (or `common`), `old` becomes `new`."""
+
+    script: str
+    old: str
+    new: str
+
+
+MUTATIONS = {
+    "create makes a run twice": Mutation(
+        "create", "if redis.call('EXISTS', run_key) == 1 then return 'exists' end", ""
+    ),
+    "create leaves a batch's counters to expire": Mutation(
+        "create", "redis.call('PERSIST', batch_key(a.batch))", ""
+    ),
+    "claim takes a step whose lease has not run out": Mutation(
+        "claim", "if number(h[4]) > now then return { 'leased', number(h[4]) - now } end", ""
+    ),
+    "claim runs ahead of a store that was rolled back": Mutation(
+        "claim", "if asked > step then return { 'ahead', step } end", ""
+    ),
+    "claim does a step again that was committed": Mutation(
+        "claim", "if asked < step then return { 'stale', step } end", ""
+    ),
+    "claim does not count crashes": Mutation(
+        "claim", "redis.call('HINCRBY', run_key, 'crashes', 1)", ""
+    ),
+    "claim does not wait for a retry's time": Mutation(
+        "claim", "if number(h[9]) > now then return { 'early', number(h[9]) - now } end", ""
+    ),
+    "claim starts an ended run again": Mutation(
+        "claim", "if TERMINAL[status] then return { 'ended', status } end", ""
+    ),
+    "claim lets a late repetition own a step that nobody works on": Mutation(
+        "claim", "if h[10] == ARGV[3] then return { 'stale', step } end", ""
+    ),
+    "claim leaves the old time in the index": Mutation(
+        "claim", "redis.call('ZADD', due_key, now + number(ARGV[4]), run_id)", ""
+    ),
+    "journal writes for anybody": Mutation(
+        "journal", "if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then return { 'lost' } end", ""
+    ),
+    "journal does not renew the lease": Mutation(
+        "journal", "'lease', till, 'elapsed'", "'elapsed'"
+    ),
+    "commit does not check the token": Mutation(
+        "commit", "if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then", "if h[2] ~= ARGV[2] then"
+    ),
+    "commit moves counters again when it is repeated": Mutation(
+        "commit",
+        "if h[4] == ARGV[3] then return",
+        "if h[4] == ARGV[3] then count(batch, 'steps', 1) return",
+    ),
+    "commit does not know its own older token": Mutation(
+        "commit",
+        "if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end",
+        "",
+    ),
+    "commit keeps the journal": Mutation("commit", "redis.call('DEL', journal_key)", ""),
+    "commit keeps the crashes of the step before": Mutation(
+        "commit", "'limited', 0, 'crashes', 0)", "'limited', 0)"
+    ),
+    "commit does not heed a cancel": Mutation(
+        "commit",
+        "if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end",
+        "",
+    ),
+    "commit pauses a run and leaves it in the index": Mutation(
+        "commit",
+        "redis.call('ZREM', due_key, run_id)\n  move(batch, status, 'paused')",
+        "move(batch, status, 'paused')",
+    ),
+    "commit pushes the next step before its time": Mutation(
+        "commit", "if delay == 0 then push(a.message) end", "push(a.message)"
+    ),
+    "commit keeps a dispatch count that delays the next rescue": Mutation(
+        "commit", "'dispatches', 0, 'slim'", "'slim'"
+    ),
+    "finish leaves the run in the index": Mutation(
+        "common",
+        "'want', '')\n  redis.call('ZREM', due_key, run_id)",
+        "'want', '')",
+    ),
+    "finish lets the run live for ever": Mutation("common", "  retain(a.retention)\n", ""),
+    "events have gaps": Mutation("common", "'first', last - n + 1", "'first', last"),
+    "a replaced entry of the ledger is counted again": Mutation(
+        "common",
+        "if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end",
+        "redis.call('HSET', lost_key, entry, text) count(batch, 'lost', 1)",
+    ),
+    "cancel ends a run that a worker holds": Mutation(
+        "cancel", "if h[2] ~= '' then", "if false then"
+    ),
+    "pause takes the step out of its worker's hands": Mutation(
+        "pause", "if h[2] ~= '' then", "if false then"
+    ),
+    "resume goes on with an active run": Mutation(
+        "resume", "if h[1] ~= 'paused' then", "if h[1] ~= 'paused' and h[2] == 'pause' then"
+    ),
+    "retry leaves the tokens counted": Mutation(
+        "retry", "count(batch, 'tokens', -number(a.tokens))", ""
+    ),
+    "retry leaves the stop reason counted": Mutation(
+        "common",
+        "count(batch, 'reason:' .. (redis.call('HGET', run_key, 'stop_reason') or ''), -1)",
+        "",
+    ),
+    "retry leaves the run among the ended ones": Mutation(
+        "common", "redis.call('ZREM', batch_key(batch) .. ':ended', run_id)", ""
+    ),
+    "retry leaves the run to expire": Mutation(
+        "common",
+        "for _, key in ipairs({ run_key, log_key, lost_key, events_key }) do "
+        "redis.call('PERSIST', key) end",
+        "",
+    ),
+    "retry takes an older end for this one": Mutation(
+        "retry", "if h[4] ~= a.expected then return { 'changed', h[2] } end", ""
+    ),
+    "retry keeps the log of the step that it takes back": Mutation(
+        "retry", "for i = step, number(h[2]) - 1 do redis.call('HDEL', log_key, i) end", ""
+    ),
+    "rescue floods a long queue": Mutation(
+        "rescue", "if ARGV[3] ~= '1' or h[3] ~= '' or (waited and n == 1) then", "if true then"
+    ),
+    "rescue forgets what it has published": Mutation(
+        "rescue",
+        "redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)",
+        "redis.call('ZREM', due_key, run_id)",
+    ),
+    "rescue does not publish retries while the queue is long": Mutation(
+        "rescue", "or (waited and n == 1) then", "then"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_model_finds_a_seeded_bug(
+    name: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation = MUTATIONS[name]
+    seeded = texts_with(mutation)
+    monkeypatch.setattr(calls, "source", seeded.__getitem__)
+    monkeypatch.setattr(calls, "digest", lambda script: sha1(seeded[script]))
+    with rig(redis_server.unix_url) as shared, pytest.raises(AssertionError) as found:
+        run_state_machine_as_test(lambda: ProtocolMachine(shared), settings=SEARCH)
+    assert shared.operations > 0, found.value
+
+
+def texts_with(mutation: Mutation) -> dict[str, str]:
+    """Return the texts of all scripts, with the mutation where it belongs."""
+    folder = files("stepfleet.orchestrator.store") / "scripts"
+    names = {path.name.removesuffix(".lua") for path in folder.iterdir()} - {"common"}
+    texts = {name: calls.source(name) for name in names}
+    affected = names - calls.STANDALONE if mutation.script == "common" else {mutation.script}
+    for name in affected:
+        assert texts[name].count(mutation.old) == 1, f"{name}: the mutation does not fit any more"
+        texts[name] = texts[name].replace(mutation.old, mutation.new)
+    return texts
+
+
+def sha1(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
