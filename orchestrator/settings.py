@@ -24,7 +24,8 @@ class Settings(BaseSettings):
 
     `redis_url` is the store; `broker_url` defaults to it. `enqueue` is `script` (the next
     task is pushed by the commit itself; store and broker must be one Redis), `publish`
-    (sent after the commit) or `auto`. `lease` bounds how long a dead worker keeps a run;
+    (sent after the commit) or `auto`. `transport` is how workers read a Redis broker: in
+    batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run;
     `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
     stopping worker lets its steps finish. `retention` is how long ended runs are kept.
     """
@@ -37,6 +38,7 @@ class Settings(BaseSettings):
     broker_url: SecretStr | None = None
     queue: str = Field(default=QUEUE, min_length=1)
     enqueue: Literal["auto", "script", "publish"] = "auto"
+    transport: Literal["batch", "stock"] = "batch"
     shards: int = Field(default=16, ge=1, le=4096)
     slots: int = Field(default=1000, ge=1, le=100_000)
     lease: float = Field(default=30.0, ge=0.5)
@@ -102,10 +104,10 @@ def _same_redis(store: str, broker: str) -> bool:
 def _address(url: str) -> str:
     """Return where `url` points to, whatever transport it names in front."""
     for scheme, plain in (
-        ("rediss+batch://", "rediss://"),
-        ("redis+batch://", "redis://"),
+        ("rediss-batch://", "rediss://"),
+        ("redis-batch://", "redis://"),
+        ("redis-batch+socket://", "unix://"),
         ("redis+socket://", "unix://"),
-        ("unix+batch://", "unix://"),
     ):
         if url.startswith(scheme):
             url = plain + url.removeprefix(scheme)

@@ -16,8 +16,11 @@ from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.services import Services
 from stepfleet.worker.tasks import register
+from stepfleet.worker.transport import batch_url
+from stepfleet.worker.transport import register as register_transport
 
 POOL = "stepfleet.worker.pool:Pool"
+CONSUMER = "stepfleet.worker.consumer:ForgivingConsumer"
 AGENTS = "STEPFLEET_AGENTS"
 
 
@@ -38,6 +41,7 @@ def create_app(settings: Settings) -> Celery:
     app = celery_app(
         settings,
         worker_pool=POOL,
+        worker_consumer=CONSUMER,
         worker_concurrency=settings.slots,
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,
@@ -47,6 +51,9 @@ def create_app(settings: Settings) -> Celery:
         broker_transport_options=_transport_options(),
         worker_hijack_root_logger=True,
     )
+    if settings.transport == "batch":
+        register_transport()
+        app.conf.broker_url = batch_url(settings.broker)
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
     services = Services(settings, load_agents(references).values(), app)
     register(app, services)

@@ -175,14 +175,14 @@ def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
         home.submit(lambda: running.append(home.loop.create_task(capture())))
         while not (results or errors):
             if not finished.acquire(timeout=_LOOK_SECONDS) and not home.usable:
-                raise RuntimeError("the worker's event loop has ended; the coroutine is lost")
+                raise RuntimeError("the worker's event loop has ended; the coroutine is lost")  # noqa: TRY301
     except BaseException:
         home.submit(lambda: [task.cancel() for task in running])
         if home.usable and not (results or errors):
             finished.acquire(timeout=CLEANUP_SECONDS)
         raise
     if errors:
-        raise errors[0]
+        raise errors.pop()  # which leaves no cycle through this frame
     return results[0]
 
 

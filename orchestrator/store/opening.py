@@ -1,6 +1,7 @@
 """Opens the store that the settings name: the one place where clients are made of URLs."""
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ def client_app(settings: Settings) -> Celery:
     """Return the Celery app of one who only sends: plain transports, and not for long."""
     app = celery_app(settings, broker_connection_timeout=SILENCE_SECONDS)
     # A worker's batched transport reads the same lists; kombu's own suffices to write to them.
-    app.conf.broker_url = settings.broker.replace("+batch://", "://", 1)
+    app.conf.broker_url = re.sub(r"^(rediss?)-batch", r"\1", settings.broker)
     return app
 
 

@@ -88,6 +88,14 @@ def test_hints_published_after_the_commit_work_as_well(
     check_all(list(fleet.submit_batch(lines(12), agent=AGENTS["plain"]).results()), effects)
 
 
+def test_kombus_own_transport_works_as_well(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    model.follow(busy)
+    start_worker(env={"EFFECTS": str(effects), "STEPFLEET_TRANSPORT": "stock"})
+    check_all(list(fleet.submit_batch(lines(12), agent=AGENTS["plain"]).results()), effects)
+
+
 def test_faults_of_the_model_cost_retries_and_no_run(
     model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:

@@ -3,26 +3,38 @@
 After each of them the invariants of the design hold, and nothing but what the model says changed.
 """
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
-from protocol_machine import ProtocolMachine, rig
+import pytest
+from hypothesis import HealthCheck, settings
+from protocol_machine import rig, run_machine
 from redis_servers import RedisServer
 
 GATE = settings(
-    max_examples=int(__import__('os').environ.get('EX','150')),
+    max_examples=400,
     stateful_step_count=50,
     deadline=None,
     database=None,
-    derandomize=not __import__('os').environ.get('RND'),
+    derandomize=True,
     report_multiple_bugs=False,
-    phases=[Phase.explicit, Phase.generate],
+    print_blob=False,
     suppress_health_check=list(HealthCheck),
 )
-SOAK = settings(GATE, max_examples=20_000, stateful_step_count=120, derandomize=False)
+SOAK = settings(GATE, max_examples=5_000, stateful_step_count=100, derandomize=False)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a failure is made small before it is told; without one it is a minute
 def test_random_operations_keep_the_invariants(redis_server: RedisServer) -> None:
+    """DIST-03, DIST-04, DIST-05, DIST-06, DIST-08, DIST-10, DIST-13: always the same examples."""
     with rig(redis_server.unix_url) as shared:
-        run_state_machine_as_test(lambda: ProtocolMachine(shared), settings=GATE)
-        print(shared.operations, shared.told)
-        assert shared.operations > 20_000
+        run_machine(shared, GATE)
+    assert shared.operations > 20_000
+    assert all(count > 100 for count in shared.told.values()), shared.told
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_other_random_operations_keep_the_invariants(redis_server: RedisServer) -> None:
+    """Other examples in each run, and longer ones."""
+    with rig(redis_server.unix_url) as shared:
+        run_machine(shared, SOAK)
+    assert shared.operations > 200_000

@@ -123,7 +123,7 @@ async def test_a_sound_server_gives_no_warning_and_a_risky_one_names_the_fixes(
 
 def test_a_clients_celery_app_sends_json_without_results_over_plain_transports() -> None:
     settings = load_settings(
-        redis_url="redis://127.0.0.1:1/0", broker_url="redis+batch://127.0.0.1:1/0"
+        redis_url="redis://127.0.0.1:1/0", broker_url="redis-batch://127.0.0.1:1/0"
     )
     with client_app(settings) as app:
         assert app.conf.broker_url == "redis://127.0.0.1:1/0"

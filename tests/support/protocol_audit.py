@@ -97,7 +97,7 @@ class Dump:
 class Auditor:
     """Reads the raw records in one call, and moves stored times: what a clock jump amounts to."""
 
-    def __init__(self, client: "Redis[str]") -> None:
+    def __init__(self, client: Redis) -> None:
         self._client = client
         self._dump = client.register_script(_DUMP)
         self._shift = client.register_script(_SHIFT)
@@ -115,7 +115,15 @@ class Auditor:
                 numbers = {name: int(value) for name, value in _pairs(fields).items()}
                 counted[shard, batch] = Counted(numbers, left, ended, ended_left)
         raw = {
-            run_id: Raw(*map(_pairs, one[:4]), one[4], one[5], due.get(run_id))
+            run_id: Raw(
+                header=_pairs(one[0]),
+                log=_pairs(one[1]),
+                journal=_pairs(one[2]),
+                lost=_pairs(one[3]),
+                newest_events=one[4],
+                left=one[5],
+                due=due.get(run_id),
+            )
             for run_id, one in zip(run_ids, runs, strict=True)
         }
         return Dump(now, queued, raw, counted, list(due))
@@ -131,10 +139,10 @@ class Auditor:
 
     def newest_messages(self, count: int) -> list[tuple[str, int]]:
         """Return the hints at the head of the queue, the newest last."""
-        return [hint_of(text) for text in self._client.lrange("stepfleet", -count, -1)]
+        return [hint_of(str(text)) for text in self._client.lrange("stepfleet", -count, -1)]
 
     def take_message(self, *, keep: bool) -> tuple[str, int]:
-        """Return the hint at the head of the queue; leave it there for a second delivery if asked."""
+        """Return the hint at the head of the queue; `keep` leaves it for a second delivery."""
         text = self._client.lindex("stepfleet", -1) if keep else self._client.rpop("stepfleet")
         assert isinstance(text, str)
         return hint_of(text)

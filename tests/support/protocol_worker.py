@@ -6,6 +6,7 @@ stored names its author.
 
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from protocol_model import POISON, RETRY_WAIT, Decision, Step
 
@@ -33,9 +34,14 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
-KINDS = ("call", "call", "answer", "broken", "transient", "limited", "error", "release")
+KINDS = (*["call"] * 5, "answer", "broken", "transient", "limited", "error", "release")
 CALLS = 2
-LIMITS = {"model": "openai:none", "max_steps": 4, "time_limit": None, "token_limit": None}
+LIMITS: dict[str, Any] = {
+    "model": "openai:none",
+    "max_steps": 4,
+    "time_limit": None,
+    "token_limit": None,
+}
 AGENTS = (
     Agent("strict", **LIMITS),
     Agent("lenient", error_policy=ErrorPolicy.retry_all(3), model_attempts=3, **LIMITS),
