@@ -58,7 +58,8 @@ class Claim:
 
     `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
     model attempts of this step that failed, `limited` those that were refused for now (429);
-    `crashes` the workers that vanished with this step.
+    `crashes` the workers that vanished with this step. `decided` is true when the commit
+    before has evaluated the criteria.
     """
 
     run_id: str
@@ -71,6 +72,7 @@ class Claim:
     attempts: int = 0
     limited: int = 0
     crashes: int = 0
+    decided: bool = False
     batch_id: str | None = None
 
     @property

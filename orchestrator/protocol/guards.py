@@ -17,8 +17,7 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     delayed, and where a run was taken up again; otherwise the last commit has just done so.
     """
     delayed = claim.attempts or claim.limited or claim.crashes or claim.state.stop_requested
-    decided = claim.state.step_count and claim.state.last_continuation_outcome is not None
-    if decided and not delayed:
+    if claim.state.step_count and claim.decided and not delayed:
         return None
     outcome = criteria.evaluate(claim.state)
     if outcome.get_forbidding_criterion() is None:

@@ -49,10 +49,33 @@ def check_version(header: Fields) -> None:
         raise SerializationError(msg)
 
 
-def load_log(fields: Fields) -> list[LoggedStep]:
-    """Return the committed steps in order."""
+def stored_step(logged: LoggedStep) -> str:
+    """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
+    return logged.model_copy(update={"outcome": None}).to_json()
+
+
+def load_log(fields: Fields, outcomes: Fields | None = None) -> list[LoggedStep]:
+    """Return the committed steps in order, with their outcomes where those were read too.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
     numbers = sorted(int(name) for name in fields if name.isdigit())
-    return [LoggedStep.from_json(fields[str(number)]) for number in numbers]
+    try:
+        log = [LoggedStep.from_json(fields[str(number)]) for number in numbers]
+        return [_with_outcome(step, outcomes) for step in log] if outcomes else log
+    except ValidationError as error:
+        msg = f"a record of the run cannot be read: {error}"
+        raise SerializationError(msg) from error
+
+
+def load_outcome(stored: str | None) -> ContinuationOutcome | None:
+    """Return a stored outcome, if there is one."""
+    return ContinuationOutcome.from_json(stored) if stored else None
+
+
+def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
+    outcome = load_outcome(outcomes.get(str(step.result.step - 1)))
+    return step.model_copy(update={"outcome": outcome})
 
 
 def load_messages(system: str, fields: Fields, log: list[LoggedStep]) -> tuple[Message, ...]:
@@ -67,16 +90,16 @@ def load_messages(system: str, fields: Fields, log: list[LoggedStep]) -> tuple[M
     return tuple(messages)
 
 
-def load_state(header: Fields, fields: Fields, system: str, now: datetime) -> AgentState:
+def load_state(
+    header: Fields, fields: Fields, log: list[LoggedStep], system: str, now: datetime
+) -> AgentState:
     """Return the run's state at `now`, with its conversation and tool results.
 
     Raises `SerializationError` when a record cannot be read.
     """
     check_version(header)
     try:
-        log = load_log(fields)
         state = AgentState.from_json(header["slim"])
-        outcome = header.get("outcome")
         started = header.get("execution_started")
         info = state.info.model_copy(
             update={
@@ -90,9 +113,6 @@ def load_state(header: Fields, fields: Fields, system: str, now: datetime) -> Ag
             "status": Lifecycle(header["status"]),
             "messages": load_messages(system, fields, log),
             "tool_results": tuple(call for step in log for call in step.result.tool_calls),
-            "last_continuation_outcome": ContinuationOutcome.from_json(outcome)
-            if outcome
-            else None,
             "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,
         }
     except (ValidationError, ValueError, KeyError) as error:

@@ -19,6 +19,7 @@ from stepfleet.orchestrator.store.loading import (
     Fields,
     load_log,
     load_lost,
+    load_outcome,
     load_state,
     moment,
 )
@@ -85,8 +86,8 @@ class Runs:
     async def get(self, run_id: str) -> StoredRun:
         """Return a run. Raises `ConfigurationError` if there is none of that id."""
         run_key = self._keys.run(run_id)
-        header, log, lost = await self._connection.execute_all(
-            ("HGETALL", run_key), ("HGETALL", f"{run_key}:log"), ("HGETALL", f"{run_key}:lost")
+        header, fields, outcomes, lost = await self._connection.execute_all(
+            *(("HGETALL", f"{run_key}{part}") for part in ("", ":log", ":outcomes", ":lost"))
         )
         if not header:
             msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
@@ -94,15 +95,18 @@ class Runs:
         config = await self._configs.load(header["config"])
         if header.get("overrides"):
             config = config.with_overrides(orjson.loads(header["overrides"]))
-        now = moment(header["updated"])
+        log = load_log(fields, outcomes)
+        state = load_state(header, fields, log, config.instructions, moment(header["updated"]))
+        if outcome := load_outcome(header.get("outcome")):
+            state = state.with_continuation_outcome(outcome)
         return StoredRun(
             run_id=run_id,
             agent=header["agent"],
             step=int(header["step"]),
             header=header,
-            state=load_state(header, log, config.instructions, now),
+            state=state,
             config=config,
-            log=tuple(load_log(log)),
+            log=tuple(log),
             lost=load_lost(lost),
         )
 

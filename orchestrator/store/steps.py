@@ -23,10 +23,12 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import (
     Fields,
     load_journal,
+    load_log,
     load_state,
     moment,
     pairs,
     slim,
+    stored_step,
 )
 
 NANO = 1_000_000_000
@@ -140,7 +142,7 @@ class StepStore:
             "verdict": verdict.move,
             "slim": slim(state),
             "outcome": verdict.outcome.to_json() if verdict.outcome else "",
-            "log": verdict.logged.to_json() if verdict.logged else "",
+            "log": stored_step(verdict.logged) if verdict.logged else "",
             "want": "cancel" if state.stop_requested else "",
             "delay": _ms(verdict.delay),
             "grace": _ms(self.terms.grace),
@@ -165,7 +167,8 @@ class StepStore:
         config = await self._configs.load(header["config"])
         if header.get("overrides"):
             config = config.with_overrides(orjson.loads(header["overrides"]))
-        state = load_state(header, pairs(reply[3]), config.instructions, now)
+        fields = pairs(reply[3])
+        state = load_state(header, fields, load_log(fields), config.instructions, now)
         return Claim(
             run_id=hint.run_id,
             step=hint.step,
@@ -177,6 +180,7 @@ class StepStore:
             attempts=int(header["attempt"]),
             limited=int(header["limited"]),
             crashes=int(header["crashes"]),
+            decided=bool(header.get("outcome")),
             batch_id=header.get("batch") or None,
         )
 

@@ -5,7 +5,8 @@ After each of them the invariants of the design hold, and nothing but what the m
 
 import pytest
 from hypothesis import HealthCheck, settings
-from protocol_machine import rig, run_machine
+from protocol_machine import run_machine
+from protocol_rig import rig
 from redis_servers import RedisServer
 
 GATE = settings(

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from protocol_machine import rig, run_machine
+from protocol_machine import run_machine
+from protocol_rig import rig
 from redis_servers import RedisServer
 
 from stepfleet.orchestrator.store import calls

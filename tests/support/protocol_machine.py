@@ -4,12 +4,10 @@ After every operation the answers are compared, the raw records held against the
 everything stored against the model. At the end of an example every run is brought to its end.
 """
 
-import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,18 +17,16 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from protocol_audit import BATCHES, Auditor, check_invariants, check_model
-from protocol_model import GRACE, LEASE, RETRY_WAIT, SHARDS, Decision, Model, Run
+from protocol_audit import BATCHES, check_invariants, check_model
+from protocol_model import GRACE, LEASE, RETRY_WAIT, Decision, Model, Run
+from protocol_rig import Rig
 from protocol_worker import AGENTS, KINDS, Worker, record_of
-from redis import Redis
-from stored_runs import Bench, bench
 
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.store.reading import StoredRun
 from stepfleet.orchestrator.store.submission import NewRun
-from stepfleet.worker.rescuer import Rescuer
 
 MOST_RUNS = 5
 MANY = 8
@@ -38,51 +34,9 @@ UNKNOWN = 63
 LONG = 20_000_000
 JUMPS = (GRACE, RETRY_WAIT, LEASE, LEASE, LONG, -GRACE)
 ROUNDS_TO_THE_END = 12
-T = TypeVar("T")
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
-
-
-@dataclass
-class Rig:
-    """What all examples share: one event loop, one open store, one reader of raw records."""
-
-    runner: asyncio.Runner
-    bench: Bench
-    auditor: Auditor
-    configs: list[str]
-    operations: int = 0
-    told: dict[str, int] = field(default_factory=dict)
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
-
-    def rescuer(self, *, long_queue: bool) -> Rescuer:
-        opened = self.bench.opened
-        return Rescuer(
-            opened.connection,
-            opened.keys,
-            opened.dispatch,
-            grace=GRACE / 1000,
-            interval=1.0,
-            long_queue=-1 if long_queue else 1_000_000,
-            jitter=lambda: 0.5,
-        )
-
-
-@contextmanager
-def rig(url: str) -> Iterator[Rig]:
-    """Open the store at `url` with times that real time does not reach."""
-    with asyncio.Runner() as runner, Redis.from_url(url, decode_responses=True) as client:
-        client.flushdb()
-        opening = bench(url, lease=LEASE / 1000, grace=GRACE / 1000, shards=SHARDS, connections=1)
-        opened = runner.run(opening.__aenter__())
-        try:
-            configs = [runner.run(opened.opened.configs.save(agent.config)) for agent in AGENTS]
-            yield Rig(runner, opened, Auditor(client), configs)
-        finally:
-            runner.run(opening.__aexit__(None, None, None))
 
 
 def run_machine(shared: Rig, profile: settings) -> None:
@@ -337,10 +291,17 @@ class ProtocolMachine(RuleBasedStateMachine):
         self._control(self._run(pick), word)
 
     @precondition(lambda self: self.model.pick(lambda run: bool(run.token)))
-    @rule(pick=PICK, word=st.sampled_from(["cancel", "pause", "pause"]))
-    def control_while_it_is_held(self, pick: int, word: str) -> None:
+    @rule(
+        pick=PICK, word=st.sampled_from(["cancel", "pause", "pause"]), kind=st.sampled_from(KINDS)
+    )
+    def control_while_it_is_held(self, pick: int, word: str, kind: str) -> None:
+        """A request that its owner learns of at its commit, or later, or never."""
         held = self.model.pick(lambda run: bool(run.token))
-        self._control(held[pick % len(held)], word)
+        run = held[pick % len(held)]
+        self._control(run, word)
+        owners = [worker for worker in self.workers if worker.token == run.token]
+        if owners and pick % 4:
+            self._commit(owners[-1], kind, 1)
 
     def _control(self, run: Run, word: str) -> None:
         control = self.rig.bench.control

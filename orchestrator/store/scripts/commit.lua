@@ -31,6 +31,7 @@ local now = now_ms()
 if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
 if a.log ~= '' then
   redis.call('HSET', log_key, step, a.log, by, step)
+  redis.call('HSET', outcomes_key, step, a.outcome)
   redis.call('DEL', journal_key)
   step = step + 1
   redis.call('HSET', run_key, 'step', step, 'attempt', 0, 'limited', 0, 'crashes', 0)
@@ -46,8 +47,8 @@ if a.verdict == 'finish' then
   finish(status, batch, a, now)
   return { 'committed', a.status, step }
 end
-redis.call('HINCRBY', run_key, 'attempt', number(a.attempt))
-redis.call('HINCRBY', run_key, 'limited', number(a.limited))
+if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
+if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
 if want == 'pause' then
   redis.call('HSET', run_key, 'status', 'paused', 'want', '')
   redis.call('ZREM', due_key, run_id)

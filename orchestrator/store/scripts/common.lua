@@ -8,6 +8,8 @@ local run_key, due_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
 local run_id = ARGV[1]
 local log_key, journal_key = run_key .. ':log', run_key .. ':journal'
 local lost_key, events_key = run_key .. ':lost', run_key .. ':events'
+local outcomes_key = run_key .. ':outcomes'
+local ALL_KEYS = { run_key, log_key, outcomes_key, lost_key, events_key }
 local shard = string.sub(due_key, 1, -4)
 local TERMINAL = { completed = true, failed = true, cancelled = true, stopped = true }
 
@@ -51,9 +53,7 @@ local function emit(events, n)
 end
 
 local function retain(seconds)
-  for _, key in ipairs({ run_key, log_key, lost_key, events_key }) do
-    redis.call('EXPIRE', key, seconds)
-  end
+  for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, seconds) end
 end
 
 -- Enters an end state. The caller has checked that the run is not in one.
@@ -77,7 +77,7 @@ end
 -- Makes an inactive run active again in `to`. Undoes what `finish` did, or a pause.
 local function reopen(from, to, batch)
   if not TERMINAL[from] then return move(batch, from, to) end
-  for _, key in ipairs({ run_key, log_key, lost_key, events_key }) do redis.call('PERSIST', key) end
+  for _, key in ipairs(ALL_KEYS) do redis.call('PERSIST', key) end
   if batch == '' then return end
   move(batch, from, to)
   count(batch, 'reason:' .. (redis.call('HGET', run_key, 'stop_reason') or ''), -1)

@@ -13,7 +13,10 @@ if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
 local entries = cjson.decode(a.journal)
 reopen(h[1], 'in_progress', batch)
-for i = step, number(h[2]) - 1 do redis.call('HDEL', log_key, i) end
+for i = step, number(h[2]) - 1 do
+  redis.call('HDEL', log_key, i)
+  redis.call('HDEL', outcomes_key, i)
+end
 if step < number(h[2]) then
   count(batch, 'steps', step - number(h[2]))
   count(batch, 'tokens', -number(a.tokens))
