@@ -6,7 +6,6 @@ Submitting the same thing again finds the batch and completes it; nothing happen
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -116,7 +115,7 @@ class BatchSubmission:
             name=order.name or source.name,
             agent=", ".join(sorted({config.name for config in plan.configs})),
             format=plan.format or "stepfleet",
-            created=datetime.now(UTC),
+            created=await self._batches.now(),
             total=checked.total,
             rows=checked.rows,
         )

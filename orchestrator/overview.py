@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from collections.abc import Mapping
 
 import orjson
@@ -58,11 +57,6 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
             )
         )
     return found
-
-
-def wall_clock() -> float:
-    """Return the time in seconds since the epoch, as workers report it."""
-    return time.time()
 
 
 def _is_gone(name: str) -> bool:

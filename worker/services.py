@@ -17,7 +17,7 @@ import orjson
 from celery import Celery
 
 from stepfleet.orchestrator.agent import Agent
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.pricing import cost_of
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
@@ -62,6 +62,14 @@ class LoopServices:
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
+
+    @property
+    def store(self) -> OpenStore:
+        """The open store. Raises `StoreError` before the first `ports()`."""
+        if self._store is None:
+            msg = "the store is not open yet"
+            raise StoreError(msg)
+        return self._store
 
     async def aclose(self) -> None:
         """End the watches and disconnect."""
@@ -122,12 +130,12 @@ class LoopServices:
         """Tell who is there, for people: nothing depends on it."""
         while True:
             seen = {
-                "seen": time.time(),
                 "held": len(self._leases),
                 "slots": self._settings.slots,
                 "agents": sorted(agent.name for agent in self._agents),
             }
             with suppress(AgentException):
+                seen["seen"] = (await opened.connection.now()).timestamp()
                 shown = orjson.dumps(seen).decode()
                 await opened.connection.execute("HSET", keys.WORKERS, worker_name(), shown)
             await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID, uuid5
 
 from stepfleet.orchestrator.batches import BatchProgress, Manifest, progress_of
@@ -85,7 +85,7 @@ class Batches:
                 await self._connection.execute("ZREM", keys.BATCHES, batch_id)
                 continue
             counters = await self._counters(batch_id)
-            if self._is_past(manifest, counters):
+            if await self._is_past(manifest, counters):
                 await self.forget(batch_id)
             else:
                 found.append(progress_of(manifest, counters))
@@ -143,6 +143,10 @@ class Batches:
         asked = [("HGETALL", self._keys.batch(shard, batch_id)) for shard in self._shards]
         return await self._connection.execute_all(*asked)
 
-    def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
-        past = datetime.now(UTC) - manifest.created > self._retention
+    async def now(self) -> datetime:
+        """Return Redis's time."""
+        return await self._connection.now()
+
+    async def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
+        past = await self.now() - manifest.created > self._retention
         return past and manifest.total > 0 and not any(counters)

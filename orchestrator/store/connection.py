@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from redis import exceptions
@@ -30,6 +31,7 @@ PASSING = (
     OSError,
 )
 LARGEST_TRIP = 500
+CLOCK_SECONDS = 60.0
 
 
 class Connection:
@@ -45,6 +47,8 @@ class Connection:
         self._trips = trips
         self._under_way: set[asyncio.Task[None]] = set()
         self._trouble = False
+        self._asked_at: float | None = None
+        self._told = datetime.min.replace(tzinfo=UTC)
 
     async def execute(self, *command: Any) -> Any:
         """Return the reply to one command.
@@ -63,6 +67,19 @@ class Connection:
     async def execute_all(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Return the replies to several commands, which travel together."""
         return await asyncio.gather(*(self.execute(*command) for command in commands))
+
+    async def now(self) -> datetime:
+        """Return Redis's time, the one clock of stamps: asked for once in a while, then carried on.
+
+        Raises `StoreError` when Redis stays out of reach.
+        """
+        if self._asked_at is None or time.monotonic() - self._asked_at > CLOCK_SECONDS:
+            seconds, micros = await self.execute("TIME")
+            self._asked_at = time.monotonic()
+            self._told = datetime.fromtimestamp(int(seconds), UTC) + timedelta(
+                microseconds=int(micros)
+            )
+        return self._told + timedelta(seconds=time.monotonic() - self._asked_at)
 
     async def aclose(self) -> None:
         """Finish what is under way and disconnect."""

@@ -3,7 +3,7 @@
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.overview import FleetOverview, WorkerSeen, wall_clock, workers_seen
+from stepfleet.orchestrator.overview import FleetOverview, WorkerSeen, workers_seen
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.opening import OpenStore
 from stepfleet.orchestrator.store.soundness import server_info
@@ -26,7 +26,8 @@ async def overview(store: OpenStore) -> FleetOverview:
 async def workers(store: OpenStore) -> list[WorkerSeen]:
     """Return the workers as they last reported."""
     reports = await store.connection.execute("HGETALL", keys.WORKERS)
-    return workers_seen(reports, now=wall_clock(), silence=store.settings.lease / 2)
+    now = (await store.connection.now()).timestamp()
+    return workers_seen(reports, now=now, silence=store.settings.lease / 2)
 
 
 async def _due(store: OpenStore) -> tuple[int, float]:

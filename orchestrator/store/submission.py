@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -67,7 +67,7 @@ class Submission:
 
     async def _create(self, run: NewRun) -> bool:
         hint = StepHint(run.run_id, 0)
-        now = datetime.now(UTC)
+        now = await self._connection.now()
         queued = _queued(run, now)
         reply = await run_script(
             self._connection,

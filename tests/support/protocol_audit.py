@@ -12,6 +12,7 @@ from protocol_model import ENDED, SHARDS, Model, Run, shard_of
 from redis import Redis
 
 BATCHES = ("b0", "b1")
+NO_KEY = -2
 SLACK = 60_000  # real time that an example may take, in ms; every model time is longer
 
 _DUMP = """
@@ -33,7 +34,8 @@ for i = 2, #ARGV do
   local key = ARGV[i]
   runs[i - 1] = { all(key), all(key .. ':log'), all(key .. ':journal'), all(key .. ':lost'),
     redis.call('XREVRANGE', key .. ':events', '+', '-', 'COUNT', 1),
-    { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost') } }
+    { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost'),
+      left(key .. ':outcomes') }, redis.call('HKEYS', key .. ':outcomes') }
 end
 return { t[1] * 1000 + math.floor(t[2] / 1000), redis.call('LLEN', 'stepfleet'), shards, runs }
 """
@@ -63,6 +65,7 @@ class Raw:
     lost: dict[str, str]
     newest_events: list[Any]
     left: list[int]
+    outcomes: list[str]
     due: float | None
 
     @property
@@ -122,6 +125,7 @@ class Auditor:
                 lost=_pairs(one[3]),
                 newest_events=one[4],
                 left=one[5],
+                outcomes=one[6],
                 due=due.get(run_id),
             )
             for run_id, one in zip(run_ids, runs, strict=True)
@@ -191,6 +195,8 @@ def check_invariants(dump: Dump) -> None:
 def _check_log(run_id: str, raw: Raw) -> None:
     numbers = {int(name) for name in raw.log if name.isdigit()}
     assert numbers == set(range(raw.number("step"))), f"{run_id}: the log is not 0..step-1"
+    outcomes = {int(name) for name in raw.outcomes}
+    assert outcomes == numbers, f"{run_id}: outcomes of steps {outcomes}, the log has {numbers}"
     steps = [_result(raw.log[str(number)]) for number in sorted(numbers)]
     state = orjson.loads(raw.header["slim"])
     usage = state.get("usage", {})
@@ -209,7 +215,7 @@ def _check_log(run_id: str, raw: Raw) -> None:
 
 
 def _check_expiry(run_id: str, raw: Raw) -> None:
-    there = raw.left[:3] + (raw.left[3:] if raw.lost else [])
+    there = [left for left in raw.left if left != NO_KEY]
     if raw.ended:
         assert all(left > 0 for left in there), f"{run_id}: ended and never expires: {raw.left}"
     else:

@@ -1,0 +1,78 @@
+"""The in-process mode gives what the fleet gives."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fleet_workers import AGENTS as AGENTS_FILE
+from fleet_workers import FleetWorker
+
+from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.records.results import AgentRunResult
+from stepfleet.orchestrator.settings import load_settings
+from stepfleet.worker.inline import InlineWorker
+from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+
+AGENTS = load_agents(str(AGENTS_FILE))
+CASES = {
+    "plain": ["a question", "another"],
+    "strict": ["one that breaks"],
+    "patient": ["one that breaks", "one that goes well"],
+}
+
+
+def rules(request: RequestRecord) -> Reply:
+    if "breaks" in request.question and request.turn <= 2:
+        return Reply(tool_calls=(ToolCallReply("broken", {"what": "this"}),))
+    if request.turn == 1:
+        return Reply("Looking.", tool_calls=(ToolCallReply("look", {"what": "that"}),))
+    return Reply(f"answer to {request.question}")
+
+
+def essence(result: AgentRunResult) -> dict[str, Any]:
+    """Return what does not depend on when and where the run was done."""
+    whole = result.to_dict()
+    for step in whole["steps"]:
+        for name in ("started_at", "duration_ms", "worker"):
+            step.pop(name)
+        for call in step["tool_calls"]:
+            call.pop("timestamp")
+            call.pop("duration_ms")
+    keep = ("agent_name", "lifecycle", "stop_reason", "status", "output", "steps", "usage", "error")
+    return {name: whole[name] for name in keep}
+
+
+async def submitted(fleet: AsyncFleet) -> list[str]:
+    return [
+        await fleet.submit(AGENTS[name], question)
+        for name, questions in CASES.items()
+        for question in questions
+    ]
+
+
+async def test_inline_runs_equal_those_of_a_fleet(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker], monkeypatch: Any
+) -> None:
+    """DIST-16: same script, same results, transient failures included."""
+    model.follow(rules)
+    model.fail(Fault("server_error"), key="a question", turn=2, attempt=1)
+    monkeypatch.setenv("OPENAI_BASE_URL", model.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    settings = load_settings(redis_url=redis_url)
+    async with AsyncFleet(redis_url) as fleet:
+        inline = await submitted(fleet)
+        async with InlineWorker(settings, AGENTS.values()) as worker:
+            await worker.finish(*inline)
+        ours = [essence(await fleet.result(run_id)) for run_id in inline]
+        model.log.clear()
+        start_worker()
+        on_fleet = await submitted(fleet)
+        theirs = [essence(await fleet.wait(run_id, timeout=30)) for run_id in on_fleet]
+    assert ours == theirs
+    assert [one["stop_reason"] for one in ours] == [
+        *("completed", "completed"),
+        "error",
+        *("completed", "completed"),
+    ]
+
+
