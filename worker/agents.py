@@ -19,10 +19,15 @@ class LocalAgent:
         self.tools = tools
         self._agent = agent
         self._models = models
+        self._config: AgentConfig | None = None
+        self._criteria = ContinuationCriteria()
 
     def criteria(self, config: AgentConfig) -> ContinuationCriteria:
         """Return the base criteria with the run's limits, then the agent's own."""
-        return criteria_of(config, self._agent)
+        # Runs of one batch share one configuration object; its criteria are made once.
+        if config is not self._config:
+            self._config, self._criteria = config, criteria_of(config, self._agent)
+        return self._criteria
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Make one call by the agent's own model object, or by the provider it names."""

@@ -2,6 +2,7 @@
 
 import binascii
 from dataclasses import dataclass
+from functools import cache
 
 PREFIX = "sf"
 AGENTS = f"{PREFIX}:agents"
@@ -10,6 +11,11 @@ BATCHES = f"{PREFIX}:batches"
 WORKERS = f"{PREFIX}:workers"
 SHARDS = f"{PREFIX}:shards"
 QUARANTINE = f"{PREFIX}:quarantine"
+
+
+@cache
+def _tag(shard: int) -> str:
+    return f"{PREFIX}:{{s{shard:02d}}}:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class Keys:
 
     def tag(self, shard: int) -> str:
         """Return the prefix that all keys of a shard share."""
-        return f"{PREFIX}:{{s{shard:02d}}}:"
+        return _tag(shard)
 
     def run(self, run_id: str) -> str:
         """Return the key of the run's header; its other keys extend it."""

@@ -16,6 +16,7 @@ class ToolRegistry:
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool[..., Any]] = {}
+        self._specs: tuple[ToolSpec, ...] | None = None
 
     def process(self, tools: Iterable[Any]) -> "ToolRegistry":
         """Register each of `tools`: decorated functions and `ToolLike` objects, mixed."""
@@ -34,11 +35,14 @@ class ToolRegistry:
                 f"tool {tool.name!r} is there twice; give one of them another name"
             )
         self._tools[tool.name] = tool
+        self._specs = None
         return tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return what a model is told of each tool."""
-        return tuple(one.spec for one in self)
+        if self._specs is None:
+            self._specs = tuple(one.spec for one in self)
+        return self._specs
 
     def get(self, name: str) -> Tool[..., Any]:
         """Return the tool called `name`. Raises `ToolNotFoundError` that names the close ones."""

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+from requirements_table import GROUPS, Requirement, requirements, table, tests_by_id, unknown
+
+PAGE = Path(__file__).parents[3] / "docs" / "requirements.md"
+
+
+def test_the_page_is_what_the_tests_say_now() -> None:
+    assert PAGE.read_text(encoding="utf-8") == table(requirements()), (
+        "run: python tests/support/requirements_table.py > docs/requirements.md"
+    )
+
+
+def test_every_requirement_has_an_id_of_its_own_and_a_title_of_one_line() -> None:
+    rows = requirements()
+    assert len({row.id for row in rows}) == len(rows) == 423
+    assert {row.group for row in rows} == set(GROUPS)
+    assert all(8 <= len(row.title) <= 110 for row in rows)
+
+
+def test_no_test_names_a_requirement_that_there_is_not() -> None:
+    assert unknown(requirements(), tests_by_id()) == {}
+
+
+def test_ids_are_read_from_the_docstrings_of_tests_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        '"""MSG-09"""\n'
+        'def helper():\n    """MSG-08"""\n'
+        'async def test_b():\n    """MSG-01, DIST-02: both, and trap F3."""\n'
+        'class TestThem:\n    def test_a(self):\n        """MSG-01"""\n'
+    )
+    assert tests_by_id(tmp_path) == {
+        "MSG-01": ("test_it.py::test_a", "test_it.py::test_b"),
+        "DIST-02": ("test_it.py::test_b",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        (Requirement("MSG-01", "t", ("a",)), "held"),
+        (Requirement("MSG-01", "t"), "open: messages"),
+        (Requirement("MSG-01", "t", ("a",), "only half"), "open: only half"),
+    ],
+)
+def test_a_requirement_is_held_by_a_test_unless_a_reason_speaks_against_it(
+    row: Requirement, state: str
+) -> None:
+    assert row.state == state
+
+
+def test_the_page_counts_each_group_and_shows_three_tests_of_each_requirement() -> None:
+    rows = [Requirement("MSG-01", "a < b", ("1", "2", "3", "4")), Requirement("UI-01", "u")]
+    page = table(rows)
+    assert "| messages (MSG) | 1 | 0 |" in page
+    assert "| **all 2** | 1 | 1 |" in page
+    assert "| MSG-01 | a &lt; b | `1`<br>`2`<br>`3` | held |" in page
