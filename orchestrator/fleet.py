@@ -276,6 +276,15 @@ class AsyncFleet:
         """
         return await (await self._open()).control.retry(run_id, overrides)
 
+    async def send(self, run_id: str, text: str, **overrides: Any) -> Answer:
+        """Give an ended run a further user message; it goes on with its whole conversation.
+
+        Limits, counters and clocks start anew; the session's totals stay. `overrides` change
+        its configuration from here on. Raises `ConfigurationError` for an unknown run and for
+        one that has not ended.
+        """
+        return await (await self._open()).control.send(run_id, text, overrides)
+
     async def _open(self) -> Client:
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._connect())

@@ -1,4 +1,4 @@
-"""Cancel, pause, resume and retry of runs by their ids.
+"""Cancel, pause, resume, retry and further messages of runs by their ids.
 
 Reads what a request needs, and asks again when somebody was faster.
 """
@@ -11,10 +11,10 @@ from typing import Any
 from celery import Celery
 
 from stepfleet.orchestrator.agent import criteria_of
+from stepfleet.orchestrator.batch_lines import parse_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.control import Answer, Control
@@ -87,16 +87,26 @@ class RunControl:
         return await self._control.retry(run, revision)
 
     async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> Answer:
-        """Give an ended run a further user message: a new execution on the same session."""
+        """Give an ended run a further user message: a new execution on the same session.
+
+        Raises `ConfigurationError` for one that has not ended: the message would be lost.
+        """
+        given = parse_input(text, "text")
         for _ in range(_TRIES):
             run = await self._runs.get(run_id)
             if not run.state.status.is_terminal:
-                return Answer("active", run.state.status.value)
+                msg = (
+                    f"run {run_id} has not ended ({run.state.status.value}); send the message "
+                    "when it has, or cancel it first"
+                )
+                raise ConfigurationError(msg)
             kept = merged_overrides(run.overrides, stored_overrides(run.config, overrides))
             turn = further_turn(run.state, run.log, kept, await self._runs.now())
-            answer = await self._control.retry(run, turn, (Message.user(text),))
-            if answer.word != "changed":
-                return _known(answer, run_id)
+            answer = await self._control.retry(run, turn, given)
+            if answer.word == "retried":
+                return Answer("sent", answer.detail)
+            # Somebody was faster: `active` is told by what is read next.
+            _known(answer, run_id)
         raise StoreError(f"run {run_id} is being changed all the time; try again")
 
     async def interrupt(self, run_ids: Sequence[str]) -> None:

@@ -286,3 +286,7 @@ class Fleet:
     def retry(self, run_id: str, **overrides: Any) -> Answer:
         """Take an ended run up again at its failed step."""
         return self._portal.call(self._fleet.retry(run_id, **overrides))
+
+    def send(self, run_id: str, text: str, **overrides: Any) -> Answer:
+        """Give an ended run a further user message."""
+        return self._portal.call(self._fleet.send(run_id, text, **overrides))

@@ -1,31 +1,84 @@
 """Named crash points: tests end a real worker process by SIGKILL exactly there.
 
 `STEPFLEET_CRASH_AT=after-claim` ends the process at the first visit of that point,
-`after-claim:3` at the third. Unset, which is always so outside tests, a point costs nothing.
+`after-claim:3` at the third. A point whose name begins with `during-` ends it a moment later, in
+the midst of what follows. `STEPFLEET_CRASH_ONCE` names a file that whoever is ended makes first;
+where it exists nobody is ended any more, so that a pool's next child lives. `STEPFLEET_CRASH_BY`
+names another signal, `SIGSTOP` to sleep there. Unset, which is always so outside tests, a point
+costs nothing.
 """
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from itertools import count
+from pathlib import Path
 
 VARIABLE = "STEPFLEET_CRASH_AT"
+ONCE = "STEPFLEET_CRASH_ONCE"
+BY = "STEPFLEET_CRASH_BY"
+DURING = "during-"
+DURING_SECONDS = 0.05
+
+POINTS = (
+    "message-popped",  # the worker has the message, nothing is claimed
+    "before-claim",
+    "after-claim",
+    "during-call",  # the model is answering
+    "after-reply",  # the model has answered, nothing is journaled
+    "before-journal",
+    "after-journal",
+    "tool-started",  # marked as started, not running yet
+    "during-tool",
+    "after-tool",  # its result is in memory only
+    "after-tools",
+    "before-commit",
+    "commit-applied",  # the next hint is not published where that comes after the commit
+    "end-applied",  # the same of a commit that ends the run
+    "after-commit",  # and after the next hint was published
+    "before-acknowledge",
+    "rescue-saved",  # overdue runs are re-armed, and not published
+)
+
+Visit = Callable[[str], None]
 
 
-def crash_points(environment: Mapping[str, str]) -> Callable[[str], None]:
-    """Return what to call at a point, with its name."""
+def crash_points(environment: Mapping[str, str]) -> Visit:
+    """Return what to call at a point, with its name. Raises `ValueError` for an unknown point."""
     wanted = environment.get(VARIABLE, "")
     if not wanted:
-        return _pass
+        return unharmed
     name, _, nth = wanted.partition(":")
+    if name not in POINTS:
+        raise ValueError(f"{VARIABLE}={wanted!r} is no crash point; use one of {', '.join(POINTS)}")
+    by = signal.Signals[environment.get(BY, "SIGKILL")]
+    once = environment.get(ONCE)
     visits = count(1)
 
+    def end() -> None:
+        if once is None or _is_first(Path(once)):
+            os.kill(os.getpid(), by)
+
     def visit(point: str) -> None:
-        if point == name and next(visits) == int(nth or 1):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if point != name or next(visits) != int(nth or 1):
+            return
+        if point.startswith(DURING):
+            threading.Timer(DURING_SECONDS, end).start()
+        else:
+            end()
 
     return visit
 
 
-def _pass(point: str) -> None:
+def unharmed(point: str) -> None:
+    """Do nothing at `point`."""
     del point
+
+
+def _is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

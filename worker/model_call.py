@@ -1,5 +1,7 @@
 """The model call of a step: the request from the state, one call, failures as values."""
 
+from collections.abc import Callable
+
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
@@ -29,7 +31,7 @@ def request_of(claim: Claim, tools: ToolRegistry) -> ModelRequest:
     )
 
 
-async def call_model(claim: Claim, agent: AgentCode) -> LLMResponse:
+async def call_model(claim: Claim, agent: AgentCode, crash: Callable[[str], None]) -> LLMResponse:
     """Return the journaled answer if there is one, else make the call.
 
     A conversation that is too long for the model is pruned once and tried again. Raises
@@ -38,13 +40,16 @@ async def call_model(claim: Claim, agent: AgentCode) -> LLMResponse:
     if claim.journal.response is not None:
         return claim.journal.response
     request = request_of(claim, agent.tools)
+    crash("during-call")
     try:
-        return await agent.generate(request)
+        response = await agent.generate(request)
     except ContextWindowError as error:
         pruned = prune_to_token_limit(request.messages, error.limit)
         if len(pruned) == len(request.messages):
             raise
-        return await agent.generate(request.model_copy(update={"messages": pruned}))
+        response = await agent.generate(request.model_copy(update={"messages": pruned}))
+    crash("after-reply")
+    return response
 
 
 def failure_of(error: Exception, span: Span) -> Failed:

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.worker.crash import Visit, unharmed
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,12 @@ class Rescuer:
         self._long_queue = long_queue
         self._jitter = jitter
 
-    async def watch(self) -> None:
+    async def watch(self, crash: Visit = unharmed) -> None:
         """Rescue until cancelled. Trouble is logged and tried again at the next turn."""
         while True:
             await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
             try:
-                rescued = await self.rescue()
+                rescued = await self.rescue(crash)
             except (AgentException, OSError) as error:
                 log.warning("rescue put off: %s", error)
             except Exception:
@@ -60,7 +61,7 @@ class Rescuer:
                 if rescued:
                     log.info("dispatched %d overdue runs again", rescued)
 
-    async def rescue(self) -> int:
+    async def rescue(self, crash: Visit = unharmed) -> int:
         """Publish the overdue runs of all shards once; return how many."""
         waiting = await self._dispatch.waiting()
         is_long = "1" if waiting > self._long_queue else "0"
@@ -78,6 +79,8 @@ class Rescuer:
             )
         )
         hints = [hint for reply in replies for hint in _hints(reply)]
+        if hints:
+            crash("rescue-saved")
         await self._dispatch.publish(hints)
         return len(hints)
 

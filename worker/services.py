@@ -28,7 +28,7 @@ from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
 from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.bridge import PerLoop, home_loop
-from stepfleet.worker.crash import crash_points
+from stepfleet.worker.crash import Visit, crash_points, unharmed
 from stepfleet.worker.leases import Lease, Leases
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
@@ -45,12 +45,18 @@ class LoopServices:
     """The collaborators of the steps that run in one event loop."""
 
     def __init__(
-        self, settings: Settings, agents: Iterable[Agent], app: Celery, leases: Leases
+        self,
+        settings: Settings,
+        agents: Iterable[Agent],
+        app: Celery,
+        leases: Leases,
+        crash: Visit = unharmed,
     ) -> None:
         self._settings = settings
         self._agents = list(agents)
         self._app = app
         self._leases = leases
+        self._crash = crash
         self._models = Models(connections=0)
         self._toolbox = LocalToolbox(settings.tool_threads)
         self._opening: asyncio.Task[Ports] | None = None
@@ -88,7 +94,9 @@ class LoopServices:
         for warning in warnings(await server_info(opened.connection)):
             log.warning(warning)
         terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
-        store = StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms)
+        store = StepStore(
+            opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
+        )
         for agent in self._agents:
             await opened.configs.announce(agent.config)
         rescuer = Rescuer(
@@ -101,7 +109,7 @@ class LoopServices:
             jitter=random.random,
         )
         self._watches = [
-            asyncio.create_task(rescuer.watch(), name="stepfleet-rescuer"),
+            asyncio.create_task(rescuer.watch(self._crash), name="stepfleet-rescuer"),
             asyncio.create_task(self._renew(store), name="stepfleet-leases"),
             asyncio.create_task(self._report(opened), name="stepfleet-report"),
         ]
@@ -113,7 +121,7 @@ class LoopServices:
             elapsed=time.monotonic,
             jitter=random.random,
             token=lambda: secrets.token_hex(8),
-            crash=crash_points(os.environ),
+            crash=self._crash,
             worker=worker_name(),
             poison_limit=settings.poison_limit,
         )
@@ -147,12 +155,15 @@ class Services:
     def __init__(self, settings: Settings, agents: Iterable[Agent], app: Celery) -> None:
         self._settings = settings
         self.leases = Leases(time.monotonic)
+        self.crash = crash_points(os.environ)
         self._loop: Callable[[], LoopServices] = PerLoop(
-            lambda: LoopServices(settings, agents, app, self.leases), LoopServices.aclose
+            lambda: LoopServices(settings, agents, app, self.leases, self.crash),
+            LoopServices.aclose,
         )
 
     async def run_step(self, hint: StepHint) -> StepReport:
         """Do the step that `hint` names; a stopping worker refuses."""
+        self.crash("message-popped")
         if self.leases.draining:
             return StepReport(hint, refusal=Refusal(Refused.DRAINING))
         return await run_step(hint, await self._loop().ports(), self.leases)

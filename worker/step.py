@@ -62,7 +62,7 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
         criteria = agent.criteria(claim.config)
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
-        response = await call_model(claim, agent)
+        response = await call_model(claim, agent, ports.crash)
         turn = ToolTurn(claim, response, agent, lease, ports)
         return criteria, await turn.run()
     except asyncio.CancelledError:

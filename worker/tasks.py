@@ -16,6 +16,7 @@ from stepfleet.worker.step import StepReport
 log = logging.getLogger(__name__)
 
 SHOWN = 300
+TRACER_LOG = "celery.app.trace"
 
 
 class StepFailed(Exception):  # noqa: N818 - reads as what happened
@@ -24,12 +25,24 @@ class StepFailed(Exception):  # noqa: N818 - reads as what happened
 
 def register(app: Celery, services: Services) -> None:
     """Give `app` the step task."""
+    logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
 
     @app.task(name=TASK, bind=True, acks_late=True, ignore_result=True, throws=(StepFailed,))
     def step(self: Task, run_id: str, step: int) -> str:
         """Do one step of a run: `(run_id, step)` is a hint, Redis holds the truth."""
         del self
-        return told(await_(services.run_step(_hint(run_id, step))))
+        report = await_(services.run_step(_hint(run_id, step)))
+        services.crash("before-acknowledge")
+        return told(report)
+
+
+def is_worth_logging(record: logging.LogRecord) -> bool:
+    """Tell whether to keep a log record of Celery's tracer.
+
+    A message that a stopping worker puts back is none: Celery would add a traceback to each.
+    """
+    raised = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(raised, Reject) and raised.requeue)
 
 
 def told(report: StepReport) -> str:

@@ -73,6 +73,7 @@ class ToolTurn:
     async def _run(self, index: int) -> None:
         call = self.calls[index]
         self.ports.crash("tool-started")
+        self.ports.crash("during-tool")
         self.records[index] = await self._record(index, call)
         self.ports.crash("after-tool")
 

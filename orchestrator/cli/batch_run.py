@@ -29,7 +29,7 @@ from stepfleet.orchestrator.cli.local_fleet import FleetPlan, simulated, supervi
 from stepfleet.orchestrator.cli.output import notice, print_json, screen
 from stepfleet.orchestrator.cli.places import DataFolder, local_redis
 from stepfleet.orchestrator.cli.preflight import check_models
-from stepfleet.orchestrator.cli.redis_facts import ask, worries
+from stepfleet.orchestrator.cli.redis_facts import warn_of
 from stepfleet.orchestrator.cli.result_file import Nowhere, ResultFile, check_writable, is_empty
 from stepfleet.orchestrator.cli.resume_notes import Note, Notes, identity
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -70,8 +70,7 @@ def run_file(plan: RunPlan) -> int:
         folder = DataFolder.prepare(plan.data)
         notes = Notes(folder.notes, identity(content, default, agents, plan.out))
         with local_redis(folder) as settings:
-            for worry in worries(ask(settings.store)):
-                notice(f"WARNING: {worry.text}")
+            warn_of(settings.store)
             run = _Run(replace(plan, file=file, agent=default), agents, folder, notes, settings)
             return asyncio.run(run.to_its_end())
 

@@ -7,7 +7,8 @@ from enum import StrEnum
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from stepfleet.orchestrator.cli.redis_facts import RedisFacts, worries
+from stepfleet.orchestrator.cli.redis_facts import RedisFacts
+from stepfleet.orchestrator.store.soundness import ServerFacts, worries
 
 OLDEST_PYTHON = (3, 11)
 BESIDE_SLOTS = 256
@@ -82,11 +83,11 @@ def worker_extra(missing: Sequence[str]) -> Check:
     )
 
 
-def redis(facts: RedisFacts) -> list[Check]:
+def redis(facts: ServerFacts) -> list[Check]:
     """Judge the store's server."""
     worried = {one.about: one for one in worries(facts)}
     sound = {
-        "version": f"version {facts.version}",
+        "version": f"version {facts.version or 'unknown'}",
         "durability": "append-only file is on" if facts.append_only else "does not say",
         "eviction": facts.eviction or "does not say",
     }

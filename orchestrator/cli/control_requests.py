@@ -1,11 +1,13 @@
-"""Cancel, pause, resume and retry: of one run, or of all runs of a batch."""
+"""Cancel, pause, resume and retry, of one run or of a batch's; a further message to one run."""
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.batch_lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli.exits import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.fleet_access import with_fleet
 from stepfleet.orchestrator.cli.output import print_json, screen
@@ -13,13 +15,14 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.store.control import Answer
 
-_DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active"}
+_DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}
 _SAYS = {
     "cancelled": "cancelled",
     "requested": "asked for; its worker does it at once, at the latest at the end of its step",
     "paused": "paused",
     "resumed": "goes on",
     "retried": "is retried",
+    "sent": "has the message and goes on",
     "active": "is active already",
     "ended": "has ended already",
     "changed": "changed meanwhile; ask again",
@@ -93,13 +96,44 @@ def retry_one_or_all(
     return with_fleet(data, retry)
 
 
+def send_message(
+    run_id: str, text: str, data: Path, *, raised: Sequence[str], json: bool
+) -> int:
+    """Give an ended run a further message, `-` for standard input; return the exit code."""
+    overrides = overrides_of(raised)
+    message = _standard_input() if text == "-" else text
+
+    async def send(fleet: AsyncFleet) -> int:
+        return _say(run_id, await fleet.send(run_id, message, **overrides), json=json)
+
+    return with_fleet(data, send)
+
+
+def _standard_input() -> str:
+    # One byte more than may be sent is enough to be refused for its size.
+    raw = sys.stdin.buffer.read(INPUT_LIMIT + 1)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        if len(raw) > INPUT_LIMIT:
+            return raw.decode(errors="replace")
+        msg = f"standard input is not UTF-8 (byte {error.start + 1}); convert it, as with iconv"
+        raise ConfigurationError(msg) from None
+
+
 def _say(run_id: str, answer: Answer, *, json: bool) -> int:
     if json:
         print_json({"run_id": run_id, "answer": answer.word, "detail": answer.detail})
     else:
-        detail = f" ({answer.detail})" if answer.detail else ""
-        screen().print(f"Run {run_id} {_SAYS.get(answer.word, answer.word)}{detail}")
+        says = _SAYS.get(answer.word, answer.word)
+        screen().print(f"Run {run_id} {says}{_detail(answer)}")
     return COMPLETED if answer.word in _DONE else SOME_FAILED
+
+
+def _detail(answer: Answer) -> str:
+    if answer.word in ("retried", "sent"):
+        return f" at step {int(answer.detail) + 1}"
+    return f" ({answer.detail})" if answer.detail else ""
 
 
 def _say_count(word: str, batch: AsyncBatch, number: int, *, json: bool) -> int:

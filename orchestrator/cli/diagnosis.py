@@ -96,7 +96,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
 def _store(settings: Settings) -> Iterator[Check]:
     facts = ask(settings.store)
     yield good("Redis", "answers, and takes the credentials")
-    yield from checks.redis(facts)
+    yield from checks.redis(facts.server)
     yield checks.shards(facts, settings.shards)
     yield checks.quarantine(facts.quarantined)
     if settings.broker != settings.store:

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.cli.places import known_redis
-from stepfleet.orchestrator.cli.redis_facts import ask, worries
+from stepfleet.orchestrator.cli.redis_facts import ask, warn_of
 from stepfleet.orchestrator.fleet import AsyncFleet
 
 T = TypeVar("T")
@@ -19,9 +18,8 @@ def with_fleet(data: Path, work: Callable[[AsyncFleet], Awaitable[T]], *, warn: 
     Raises `ConfigurationError` or `StoreError`, with the fix, where there is no usable Redis.
     """
     with known_redis(data) as settings:
-        facts = ask(settings.store)
-        for worry in worries(facts) if warn else ():
-            notice(f"WARNING: {worry.text}")
+        # Asked either way: who cannot be reached is told with the fix within seconds.
+        (warn_of if warn else ask)(settings.store)
 
         async def opened() -> T:
             async with AsyncFleet(settings=settings) as fleet:

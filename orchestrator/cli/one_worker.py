@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 from stepfleet.orchestrator.cli.limits import raise_open_files_limit
-from stepfleet.orchestrator.cli.output import notice
-from stepfleet.orchestrator.cli.redis_facts import ask, worries
+from stepfleet.orchestrator.cli.redis_facts import warn_of
 from stepfleet.orchestrator.cli.worker_command import (
     WorkerOptions,
     worker_argv,
@@ -24,8 +23,7 @@ def become_worker(options: WorkerOptions, data: Path) -> None:
     """Replace this process by a worker. Raises `AgentException` with the fix before that."""
     load_agents(options.agents)
     url = _redis_url(data)
-    for worry in worries(ask(url)):
-        notice(f"WARNING: {worry.text}")
+    warn_of(url)
     raise_open_files_limit()
     argv = worker_argv(options)
     sys.stdout.flush()

@@ -60,6 +60,10 @@ BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
 MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run id.")]
 OfBatch = Annotated[str | None, typer.Option("--batch", "-b", help="All runs of this batch.")]
+Raised = Annotated[
+    list[str] | None,
+    typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit, as max_steps=20."),
+]
 Simulate = Annotated[
     str | None,
     typer.Option(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from stepfleet.orchestrator.cli.worry import Worry
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.worry import Worry
 
 OPENAI_URL = "https://api.openai.com/v1"
 _KEY = "OPENAI_API_KEY"

@@ -1,68 +1,33 @@
-"""What a Redis server says about itself, and whether that keeps runs safe.
-
-Asking is here, at the edge; judging is a pure function of the facts. Reads and writes no run.
-"""
+"""Asks a Redis server about itself, at once and without a fleet. Judges nothing; reads no run."""
 
 import contextlib
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from stepfleet.orchestrator.cli.worry import Worry
+from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.soundness import ServerFacts, worries
 
-OLDEST = (7, 0)
 _CONNECT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """A server's version and the settings that matter; None where it does not say."""
+    """What a server says of itself, and what of ours lies in it; None where it does not say."""
 
-    version: str
-    append_only: bool | None
-    eviction: str | None
+    server: ServerFacts
     shards: int | None
     quarantined: int
 
 
-def worries(facts: RedisFacts) -> list[Worry]:
-    """Return what about the server endangers runs; nothing for a sound one."""
-    found = []
-    if version_of(facts.version) < OLDEST:
-        found.append(
-            Worry("version", f"Redis is version {facts.version}", "use 7.0 or newer, or Valkey")
-        )
-    if facts.append_only is False:
-        found.append(
-            Worry(
-                "durability",
-                "Redis has its append-only file off: a restart loses committed steps",
-                "redis-cli CONFIG SET appendonly yes, and 'appendonly yes' in redis.conf",
-            )
-        )
-    if facts.eviction not in (None, "noeviction"):
-        found.append(
-            Worry(
-                "eviction",
-                f"Redis evicts keys when memory is short ({facts.eviction}): runs would vanish",
-                "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
-            )
-        )
-    return found
-
-
-def version_of(text: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version."""
-    numbers = []
-    for part in text.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
+def warn_of(url: str) -> None:
+    """Say on standard error what about the server endangers runs. Raises what `ask` raises."""
+    for worry in worries(ask(url).server):
+        notice(f"WARNING: {worry.text}")
 
 
 def ask(url: str) -> RedisFacts:
@@ -108,15 +73,12 @@ def place(client: redis.Redis) -> str:
 
 
 def _facts(client: redis.Redis) -> RedisFacts:
-    info = client.info("server")
-    persistence = client.info("persistence")
-    memory = client.info("memory")
+    info: dict[str, Any] = {}
+    for section in ("server", "persistence", "memory"):
+        info.update(client.info(section))
     shards = cast("str | None", client.get(keys.SHARDS))
     return RedisFacts(
-        # Valkey answers as the Redis version that it is compatible with.
-        version=str(info.get("redis_version", "unknown")),
-        append_only=bool(persistence["aof_enabled"]) if "aof_enabled" in persistence else None,
-        eviction=memory.get("maxmemory_policy"),
+        server=ServerFacts.of(info),
         shards=int(shards) if shards else None,
         quarantined=_length(client, keys.QUARANTINE),
     )

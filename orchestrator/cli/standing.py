@@ -14,7 +14,7 @@ from stepfleet.orchestrator.cli.local_fleet import FleetPlan, simulated, supervi
 from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.cli.places import DataFolder, local_redis
 from stepfleet.orchestrator.cli.preflight import check_models
-from stepfleet.orchestrator.cli.redis_facts import ask, worries
+from stepfleet.orchestrator.cli.redis_facts import warn_of
 from stepfleet.orchestrator.cli.worker_command import flower_port, leashed_argv
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.settings import Settings, load_settings
@@ -27,8 +27,7 @@ def stand(plan: FleetPlan, data: Path, *, with_flower: bool) -> int:
         check_models([agent.config for agent in agents.values()], os.environ)
     folder = DataFolder.prepare(data)
     with local_redis(folder) as settings:
-        for worry in worries(ask(settings.store)):
-            notice(f"WARNING: {worry.text}")
+        warn_of(settings.store)
         with _address_told(settings, folder):
             asyncio.run(_stand(plan, settings, folder, sorted(agents), with_flower=with_flower))
     return COMPLETED

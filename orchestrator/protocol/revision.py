@@ -1,8 +1,8 @@
 """Where an ended run is taken up again, and with which state. Pure.
 
-A failed last step is taken back: its finished tools and, where the model had answered, its
-answer go into the journal of the step that is done anew. A run that ended at a limit goes on
-at its next step.
+A failed last step of the newest execution is taken back: its finished tools and, where the model
+had answered, its answer go into the journal of the step that is done anew. A run that ended at a
+limit, or before its turn's first step, goes on at its next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,8 @@ def revise(
 ) -> Revision:
     """Return how the ended run with that state and log is taken up again."""
     fresh = state.reset().model_copy(update={"messages": ()})
-    failed = log[-1] if log and log[-1].result.type is StepType.ERROR else None
+    last = log[-1] if log and log[-1].execution == state.info.execution else None
+    failed = last if last and last.result.type is StepType.ERROR else None
     kept = list(log[:-1]) if failed else list(log)
     rebuilt = rebuild(fresh, kept)
     while rebuilt.info.execution < state.info.execution:

@@ -26,7 +26,8 @@ class Answer:
     """What became of a request.
 
     `word` is the script's: `cancelled`, `requested`, `paused`, `resumed`, `active`,
-    `retried`, `ended`, `changed` or `unknown`; `detail` adds a status, a step or a worker.
+    `retried`, `ended`, `changed` or `unknown`, or `sent` for a message that was given;
+    `detail` adds a status, a step (from 0) or a worker.
     """
 
     word: str

@@ -1,14 +1,38 @@
-"""Whether a Redis server keeps runs safe. Judging is pure; asking is one function."""
+"""Whether a Redis server keeps runs safe. Judging is pure; asking is one function.
+
+The one place where this is judged: for clients, workers, the command line and `doctor`.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.worry import Worry
 
 OLDEST = (7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """A server's version and the settings that matter; None where it does not say."""
+
+    version: str | None = None
+    append_only: bool | None = None
+    eviction: str | None = None
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Self:
+        """Return the facts in what `INFO` says. Valkey names the Redis that it stands for."""
+        version, append_only = info.get("redis_version"), info.get("aof_enabled")
+        return cls(
+            version=None if version is None else str(version),
+            append_only=None if append_only is None else str(append_only) != "0",
+            eviction=info.get("maxmemory_policy"),
+        )
 
 
 async def server_info(connection: Connection) -> dict[str, Any]:
@@ -24,23 +48,41 @@ async def server_info(connection: Connection) -> dict[str, Any]:
 
 def warnings(info: Mapping[str, Any]) -> list[str]:
     """Return what about the server endangers runs, each with its fix; nothing for a sound one."""
-    said = []
-    version = str(info.get("redis_version", ""))
-    if version and _numbers(version) < OLDEST:
-        said.append(f"Redis is version {version}: use 7.0 or newer, or Valkey")
-    if str(info.get("aof_enabled", "1")) == "0":
-        said.append(
-            "Redis has its append-only file off, so that a restart loses committed steps: "
-            "redis-cli CONFIG SET appendonly yes, and 'appendonly yes' in redis.conf"
-        )
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        said.append(
-            f"Redis evicts keys when memory is short ({policy}), so that runs would vanish: "
-            "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-        )
-    return said
+    return [worry.text for worry in worries(ServerFacts.of(info))]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+def worries(facts: ServerFacts) -> list[Worry]:
+    """Return what about the server endangers runs; nothing for a sound one."""
+    found = []
+    numbers = version_of(facts.version or "")
+    if numbers and numbers < OLDEST:
+        found.append(
+            Worry("version", f"Redis is version {facts.version}", "use 7.0 or newer, or Valkey")
+        )
+    if facts.append_only is False:
+        found.append(
+            Worry(
+                "durability",
+                "Redis has its append-only file off: a restart loses committed steps",
+                "redis-cli CONFIG SET appendonly yes, and 'appendonly yes' in redis.conf",
+            )
+        )
+    if facts.eviction not in (None, "noeviction"):
+        found.append(
+            Worry(
+                "eviction",
+                f"Redis evicts keys when memory is short ({facts.eviction}): runs would vanish",
+                "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+            )
+        )
+    return found
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version."""
+    numbers = []
+    for part in text.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

@@ -1,6 +1,6 @@
 """Claim, journal, commit: the scripts of a step, bound to records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -62,16 +62,23 @@ class Committed:
 
 
 class StepStore:
-    """The store as a worker's steps see it."""
+    """The store as a worker's steps see it. `crash` is called at points where tests end it."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, configs: Configs, dispatch: Dispatch, terms: Terms
+        self,
+        connection: Connection,
+        keys: Keys,
+        configs: Configs,
+        dispatch: Dispatch,
+        terms: Terms,
+        crash: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._configs = configs
         self._dispatch = dispatch
         self.terms = terms
+        self._crash = crash
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Take the step: fence, lease, load, in one round trip.
@@ -127,6 +134,7 @@ class StepStore:
         fields = self._commit_fields(verdict, events, message)
         reply = await self._run("commit", claim.run_id, claim.step, claim.token, *fields)
         if reply[0] in ("committed", "mine"):
+            self._crash("end-applied" if verdict.move is Move.FINISH else "commit-applied")
             if goes_on and reply[1] == "in_progress":
                 await self._dispatch.published(following, claim.config.name)
             return Committed(applied=True, status=reply[1])

@@ -77,7 +77,7 @@ class Requirement:
         return "held" if self.held else f"open: {self.why_open or GROUPS[self.group]}"
 
 
-def tests_by_id(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
+def named_in(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
     """Return for each id the tests (`file::name`) whose docstring names it, sorted."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for file in folder.rglob("test_*.py"):
@@ -89,7 +89,7 @@ def tests_by_id(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
 
 def requirements(titles: Path = TITLES, folder: Path = TESTS) -> list[Requirement]:
     """Return all requirements in the order of the file of titles."""
-    tests = tests_by_id(folder)
+    tests = named_in(folder)
     rows = [line.split("\t") for line in titles.read_text(encoding="utf-8").splitlines()]
     return [
         Requirement(row[0], row[1], tests.get(row[0], ()), row[2] if len(row) > 2 else "")
@@ -112,8 +112,9 @@ def table(rows: Sequence[Requirement]) -> str:
 
 def _tests(module: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(module):
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and node.name.startswith("test_"):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("test_"):
             yield node.name, ast.get_docstring(node) or ""
 
 

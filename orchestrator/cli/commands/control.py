@@ -1,4 +1,4 @@
-"""`stepfleet retry`, `cancel`, `pause`, `resume`."""
+"""`stepfleet retry`, `send`, `cancel`, `pause`, `resume`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
@@ -11,7 +11,7 @@ from stepfleet.orchestrator.cli import exits, options
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (retry, cancel, pause, resume):
+    for command in (retry, send, cancel, pause, resume):
         app.command()(command)
 
 
@@ -21,10 +21,7 @@ def retry(
     failed: Annotated[
         bool, typer.Option("--failed", help="The batch's runs that did not complete.")
     ] = False,
-    raised: Annotated[
-        list[str] | None,
-        typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit, as max_steps=20."),
-    ] = None,
+    raised: options.Raised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
@@ -32,6 +29,19 @@ def retry(
     from stepfleet.orchestrator.cli.control_requests import retry_one_or_all
 
     exits.end(retry_one_or_all(run, batch, data, failed=failed, raised=raised or [], json=json))
+
+
+def send(
+    run: options.RunId,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The message; - reads it from stdin.")],
+    raised: options.Raised = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Give an ended run a further message: it goes on with its conversation, limits start anew."""
+    from stepfleet.orchestrator.cli.control_requests import send_message
+
+    exits.end(send_message(run, text, data, raised=raised or [], json=json))
 
 
 def cancel(

@@ -2,7 +2,7 @@
 -- end has told one, so that no older end of the run is mistaken for this one), step (to
 -- go on at), slim (the state before it), overrides, journal (JSON list of field, value), message,
 -- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
--- (messages given before that step, or '').
+-- (messages to give before that step, behind those given already, or '').
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
 -- {'unknown'}. Everything before that step, and its finished tools, are kept.
 local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'seq')
@@ -24,7 +24,12 @@ if step < number(h[2]) then
   count(batch, 'calls', -number(a.calls))
 end
 if a.lost ~= '' then note_lost(batch, 'retry:' .. h[4], a.lost) end
-if a.input ~= '' then redis.call('HSET', log_key, 'input:' .. step, a.input) end
+if a.input ~= '' then
+  -- What was given before that step and no step has answered stays: both are JSON lists.
+  local earlier = redis.call('HGET', log_key, 'input:' .. step)
+  local given = earlier and string.sub(earlier, 1, -2) .. ',' .. string.sub(a.input, 2) or a.input
+  redis.call('HSET', log_key, 'input:' .. step, given)
+end
 if #entries > 0 then redis.call('HSET', journal_key, unpack(entries)) end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',

@@ -2,9 +2,11 @@ from dataclasses import replace
 
 from stepfleet.orchestrator.cli import checks
 from stepfleet.orchestrator.cli.checks import State
-from stepfleet.orchestrator.cli.redis_facts import RedisFacts, version_of, worries
+from stepfleet.orchestrator.cli.redis_facts import RedisFacts
+from stepfleet.orchestrator.store.soundness import ServerFacts, version_of, warnings, worries
 
-SOUND = RedisFacts("7.0.15", append_only=True, eviction="noeviction", shards=16, quarantined=0)
+SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
+STORE = RedisFacts(SOUND, shards=16, quarantined=0)
 
 
 def test_a_sound_redis_gives_no_worries() -> None:
@@ -24,6 +26,17 @@ def test_each_danger_of_a_redis_fails_with_a_fix_of_its_own() -> None:
 
 def test_a_server_that_hides_its_settings_is_not_accused() -> None:
     assert worries(replace(SOUND, append_only=None, eviction=None)) == []
+    assert warnings({}) == []
+
+
+def test_clients_and_workers_are_warned_in_the_same_words_as_the_command_line() -> None:
+    info = {"redis_version": "6.2.14", "aof_enabled": 0, "maxmemory_policy": "allkeys-lru"}
+
+    bad = ServerFacts("6.2.14", append_only=False, eviction="allkeys-lru")
+
+    assert ServerFacts.of(info) == bad
+    assert warnings(info) == [worry.text for worry in worries(bad)]
+    assert len(warnings(info)) == 3
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -50,9 +63,9 @@ def test_a_missing_library_fails_and_those_of_extras_do_not_count() -> None:
 
 
 def test_other_shards_than_the_stores_fail_with_the_stores_number() -> None:
-    assert checks.shards(SOUND, 16).state is State.OK
-    assert checks.shards(replace(SOUND, shards=None), 16).state is State.OK
-    assert "STEPFLEET_SHARDS=16" in checks.shards(SOUND, 4).fix
+    assert checks.shards(STORE, 16).state is State.OK
+    assert checks.shards(replace(STORE, shards=None), 16).state is State.OK
+    assert "STEPFLEET_SHARDS=16" in checks.shards(STORE, 4).fix
 
 
 def test_no_workers_is_a_failure_only_while_runs_wait() -> None:
@@ -77,7 +90,7 @@ def test_every_finding_that_is_not_ok_names_a_fix() -> None:
         checks.python((3, 8)),
         checks.libraries(["typer>=1"], {}),
         checks.worker_extra(["aiohttp"]),
-        checks.shards(SOUND, 4),
+        checks.shards(STORE, 4),
         checks.workers([], waiting=1),
         checks.agents([]),
         checks.open_files(10, slots=10),

@@ -6,7 +6,7 @@ import pytest
 HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
 COMMANDS = (
     *("run", "up", "worker", "flower", "submit", "status", "watch", "results"),
-    *("show", "explain", "events", "retry", "cancel", "pause", "resume", "doctor"),
+    *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor"),
 )
 
 

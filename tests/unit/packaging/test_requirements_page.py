@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from requirements_table import GROUPS, Requirement, requirements, table, tests_by_id, unknown
+from requirements_table import GROUPS, Requirement, requirements, table, named_in, unknown
 
 PAGE = Path(__file__).parents[3] / "docs" / "requirements.md"
 
@@ -20,7 +20,7 @@ def test_every_requirement_has_an_id_of_its_own_and_a_title_of_one_line() -> Non
 
 
 def test_no_test_names_a_requirement_that_there_is_not() -> None:
-    assert unknown(requirements(), tests_by_id()) == {}
+    assert unknown(requirements(), named_in()) == {}
 
 
 def test_ids_are_read_from_the_docstrings_of_tests_alone(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_ids_are_read_from_the_docstrings_of_tests_alone(tmp_path: Path) -> None
         'async def test_b():\n    """MSG-01, DIST-02: both, and trap F3."""\n'
         'class TestThem:\n    def test_a(self):\n        """MSG-01"""\n'
     )
-    assert tests_by_id(tmp_path) == {
+    assert named_in(tmp_path) == {
         "MSG-01": ("test_it.py::test_a", "test_it.py::test_b"),
         "DIST-02": ("test_it.py::test_b",),
     }

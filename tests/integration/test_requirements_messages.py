@@ -1,0 +1,233 @@
+"""The conversation as Redis keeps it, behind whole steps and a model behind real HTTP."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from opened_runs import opened_run
+from pydantic import ValidationError
+from raw_model_server import RawModelServer, completion
+from scripted_steps import Hands, Script, call, say
+from stored_runs import bench
+
+from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.protocol.revision import further_turn
+from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.tools import tool
+from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.openai import OpenAI
+
+
+@tool(read_only=True)
+def look(what: str) -> str:
+    """Look something up."""
+    return f"seen {what}"
+
+
+@tool
+def broken() -> str:
+    """Fail."""
+    message = "no luck"
+    raise ValueError(message)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[RawModelServer]:
+    async with RawModelServer().running() as running:
+        yield running
+
+
+@pytest.fixture
+async def openai() -> AsyncIterator[OpenAI]:
+    connections = Connections()
+    yield OpenAI(connections, environment={})
+    await connections.aclose()
+
+
+def wire_call(arguments: str, **fields: Any) -> dict[str, Any]:
+    function = {"name": "look", "arguments": arguments}
+    return {"id": "call_1", "type": "function", "function": function, **fields}
+
+
+async def test_every_role_is_read_back_from_redis_and_can_not_be_changed(redis_url: str) -> None:
+    """MSG-01, MSG-02, MSG-03, MSG-04, MSG-05: truth table over a run's stored conversation."""
+    script = (call(("look", {"what": "a"})), say("seen"), say("again"))
+    async with opened_run(redis_url, *script, tools=(look,), instructions="Be brief.") as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        before = await desk.stored(run_id)
+        turn = further_turn(before.state, before.log, {}, await desk.runs.now())
+        told = Message(role="developer", content="Use no tools.")
+        await desk.control.retry(before, turn, (told,))
+        await hands.finish(run_id)
+        messages = {one.role: one for one in (await desk.stored(run_id)).state.messages}
+    tests = ("is_user", "is_assistant", "is_tool", "is_developer", "is_system")
+    assert {
+        role: tuple(getattr(one, name)() for name in tests) for role, one in messages.items()
+    } == {
+        "system": (False, False, False, False, True),
+        "user": (True, False, False, False, False),
+        "assistant": (False, True, False, False, False),
+        "tool": (False, False, True, False, False),
+        "developer": (False, False, False, True, True),
+    }
+    assert {role for role, one in messages.items() if one.has_role("user", "assistant")} == {
+        "user",
+        "assistant",
+    }
+    for one in messages.values():
+        for field in ("role", "content", "name", "tool_call_id", "tool_calls", "metadata"):
+            with pytest.raises(ValidationError):
+                setattr(one, field, getattr(one, field))
+
+
+async def test_the_answers_of_two_calls_stand_behind_the_assistant_in_call_order(
+    redis_url: str,
+) -> None:
+    """MSG-11: assistant first, then one tool message per call, with output or error, and name."""
+    script = (call(("broken", {}), ("look", {"what": "a"})), say("done"))
+    policy = ErrorPolicy.retry_tool_errors(3)
+    async with opened_run(redis_url, *script, tools=(look, broken), error_policy=policy) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.step(run_id, 0)
+        messages = (await desk.stored(run_id)).state.messages
+    assert [(one.role, one.name, one.tool_call_id) for one in messages] == [
+        ("user", None, None),
+        ("assistant", None, None),
+        ("tool", "broken", "c0"),
+        ("tool", "look", "c1"),
+    ]
+    assert "no luck" in messages[2].text
+    assert messages[3].text == "seen a"
+
+
+@pytest.mark.parametrize(
+    ("content", "stored"),
+    [
+        (None, ""),
+        ("", ""),
+        ('{"what": "a"}', ""),
+        ("I'll look it up", "I'll look it up"),
+    ],
+)
+async def test_arguments_of_calls_never_become_text_of_the_history(
+    redis_url: str, server: RawModelServer, openai: OpenAI, content: str | None, stored: str
+) -> None:
+    """MSG-12, MSG-13, MSG-14, MSG-15, MSG-16: null, empty, leaked and real text beside a call."""
+    server.answers(
+        completion(content, tool_calls=[wire_call('{"what": "a"}')]), completion("It is a.")
+    )
+    settings = ModelSettings(base_url=server.base_url)
+    agent = Agent("wired", model=openai, tools=[look], settings=settings)
+    async with bench(redis_url, agent) as desk:
+        run_id = await desk.create()
+        await Hands(desk, agent).finish(run_id)
+        stored_run = await desk.stored(run_id)
+    texts = [one.text for one in stored_run.state.messages if one.is_assistant()]
+    assert texts == [stored, "It is a."]
+    assert stored_run.log[0].result.thought == (stored or None)
+    (carried,) = stored_run.state.messages[1].tool_calls
+    assert carried.arguments == {"what": "a"}
+
+
+async def test_a_call_without_an_id_gets_one_that_its_answer_bears_too(
+    redis_url: str, server: RawModelServer, openai: OpenAI
+) -> None:
+    """TOOL-08: equal in call, answer and record, after a reload."""
+    nameless = wire_call('{"what": "a"}')
+    del nameless["id"]
+    server.answers(completion(None, tool_calls=[nameless]), completion("It is a."))
+    settings = ModelSettings(base_url=server.base_url)
+    agent = Agent("wired", model=openai, tools=[look], settings=settings)
+    async with bench(redis_url, agent) as desk:
+        run_id = await desk.create()
+        await Hands(desk, agent).finish(run_id)
+        stored = await desk.stored(run_id)
+    asked, answer = stored.state.messages[1:3]
+    assert asked.tool_calls[0].id
+    assert answer.tool_call_id == asked.tool_calls[0].id == stored.state.tool_results[0].call_id
+    assert server.received[1].body["messages"][2]["tool_call_id"] == answer.tool_call_id
+
+
+async def test_a_stored_run_replays_through_two_adapters(
+    redis_url: str, server: RawModelServer, openai: OpenAI
+) -> None:
+    """MSG-07, LLM-05: the conversation that Redis keeps is no provider's own."""
+    script = (call(("look", {"what": "a"}), text="looking"), say("done"))
+    async with opened_run(redis_url, *script, tools=(look,)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        messages = (await desk.stored(run_id)).state.messages
+    server.answers(completion("again"))
+    settings = ModelSettings(base_url=server.base_url)
+    request = ModelRequest(model="m", messages=messages[:3], settings=settings)
+    own = Script(script)
+    assert (await openai.generate(request)).content == "again"
+    assert (await own.generate(request)).content == "done"
+    sent = server.received[0].body["messages"]
+    assert [one["role"] for one in sent] == [one.role for one in own.requests[0].messages]
+    assert from_blocks(to_blocks(messages)) == messages
+
+
+class Unprintable:
+    """What JSON has no form for."""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain", "plain"),
+        ({"a": [1, None]}, '{"a":[1,null]}'),
+        ([True, 1.5], "[true,1.5]"),
+        (None, "null"),
+        (False, "false"),
+        (7, "7"),
+    ],
+)
+async def test_a_tools_value_reaches_the_model_as_predictable_text(
+    redis_url: str, value: Any, text: str
+) -> None:
+    """MSG-19: through a whole step, as the next request shows it."""
+
+    @tool(read_only=True)
+    def give() -> Any:
+        """Return the value."""
+        return value
+
+    async with opened_run(redis_url, call(("give", {})), say("done"), tools=(give,)) as (
+        _,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        assert isinstance(hands.agent.llm, Script)
+        assert hands.agent.llm.requests[1].messages[-1].text.replace(" ", "") == text
+
+
+async def test_a_value_that_json_has_no_form_for_is_an_error_with_a_clear_prefix(
+    redis_url: str,
+) -> None:
+    """MSG-19, ERR-25: no exception of the store loses the run."""
+
+    @tool(read_only=True)
+    def give() -> Any:
+        """Return what cannot be stored."""
+        return Unprintable()
+
+    async with opened_run(redis_url, call(("give", {})), say("done"), tools=(give,)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+    assert stored.state.messages[-1].text.lower().startswith("error")
+    assert stored.result().steps[0].tool_calls[0].is_error

@@ -1,0 +1,175 @@
+"""The state of a run as Redis keeps it between steps."""
+
+import ast
+import re
+from pathlib import Path
+from uuid import UUID
+
+import orjson
+import stepfleet.orchestrator
+from opened_runs import opened_run
+from scripted_steps import call, say
+
+from stepfleet.orchestrator.agent import criteria_of
+from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.tools import tool
+
+
+@tool(read_only=True)
+def look(what: str) -> str:
+    """Look something up."""
+    return f"seen {what}"
+
+
+@tool
+def broken() -> str:
+    """Fail."""
+    message = "no luck"
+    raise ValueError(message)
+
+
+LOOK = call(("look", {"what": "a"}), text="looking")
+
+
+async def test_the_record_of_a_running_agent_has_identity_clocks_counters_and_metadata(
+    redis_url: str,
+) -> None:
+    """STATE-03, TIME-01, RUN-01: read as raw fields of the run's header."""
+    async with opened_run(redis_url, LOOK, say("done"), tools=(look,)) as (desk, hands, _):
+        run_id = await desk.create(metadata={"ticket": 7})
+        await hands.step(run_id, 0)
+        header = await desk.header(run_id)
+        events, _ = await desk.runs.events(run_id)
+        result = (await desk.stored(run_id)).result()
+    slim = orjson.loads(header["slim"])
+    assert slim["agent_id"] == "scripted"
+    assert slim["metadata"] == {"ticket": 7}
+    assert (slim["step_count"], slim["current_step"]["has_tool_calls"]) == (1, True)
+    assert slim["usage"]["total_tokens"] == slim["session_usage"]["total_tokens"] == 15
+    assert slim["info"]["cumulative_execution_seconds"] > 0
+    assert (header["status"], header["step"]) == ("in_progress", "1")
+    assert int(header["created"]) <= int(header["execution_started"]) <= int(header["updated"])
+    assert {event["session_id"] for event in events} == {run_id, slim["info"]["id"], result.run_id}
+    assert str(UUID(run_id)) == run_id
+    assert desk.opened.keys.run(run_id).endswith(f":run:{run_id}")
+
+
+async def test_every_step_moves_updated_at_and_leaves_its_outcome_in_the_state(
+    redis_url: str,
+) -> None:
+    """STATE-04, STATE-05: the newest outcome belongs to the newest step."""
+    async with opened_run(redis_url, LOOK, LOOK, say("done"), tools=(look,)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        before = (await desk.stored(run_id)).state.info.updated_at
+        for step in range(3):
+            await hands.step(run_id, step)
+            stored = await desk.stored(run_id)
+            assert stored.state.info.updated_at > before
+            before = stored.state.info.updated_at
+            outcome = stored.state.last_continuation_outcome
+            assert outcome is not None
+            assert outcome == stored.log[-1].outcome
+            limit = outcome.get_evaluation_for("StepsLimit")
+            assert limit is not None
+            assert stored.state.step_count == step + 1
+            assert str(step + 1) in limit.reason
+
+
+async def test_values_that_criteria_and_callers_ask_for_are_in_the_state(redis_url: str) -> None:
+    """ERR-28: the last error, result and output of a run are kept; tool traces too."""
+    script = (call(("look", {"what": "a"}), ("broken", {}), text="trying"),)
+    async with opened_run(redis_url, *script, tools=(look, broken)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        state = (await desk.stored(run_id)).state
+    assert state.last_result == "seen a"
+    assert state.last_error is not None
+    assert "no luck" in state.last_error
+    assert state.last_output == "trying"
+    assert [one.tool_name for one in state.tool_results] == ["look", "broken"]
+
+
+async def test_a_step_is_of_the_type_of_what_happened_in_it(redis_url: str) -> None:
+    """STATE-11: tools, a failing tool, an answer."""
+    script = (LOOK, call(("look", {"what": "b"}), ("broken", {})), say("done"))
+    policy = {"tool": "ignore"}
+    async with opened_run(redis_url, *script, tools=(look, broken), error_policy=policy) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        types = [step.type for step in (await desk.stored(run_id)).result().steps]
+    assert types == [StepType.TOOL_EXECUTION, StepType.ERROR, StepType.FINAL_RESPONSE]
+
+
+async def test_criteria_decide_alike_on_the_stored_state_and_on_that_in_memory(
+    redis_url: str,
+) -> None:
+    """CONT-30, CONT-13: a worker that has only the Redis record comes to the same outcome."""
+    async with opened_run(redis_url, LOOK, LOOK, say("done"), tools=(look,)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        for step in range(3):
+            report = await hands.step(run_id, step)
+            assert report.verdict is not None
+            stored = await desk.stored(run_id)
+            state = stored.state
+            in_memory = report.verdict.state
+            again = state.model_copy(
+                update={"info": state.info.at(in_memory.info.updated_at)}
+            )
+            criteria = criteria_of(stored.config, hands.agent)
+            assert criteria.evaluate(again) == report.verdict.outcome == stored.log[-1].outcome
+
+
+async def test_a_reset_state_is_that_of_the_beginning(redis_url: str) -> None:
+    """STATE-13: only the system prompt is left, and counters are zero."""
+    async with opened_run(
+        redis_url, LOOK, say("done"), tools=(look,), instructions="Be brief."
+    ) as (desk, hands, run_id):
+        created = (await desk.stored(run_id)).state
+        await hands.finish(run_id)
+        state = (await desk.stored(run_id)).state.reset()
+    assert [one.text for one in state.messages] == ["Be brief."]
+    assert (state.step_count, state.session_steps, state.usage.total_tokens) == (0, 0, 0)
+    assert state.failures.total_failures == 0
+    assert state.tool_results == ()
+    assert state.last_output is None
+    assert state.info.started_at == created.info.started_at
+    assert state.info.cumulative_execution_seconds == 0
+
+
+async def test_a_state_that_is_rebuilt_from_the_log_equals_the_stored_one(redis_url: str) -> None:
+    """RUN-11: nothing of a conversation is kept twice; it is a fold over the steps."""
+    async with opened_run(redis_url, LOOK, LOOK, say("done"), tools=(look,)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+        header = await desk.header(run_id)
+        revision = revise(stored.state, stored.log, {}, stored.state.info.updated_at)
+    behind_input = stored.state.messages[1:]
+    assert stored.result().added_messages() == behind_input == revision.state.messages
+    assert all("seen a" not in value for name, value in header.items() if name != "slim")
+    assert "messages" not in orjson.loads(header["slim"])
+
+
+def test_one_function_appends_to_a_conversation() -> None:
+    """STATE-07: of all code, only the fold over the log and the record itself change messages."""
+    root = Path(stepfleet.orchestrator.__file__).parent.parent
+    found = set()
+    for room in ("orchestrator", "worker"):
+        for file in (root / room).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            if re.search(r"messages=\(?\*?self\.messages|\"messages\": ?\w+\.messages", text):
+                found.add(file.relative_to(root).as_posix())
+            ast.parse(text)
+    assert found == {"orchestrator/records/state.py", "orchestrator/protocol/fold.py"}

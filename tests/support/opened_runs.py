@@ -1,0 +1,43 @@
+"""One run on a real store with a scripted model, ready for its first step."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deadlines import until
+from scripted_steps import Hands, Script
+from stored_runs import Bench, bench
+
+from stepfleet.orchestrator.agent import Agent
+
+
+@asynccontextmanager
+async def opened_run(
+    url: str, *answers: Any, tools: tuple[Any, ...] = (), **config: Any
+) -> AsyncIterator[tuple[Bench, Hands, str]]:
+    """Yield the store, a worker's hands and the run's id; a lease there lasts half a second."""
+    agent = Agent("scripted", model=Script(answers), tools=tools, **config)
+    async with bench(url, agent, lease=0.5, grace=60) as desk:
+        yield desk, Hands(desk, agent), await desk.create()
+
+
+async def finish_with_waits(hands: Hands, run_id: str, within: float = 20) -> None:
+    """Do steps until the run has ended, also where it waits before a retry."""
+
+    async def ended() -> bool:
+        stored = await hands.desk.stored(run_id)
+        if not stored.state.status.is_terminal:
+            await hands.step(run_id, stored.step)
+        return stored.state.status.is_terminal
+
+    await until(ended, within=within, what="the end of the run")
+
+
+async def lease_runs_out(desk: Bench, run_id: str) -> None:
+    """Return when nobody holds the run any more."""
+
+    async def expired() -> bool:
+        now = (await desk.runs.now()).timestamp() * 1000
+        return now > int((await desk.header(run_id))["lease"])
+
+    await until(expired, within=5)
