@@ -19,7 +19,8 @@ class LostAttempt(Record):
     """An attempt at a step that was not committed: what it took, and whether a call repeats.
 
     `kind`: `crash` (its worker vanished), `late` (another worker had taken over), `deferred`
-    (a transient failure of the model, tried again), `interrupted` (cancelled or handed back).
+    (a transient failure of the model, tried again), `interrupted` (cancelled or handed back),
+    `retried` (a failed step that was taken back).
     `ambiguous` is true when a model call may have been paid for and is made again;
     `cost_usd` is its cost, or None when its usage never became known.
     """
