@@ -1,10 +1,14 @@
 """Fixtures for every test: real Redis servers. They fail, and never skip, where none can start."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 from redis_servers import RedisServer, short_folder
+
+# No test may reach a real model; loopback servers are allowed.
+os.environ["STEPFLEET_ALLOW_MODEL_REQUESTS"] = "0"
 
 
 @pytest.fixture(scope="session")
