@@ -1,14 +1,17 @@
 """A batch's results: as runs end, or in the order of its lines. Reads; changes nothing."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from stepfleet.orchestrator.batches import Manifest
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.reading import Runs
+
+log = logging.getLogger(__name__)
 
 SHORTEST_WAIT = 0.05
 LONGEST_WAIT = 1.0
@@ -105,6 +108,9 @@ class BatchResults:
         try:
             result = (await self._runs.get(run_id)).result()
         except ConfigurationError:
+            return None
+        except SerializationError:
+            log.exception("run %s is left out of the results", run_id)
             return None
         return result if result.lifecycle.is_terminal else None
 

@@ -33,10 +33,11 @@ class Client:
     batches: Batches
     submission: Submission
     batch_submission: BatchSubmission
+    brings: frozenset[str] = frozenset()
     _accepted: set[str] = field(default_factory=set)
 
     @classmethod
-    async def open(cls, settings: Settings) -> Self:
+    async def open(cls, settings: Settings, brings: frozenset[str] = frozenset()) -> Self:
         """Connect. Raises `StoreError` or `ConfigurationError` as `open_store` does."""
         app = client_app(settings)
         store = await open_store(settings, app)
@@ -55,6 +56,7 @@ class Client:
             batches=batches,
             submission=submission,
             batch_submission=BatchSubmission(batches, store.configs, submission),
+            brings=brings,
         )
 
     async def aclose(self) -> None:
@@ -71,9 +73,10 @@ class Client:
     async def accept(self, configs: Sequence[AgentConfig]) -> None:
         """Raise `ConfigurationError` for an agent or tool that no running worker has.
 
-        Where no worker runs, everything is accepted: they may start later.
+        Where no worker runs, everything is accepted: they may start later. So is an agent whose
+        workers the caller starts himself.
         """
-        asked = [one for one in configs if one.name != PLAIN_AGENT]
+        asked = [one for one in configs if one.name not in {PLAIN_AGENT, *self.brings}]
         if all(one.digest in self._accepted for one in asked):
             return
         there = [one for one in await workers(self.store) if one.alive]

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import orjson
 from celery import Celery
+from kombu.exceptions import ChannelError
 
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings import TASK
@@ -55,6 +56,7 @@ class StepMessages:
         return orjson.dumps(message).decode()
 
 
+_NO_SUCH_QUEUE = "404"
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
@@ -139,5 +141,11 @@ class Dispatch:
 
     def _count(self) -> int:
         with self._app.connection_for_read() as connection:
-            declared = connection.default_channel.queue_declare(self.queue, passive=True)
+            try:
+                declared = connection.default_channel.queue_declare(self.queue, passive=True)
+            except ChannelError as error:
+                # An empty list is no key in Redis, and kombu then knows no queue of that name.
+                if str(error.reply_code) != _NO_SUCH_QUEUE:
+                    raise
+                return 0
             return int(declared.message_count)

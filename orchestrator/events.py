@@ -1,12 +1,13 @@
 """Event envelopes: what happened in a run, as the commit's own output. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import orjson
+
+from stepfleet.orchestrator.records.tool_text import value_text
 
 
 class EventType(StrEnum):
@@ -60,7 +61,7 @@ def args_summary(arguments: dict[str, Any]) -> str:
     """Return the first three arguments as `key: value`, each value cut to 30 characters."""
     shown = []
     for key, value in list(arguments.items())[:3]:
-        text = f'"{value}"' if isinstance(value, str) else orjson.dumps(value).decode()
+        text = f'"{value}"' if isinstance(value, str) else value_text(value)
         shown.append(f"{key}: {_cut(text, 30)}")
     return ", ".join(shown)
 
@@ -69,12 +70,7 @@ def result_summary(result: Any) -> str | None:
     """Return a result as text of at most 100 characters; None stays None."""
     if result is None:
         return None
-    return _cut(result if isinstance(result, str) else orjson.dumps(result).decode(), 100)
-
-
-def join(*parts: Sequence[Event]) -> Events:
-    """Return several lists of events as one."""
-    return Events(event for part in parts for event in part)
+    return _cut(value_text(result), 100)
 
 
 def _cut(text: str, length: int) -> str:

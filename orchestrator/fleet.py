@@ -5,7 +5,7 @@ runs no tool: workers do.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,6 +49,7 @@ class AsyncFleet:
 
     Without a Redis in the arguments, the environment or `stepfleet.toml` it joins the private
     server of the folder `.stepfleet`, where `stepfleet up` or `stepfleet run` has made one.
+    `brings` names agents whose workers the caller starts: running workers need not have them.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class AsyncFleet:
         *,
         broker_url: str | None = None,
         settings: Settings | None = None,
+        brings: Collection[str] = (),
     ) -> None:
         given = {"redis_url": redis_url, "broker_url": broker_url}
         self._settings = settings or load_settings(**given)
+        self._brings = frozenset(brings)
         self._opening: asyncio.Task[Client] | None = None
         self._private: EmbeddedRedis | None = None
 
@@ -295,10 +298,11 @@ class AsyncFleet:
         if settings.redis_url is None:
             self._private = await asyncio.to_thread(_private_server)
         if self._private is None:
-            return await Client.open(settings)
+            return await Client.open(settings, self._brings)
         url = SecretStr(self._private.url)
         try:
-            return await Client.open(settings.model_copy(update={"redis_url": url}))
+            found = settings.model_copy(update={"redis_url": url})
+            return await Client.open(found, self._brings)
         except BaseException:
             private, self._private = self._private, None
             await asyncio.to_thread(private.stop)

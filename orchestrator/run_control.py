@@ -12,7 +12,7 @@ from celery import Celery
 
 from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.batch_lines import parse_input
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
 from stepfleet.orchestrator.records.outcome import StopReason
@@ -45,7 +45,11 @@ class RunControl:
 
     async def ask_cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
         """Cancel a run without telling the worker that may hold it."""
-        return await self._control.cancel(await self._runs.get(run_id), note)
+        try:
+            run = await self._runs.get(run_id)
+        except SerializationError:
+            return _known(await self._control.cancel_unread(run_id, note), run_id)
+        return await self._control.cancel(run, note)
 
     async def pause(self, run_id: str) -> Answer:
         """Pause a run at its next step boundary."""

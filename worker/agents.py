@@ -11,6 +11,8 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.tools import ToolRegistry
 from stepfleet.worker.models import Models
 
+WORKERS_OWN = ("base_url", "api_key_env", "organization")
+
 
 class LocalAgent:
     """What of an agent is code, for runs with one configuration."""
@@ -30,8 +32,16 @@ class LocalAgent:
         return self._criteria
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
-        """Make one call by the agent's own model object, or by the provider it names."""
-        return await self._models.generate(request, llm=self._agent.llm)
+        """Make one call by the agent's own model object, or by the provider it names.
+
+        Where a key is sent, and which, says this worker's code and never the store.
+        """
+        settings = self._agent.config.settings
+        trusted = {name: getattr(settings, name) for name in WORKERS_OWN}
+        asked = request.settings.model_copy(update=trusted)
+        return await self._models.generate(
+            request.model_copy(update={"settings": asked}), llm=self._agent.llm
+        )
 
 
 class LocalAgents:

@@ -4,7 +4,10 @@ Made from the settings when Celery first asks for `app`; importing this module d
 """
 
 import os
+import sys
+from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from celery import Celery, signals
@@ -38,11 +41,12 @@ def worker_app() -> Celery:
 
 def create_app(settings: Settings) -> Celery:
     """Return a worker's app. Raises `ConfigurationError` when settings or agents are wrong."""
+    prefork = asks_for_prefork(sys.argv)
     app = celery_app(
         settings,
-        worker_pool=POOL,
+        worker_pool="prefork" if prefork else POOL,
         worker_consumer=CONSUMER,
-        worker_concurrency=settings.slots,
+        worker_concurrency=None if prefork else settings.slots,
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,
         worker_cancel_long_running_tasks_on_connection_loss=False,
@@ -61,6 +65,17 @@ def create_app(settings: Settings) -> Celery:
     return app
 
 
+def asks_for_prefork(arguments: Sequence[str]) -> bool:
+    """Return whether a command line names the pool prefork.
+
+    Celery takes `--pool prefork` for its own default, and then prefers the configured pool.
+    """
+    named = pairwise(arguments)
+    if any(option in ("-P", "--pool") and value == "prefork" for option, value in named):
+        return True
+    return "--pool=prefork" in arguments or "-Pprefork" in arguments
+
+
 def _transport_options() -> dict[str, Any]:
     # Recovery is the rescuer's; kombu's own must not bring a message back during a long step.
     return {"visibility_timeout": 6 * 3600}
@@ -76,8 +91,8 @@ def _follow_worker(services: Services) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
             services.start()
 
-    def drains(**_: Any) -> None:
-        services.drain()
+    def drains(how: str = "Warm", **_: Any) -> None:
+        services.drain(at_once=how != "Warm")
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
     signals.worker_process_init.connect(starts_in_process, weak=False)

@@ -25,6 +25,9 @@ from stepfleet.worker.loop_thread import LoopThread
 
 T = TypeVar("T")
 
+TIME_IS_UP = "the task's soft time limit"
+"""What the cancellation of a coroutine says that a soft time limit caused."""
+
 CLEANUP_SECONDS = 5.0
 """How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
 
@@ -176,8 +179,10 @@ def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
         while not (results or errors):
             if not finished.acquire(timeout=_LOOK_SECONDS) and not home.usable:
                 raise RuntimeError("the worker's event loop has ended; the coroutine is lost")  # noqa: TRY301
-    except BaseException:
-        home.submit(lambda: [task.cancel() for task in running])
+    except BaseException as error:
+        # A soft limit is an exception that a signal raises here; an end of the process is not.
+        why = (TIME_IS_UP,) if isinstance(error, Exception) else ()
+        home.submit(lambda: [task.cancel(*why) for task in running])
         if home.usable and not (results or errors):
             finished.acquire(timeout=CLEANUP_SECONDS)
         raise

@@ -11,6 +11,7 @@ from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.worker.bridge import TIME_IS_UP
 
 
 class Lease:
@@ -37,6 +38,16 @@ class Lease:
     def span(self) -> Span:
         """When the attempt started, and how long it has taken."""
         return Span(self.claim.now, self.seconds)
+
+    def broken_off_by(self, cancelled: asyncio.CancelledError) -> Interruption:
+        """Return who broke the attempt off.
+
+        Only a soft time limit says so in the cancellation; whatever else ends a task without
+        a word (a worker that is shot down) hands the step back, to be done again.
+        """
+        if self.interruption is not None:
+            return self.interruption
+        return Interruption.TIMED_OUT if TIME_IS_UP in cancelled.args else Interruption.HANDED_BACK
 
     def interrupt(self, by: Interruption) -> None:
         """Break the attempt off; the first reason counts."""
@@ -75,13 +86,9 @@ class Leases:
             if self._held.get(claim.run_id) is lease:
                 del self._held[claim.run_id]
 
-    def interrupt(self, run_id: str, by: Interruption) -> bool:
-        """Break off the attempt at a run's step; return whether this process holds it."""
-        lease = self._held.get(run_id)
-        if lease is None:
-            return False
-        lease.interrupt(by)
-        return True
+    def find(self, run_id: str) -> Lease | None:
+        """Return the lease on a run's step, if this process holds it."""
+        return self._held.get(run_id)
 
     def hand_back(self) -> None:
         """Break off all attempts, so that other workers take their runs over at once."""

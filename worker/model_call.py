@@ -14,6 +14,7 @@ from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interru
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.redaction import redact
 from stepfleet.orchestrator.tools import ToolRegistry
 from stepfleet.worker.ports import AgentCode
 
@@ -55,7 +56,7 @@ async def call_model(claim: Claim, agent: AgentCode, crash: Callable[[str], None
 def failure_of(error: Exception, span: Span) -> Failed:
     """Return a failed attempt, whatever was raised.
 
-    An agent that this worker does not have counts as passing: another worker may have it.
+    An agent that this worker does not have costs time but no attempt: another may have it.
     """
     match error:
         case RateLimitError():
@@ -67,14 +68,14 @@ def failure_of(error: Exception, span: Span) -> Failed:
                 span, error.to_info(), transient=error.retryable, retry_after=error.retry_after
             )
         case ConfigurationError():
-            return Failed(span, error.to_info(), transient=True)
+            return Failed(span, error.to_info(), transient=True, limited=True)
         case AgentException():
             return Failed(span, error.to_info())
         case _:
             info = ErrorInfo(
                 type=ErrorType.UNKNOWN,
                 code="UNKNOWN_ERROR",
-                message=f"{type(error).__name__}: {error}"[:2000],
+                message=redact(f"{type(error).__name__}: {error}"[:2000]),
             )
             return Failed(span, info)
 

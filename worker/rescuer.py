@@ -19,6 +19,7 @@ from stepfleet.worker.crash import Visit, unharmed
 log = logging.getLogger(__name__)
 
 MOST_PER_SHARD = 200
+MOST_LOOKS = 100
 
 
 class Rescuer:
@@ -52,7 +53,7 @@ class Rescuer:
         while True:
             await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
             try:
-                rescued = await self.rescue(crash)
+                rescued = await self.rescue_all(crash)
             except (AgentException, OSError) as error:
                 log.warning("rescue put off: %s", error)
             except Exception:
@@ -61,8 +62,22 @@ class Rescuer:
                 if rescued:
                     log.info("dispatched %d overdue runs again", rescued)
 
-    async def rescue(self, crash: Visit = unharmed) -> int:
+    async def rescue_all(self, crash: Visit = unharmed) -> int:
+        """Rescue until no shard has more overdue runs than one look takes; return how many."""
+        rescued = 0
+        for _ in range(MOST_LOOKS):
+            published, is_more = await self.look(crash)
+            rescued += published
+            if not is_more:
+                break
+        return rescued
+
+    async def rescue(self) -> int:
         """Publish the overdue runs of all shards once; return how many."""
+        return (await self.look())[0]
+
+    async def look(self, crash: Visit = unharmed) -> tuple[int, bool]:
+        """Return how many overdue runs one look published, and whether a shard may have more."""
         waiting = await self._dispatch.waiting()
         is_long = "1" if waiting > self._long_queue else "0"
         replies = await asyncio.gather(
@@ -78,11 +93,11 @@ class Rescuer:
                 for shard in range(self._keys.shards)
             )
         )
-        hints = [hint for reply in replies for hint in _hints(reply)]
+        hints = [hint for reply in replies for hint in _hints(reply[1:])]
         if hints:
             crash("rescue-saved")
         await self._dispatch.publish(hints)
-        return len(hints)
+        return len(hints), any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
 
 
 def _hints(reply: list[str]) -> list[tuple[StepHint, str]]:

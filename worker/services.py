@@ -15,21 +15,22 @@ from contextlib import suppress
 
 import orjson
 from celery import Celery
+from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.pricing import cost_of
-from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.fleet_facts import forget_workers
 from stepfleet.orchestrator.store.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
 from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.bridge import PerLoop, home_loop
 from stepfleet.worker.crash import Visit, crash_points, unharmed
-from stepfleet.worker.leases import Lease, Leases
+from stepfleet.worker.leases import Lease, Leases, heed
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.rescuer import Rescuer
@@ -77,6 +78,13 @@ class LoopServices:
             raise StoreError(msg)
         return self._store
 
+    async def check(self, run_id: str) -> None:
+        """Ask the store what is wanted of a run that is held here, and heed it."""
+        lease = self._leases.find(run_id)
+        ports = await self.ports()
+        if lease is not None:
+            heed(lease, await ports.store.journal(lease.claim, lease.seconds))
+
     async def aclose(self) -> None:
         """End the watches and disconnect."""
         for watch in self._watches:
@@ -99,6 +107,7 @@ class LoopServices:
         )
         for agent in self._agents:
             await opened.configs.announce(agent.config)
+        await forget_workers(opened)
         rescuer = Rescuer(
             opened.connection,
             opened.keys,
@@ -142,7 +151,7 @@ class LoopServices:
                 "slots": self._settings.slots,
                 "agents": sorted(agent.name for agent in self._agents),
             }
-            with suppress(AgentException):
+            with suppress(AgentException, RedisError):
                 seen["seen"] = (await opened.connection.now()).timestamp()
                 shown = orjson.dumps(seen).decode()
                 await opened.connection.execute("HSET", keys.WORKERS, worker_name(), shown)
@@ -172,24 +181,24 @@ class Services:
         """Connect and start the watches in this process's loop. Safe to call again."""
         home_loop().submit(lambda: asyncio.ensure_future(self._started()))
 
-    def drain(self) -> None:
-        """Take no new steps; after the drain time hand back what is still held."""
+    def drain(self, *, at_once: bool = False) -> None:
+        """Take no new steps; hand back what is still held at once, or after the drain time."""
         self.leases.draining = True
+        seconds = 0.0 if at_once else self._settings.drain
         home_loop().submit(
-            lambda: asyncio.get_running_loop().call_later(
-                self._settings.drain, self.leases.hand_back
-            )
+            lambda: asyncio.get_running_loop().call_later(seconds, self.leases.hand_back)
         )
 
     def interrupt(self, run_id: str) -> None:
-        """Break off the attempt at a cancelled run's step, if it is held here."""
-        home_loop().submit(self.leases.interrupt, run_id, Interruption.CANCELLED)
+        """Break off the attempt at a run's step, if it is held here and the store says so."""
+        if self.leases.find(run_id) is not None:
+            home_loop().submit(lambda: asyncio.ensure_future(self._loop().check(run_id)))
 
     async def _started(self) -> None:
         while True:
             try:
                 await self._loop().ports()
-            except (AgentException, OSError) as error:
+            except (AgentException, RedisError, OSError) as error:
                 log.warning("waiting for the store: %s", error)
                 await asyncio.sleep(1)
             else:

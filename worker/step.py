@@ -6,7 +6,10 @@ Knows neither Celery nor Redis: everything outside comes through `ports`.
 import asyncio
 from dataclasses import dataclass, replace
 
+from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.protocol.attempt import (
     Attempt,
     Interrupted,
@@ -55,19 +58,26 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
 
 async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[ContinuationCriteria, Attempt]:
     """Make the model call and run its tools. Every failure comes back as a value."""
-    criteria = ContinuationCriteria()
-    turn: ToolTurn | None = None
     try:
         agent = ports.agent(claim.config)
         criteria = agent.criteria(claim.config)
+    except Exception as error:  # noqa: BLE001 - the stored limits and policy hold without code
+        criteria = criteria_of(claim.config)
+        if outcome := prevented(claim, criteria):
+            return criteria, Prevented(lease.span, outcome)
+        return criteria, failure_of(error, lease.span)
+    turn: ToolTurn | None = None
+    try:
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
         response = await call_model(claim, agent, ports.crash)
         turn = ToolTurn(claim, response, agent, lease, ports)
         return criteria, await turn.run()
-    except asyncio.CancelledError:
-        by = lease.interruption or Interruption.TIMED_OUT
+    except asyncio.CancelledError as cancelled:
+        by = lease.broken_off_by(cancelled)
         return criteria, turn.interrupted(by) if turn else broken_off(by, lease.span)
+    except StoreError:
+        raise  # the store is away: nothing of this attempt can be told, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
         return criteria, failure_of(error, lease.span)
 
@@ -80,11 +90,9 @@ async def commit(
         claim = _cancelled(claim)
     while True:
         facts = Facts(lease.now, ports.jitter(), ports.worker)
-        verdict = decide(claim, attempt, criteria, facts)
+        verdict, events = conclude(claim, attempt, criteria, facts)
         ports.crash("before-commit")
-        committed = await ports.store.commit(
-            claim, verdict, events_of(claim, attempt, verdict, facts)
-        )
+        committed = await ports.store.commit(claim, verdict, events)
         if committed.wanted:
             claim = _cancelled(claim)
             continue
@@ -95,6 +103,19 @@ async def commit(
             applied=committed.applied,
             status=committed.status,
         )
+
+
+def conclude(
+    claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts: Facts
+) -> tuple[Verdict, Events]:
+    """Decide, and tell the events; what cannot be told is a failed step, never a lost one."""
+    try:
+        verdict = decide(claim, attempt, criteria, facts)
+        return verdict, events_of(claim, attempt, verdict, facts)
+    except Exception as error:  # noqa: BLE001 - no failure may lose a run
+        failed = failure_of(error, attempt.span)
+        verdict = decide(claim, failed, criteria, facts)
+        return verdict, events_of(claim, failed, verdict, facts)
 
 
 def _cancelled(claim: Claim) -> Claim:

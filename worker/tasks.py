@@ -23,6 +23,14 @@ class StepFailed(Exception):  # noqa: N818 - reads as what happened
     """A step was committed as failed; its run goes on or ends as the error policy says."""
 
 
+class StepRetried(Retry):
+    """A step will be tried again after `when` seconds. Flower shows what `repr` says."""
+
+    def __repr__(self) -> str:
+        """Return the reason; Celery's own names neither the reason nor a unit."""
+        return f"again in {self.when} s: {self.message}"
+
+
 def register(app: Celery, services: Services) -> None:
     """Give `app` the step task."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
@@ -48,7 +56,7 @@ def is_worth_logging(record: logging.LogRecord) -> bool:
 def told(report: StepReport) -> str:
     """Return what Celery shows as the task's result.
 
-    Raises `StepFailed` for a failed step, `Retry` for one that is tried again later, and
+    Raises `StepFailed` for a failed step, `StepRetried` for one that is tried again later, and
     `Reject` to put a hint back that a stopping worker does not take.
     """
     if report.refusal:
@@ -59,7 +67,7 @@ def told(report: StepReport) -> str:
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"
     if verdict.move is Move.RETRY:
-        raise Retry(_shown(verdict.failure), when=round(verdict.delay, 3))
+        raise StepRetried(_shown(verdict.failure), when=round(verdict.delay, 3))
     if verdict.failure is not None:
         raise StepFailed(_shown(verdict.failure))
     if verdict.error is not None:

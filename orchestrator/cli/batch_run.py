@@ -32,6 +32,7 @@ from stepfleet.orchestrator.cli.preflight import check_models
 from stepfleet.orchestrator.cli.redis_facts import warn_of
 from stepfleet.orchestrator.cli.result_file import Nowhere, ResultFile, check_writable, is_empty
 from stepfleet.orchestrator.cli.resume_notes import Note, Notes, identity
+from stepfleet.orchestrator.cli.supervisor import Supervisor
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.loading_agents import load_agents
@@ -92,6 +93,8 @@ class _Run:
         self._notes = notes
         self._settings = settings
         self._interrupts = Interrupts()
+        self._wanted = asyncio.Event()
+        self._brings = sorted(agents) if plan.fleet.workers else []
 
     async def to_its_end(self) -> int:
         """Submit or find the batch, work on it, and say what became of it."""
@@ -99,10 +102,9 @@ class _Run:
         with self._interrupts.heard():
             async with (
                 simulated(self._plan.fleet, self._folder) as extra,
-                AsyncFleet(settings=self._settings) as fleet,
+                AsyncFleet(settings=self._settings, brings=self._brings) as fleet,
             ):
-                batch = await until_asked(self._batch(fleet), self._interrupts.asked)
-                progress = await self._work(batch, extra) if batch else None
+                progress = await self._work(fleet, extra)
         if progress is None:
             notice("Interrupted. The same command goes on where this one stopped.")
             return INTERRUPTED
@@ -112,6 +114,44 @@ class _Run:
             screen().print(tables.summary(progress, time.monotonic() - started))
         self._say_what_next(progress)
         return code_of(completed=progress.completed, total=progress.total)
+
+    async def _work(self, fleet: AsyncFleet, extra: dict[str, str]) -> BatchProgress | None:
+        """Submit, and collect the results, while workers do what is there; None: interrupted."""
+        display = Display()
+        self._interrupts.before_leaving_at_once(display.leave)
+        plan = self._plan.fleet
+        workers = supervisor_of(plan, self._settings, self._folder, extra, display.say)
+        self._interrupts.before_leaving_at_once(workers.kill)
+        try:
+            return await until_asked(
+                self._submit_and_collect(fleet, display),
+                self._interrupts.asked,
+                self._keep_working(workers),
+            )
+        finally:
+            if self._interrupts.asked.is_set():
+                display.say(
+                    f"Stopping: steps under way may end (up to {self._settings.drain:g} "
+                    "s). Ctrl-C again ends at once."
+                )
+            await workers.stop()
+
+    async def _keep_working(self, workers: Supervisor) -> None:
+        """Run the workers from when the first runs are there: a refused file needs none."""
+        await self._wanted.wait()
+        await workers.start()
+        await workers.watch()
+
+    async def _submit_and_collect(self, fleet: AsyncFleet, display: Display) -> BatchProgress:
+        batch = await self._batch(fleet)
+        progress = await batch.progress()
+        if progress.open:
+            self._wanted.set()
+        kind = kind_of(self._plan.output_format, progress.format)
+        with contextlib.ExitStack() as stack:
+            sink = stack.enter_context(ResultFile(self._plan.out, kind)) if self._plan.out else None
+            stack.enter_context(display)
+            return await follow(batch, sink or Nowhere(), display)
 
     async def _batch(self, fleet: AsyncFleet) -> AsyncBatch:
         """Return the batch that the same command began before, or a new one."""
@@ -124,6 +164,7 @@ class _Run:
             if progress.sealed:
                 notice(f"Going on with batch {known.id}: {progress.done} of {progress.total} ended")
                 return known
+        await self._warn_of_strangers(fleet)
         batch = await fleet.submit_batch(
             self._plan.file,
             self._plan.agent,
@@ -131,10 +172,24 @@ class _Run:
             idempotency_key=note.key,
             skip_invalid=self._plan.skip_invalid,
             name=self._plan.file.name,
+            on_progress=lambda _: self._wanted.set(),
         )
         self._notes.submitted(note, batch.id)
         say_skipped(batch)
         return batch
+
+    async def _warn_of_strangers(self, fleet: AsyncFleet) -> None:
+        """Say when workers of others share the store and could not do these runs."""
+        there = [worker for worker in (await fleet.overview()).workers if worker.alive]
+        lacking = sorted(
+            {name for name in self._brings for worker in there if name not in worker.agents}
+        )
+        if lacking:
+            notice(
+                f"WARNING: workers that run on this Redis already have no agent {lacking[0]!r}: "
+                "steps that they take are put back and count as failed attempts (model_attempts). "
+                "Fix: unset STEPFLEET_REDIS_URL for a private Redis, or start them with this agent"
+            )
 
     async def _known(self, fleet: AsyncFleet, note: Note | None) -> AsyncBatch | None:
         if note is None or not note.batch_id:
@@ -161,32 +216,6 @@ class _Run:
             )
             raise ConfigurationError(msg)
         return self._notes.begin()
-
-    async def _work(self, batch: AsyncBatch, extra: dict[str, str]) -> BatchProgress | None:
-        """Collect the results while workers do what is open; return None when interrupted."""
-        progress = await batch.progress()
-        kind = kind_of(self._plan.output_format, progress.format)
-        with contextlib.ExitStack() as stack:
-            sink = stack.enter_context(ResultFile(self._plan.out, kind)) if self._plan.out else None
-            display = stack.enter_context(Display())
-            self._interrupts.before_leaving_at_once(display.leave)
-            plan = self._plan.fleet if progress.open else replace(self._plan.fleet, workers=0)
-            workers = supervisor_of(plan, self._settings, self._folder, extra, display.say)
-            self._interrupts.before_leaving_at_once(workers.kill)
-            await workers.start()
-            try:
-                return await until_asked(
-                    follow(batch, sink or Nowhere(), display),
-                    self._interrupts.asked,
-                    workers.watch(),
-                )
-            finally:
-                if self._interrupts.asked.is_set():
-                    display.say(
-                        f"Stopping: steps under way may end (up to {self._settings.drain:g} "
-                        "s). Ctrl-C again ends at once."
-                    )
-                await workers.stop()
 
     def _say_what_next(self, progress: BatchProgress) -> None:
         if self._plan.out:

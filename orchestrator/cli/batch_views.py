@@ -18,11 +18,11 @@ from stepfleet.orchestrator.cli.output import notice, print_json, screen
 from stepfleet.orchestrator.cli.overviews import fleet_lines
 from stepfleet.orchestrator.cli.result_file import (
     Nowhere,
-    Replacement,
     ResultFile,
     Sink,
     StandardOutput,
     check_writable,
+    replacing,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
@@ -144,8 +144,8 @@ def _sink(out: Path | None, output_format: str, progress: BatchProgress) -> Iter
     if out is None:
         yield StandardOutput(kind)
         return
-    with Replacement(out, kind) as replacement:
-        yield replacement
+    with replacing(out, kind) as file:
+        yield file
 
 
 async def _to_its_end(

@@ -96,9 +96,7 @@ def retry_one_or_all(
     return with_fleet(data, retry)
 
 
-def send_message(
-    run_id: str, text: str, data: Path, *, raised: Sequence[str], json: bool
-) -> int:
+def send_message(run_id: str, text: str, data: Path, *, raised: Sequence[str], json: bool) -> int:
     """Give an ended run a further message, `-` for standard input; return the exit code."""
     overrides = overrides_of(raised)
     message = _standard_input() if text == "-" else text
@@ -113,7 +111,7 @@ def _standard_input() -> str:
     # One byte more than may be sent is enough to be refused for its size.
     raw = sys.stdin.buffer.read(INPUT_LIMIT + 1)
     try:
-        return raw.decode()
+        return raw.decode().removesuffix("\n")
     except UnicodeDecodeError as error:
         if len(raw) > INPUT_LIMIT:
             return raw.decode(errors="replace")

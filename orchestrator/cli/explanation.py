@@ -120,7 +120,8 @@ def picture(explanation: Explanation) -> RenderableType:
     """Return what a terminal shows."""
     head = Text(f"Run {explanation.run_id} of {shown(explanation.agent, 60)}: ", style="bold")
     head.append(shown(explanation.says), style="")
-    head.append(f" ({explanation.steps} steps)", style="dim")
+    steps = "1 step" if explanation.steps == 1 else f"{explanation.steps} steps"
+    head.append(f" ({steps})", style="dim")
     if not explanation.criteria:
         return head
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stepfleet.orchestrator.cli.child import Child
 from stepfleet.orchestrator.cli.places import DataFolder
-from stepfleet.orchestrator.cli.simulation import start_simulation
+from stepfleet.orchestrator.cli.simulation import Simulated, start_simulation
 from stepfleet.orchestrator.cli.supervisor import Supervisor
 from stepfleet.orchestrator.cli.worker_command import (
     WorkerOptions,
@@ -26,7 +26,7 @@ class FleetPlan:
     agents: str
     workers: int
     slots: int | None = None
-    simulate: str | None = None
+    simulate: Simulated | None = None
 
 
 @contextlib.asynccontextmanager

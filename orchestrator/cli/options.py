@@ -72,6 +72,24 @@ Simulate = Annotated[
         help="Answer model calls by rules (file.py:name), not a provider: no key, no network.",
     ),
 ]
+SimulateLatency = Annotated[
+    str | None,
+    typer.Option(
+        "--simulate-latency",
+        metavar="SECONDS",
+        help="How long simulated answers take: 0.05, 0.2-1.5 (evenly), 1.0~0.5 (log-normal).",
+    ),
+]
+SimulateFaults = Annotated[
+    float | None,
+    typer.Option(
+        "--simulate-faults",
+        metavar="SHARE",
+        min=0,
+        max=1,
+        help="Share of simulated calls that fail in a way worth a retry, as 0.05.",
+    ),
+]
 BasicAuth = Annotated[
     str | None,
     typer.Option(

@@ -3,6 +3,7 @@
 Knows how to write; what a line says is in `result_lines`.
 """
 
+import errno
 import os
 import stat
 import sys
@@ -122,6 +123,11 @@ class ResultFile:
 
 def check_writable(path: Path) -> None:
     """Raise `ConfigurationError` where `path` cannot become a results file; leaves it as it is."""
+    if _is_special(path):
+        # Opening a pipe and closing it again would be its reader's end of file.
+        if not os.access(path, os.W_OK):
+            raise _not_writable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        return
     existed = path.exists()
     os.close(_open(path))
     if not existed:
@@ -129,8 +135,13 @@ def check_writable(path: Path) -> None:
 
 
 def is_empty(path: Path) -> bool:
-    """Return whether there is no such file, or nothing in it."""
-    return not path.exists() or path.stat().st_size == 0
+    """Return whether there is no such file, or nothing in it; nothing stays in a pipe or device."""
+    return _is_special(path) or not path.exists() or path.stat().st_size == 0
+
+
+def replacing(path: Path, kind: BatchFormat) -> "Replacement | ResultFile":
+    """Return what writes a file anew: beside its place, or straight into a pipe or device."""
+    return ResultFile(path, kind) if _is_special(path) else Replacement(path, kind)
 
 
 class Replacement:
@@ -138,8 +149,8 @@ class Replacement:
 
     def __init__(self, path: Path, kind: BatchFormat) -> None:
         check_writable(path)
-        self._path = path
-        self._fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+        self._path = path.resolve()
+        self._fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}.new")
         self._fresh.unlink(missing_ok=True)
         self._file = ResultFile(self._fresh, kind)
 
@@ -165,9 +176,34 @@ class Replacement:
 
 def _open(path: Path) -> int:
     try:
+        if _is_special(path):
+            # To write only: a device such as /dev/full can be read without end.
+            return _open_special(path)
         return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
         raise _not_writable(path, error) from None
+
+
+def _open_special(path: Path) -> int:
+    try:
+        # Without waiting for a reader, which nobody could interrupt.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        msg = f"--out {path}: nobody reads this pipe; start its reader first"
+        raise ConfigurationError(msg) from None
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def _is_special(path: Path) -> bool:
+    """Tell whether there is something at `path` that is neither a file nor a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _not_writable(path: Path, error: OSError) -> ConfigurationError:

@@ -36,7 +36,8 @@ def base_criteria(  # noqa: PLR0913 - one argument per limit
     A cumulative timeout replaces the wall-clock limit; None switches a limit off.
     """
     policy = error_policy or ErrorPolicy()
-    criteria: list[CanDecideToContinue] = [StepsLimit(max_steps)]
+    # First, so that a run which was cancelled says so whatever else forbids.
+    criteria: list[CanDecideToContinue] = [StopRequested(), StepsLimit(max_steps)]
     if token_limit is not None:
         criteria.append(TokenUsageLimit(token_limit))
     if cumulative_timeout is not None:
@@ -47,7 +48,6 @@ def base_criteria(  # noqa: PLR0913 - one argument per limit
         ErrorPolicyCriterion(policy, resolver),
         FinishReasonCheck(finish_reasons),
         ToolCallPresenceCheck(),
-        StopRequested(),
         PendingRetry(policy, resolver),
     ]
     if budget_usd is not None:

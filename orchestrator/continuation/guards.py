@@ -168,8 +168,12 @@ class StopRequested:
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the decision with the note that came with the cancel."""
-        note = state.stop_requested
-        if note is None:
+        if state.stop_requested is None:
             return evaluation(self, ALLOW, "no cancel was requested", {})
+        return self.because(state.stop_requested)
+
+    @classmethod
+    def because(cls, note: str) -> ContinuationEvaluation:
+        """Return the evaluation of a run whose cancel came with `note`."""
         reason = f"cancelled on request: {note}" if note else "cancelled on request"
-        return evaluation(self, FORBID, reason, {"note": note}, StopReason.USER_REQUESTED)
+        return evaluation(cls(), FORBID, reason, {"note": note}, StopReason.USER_REQUESTED)

@@ -19,6 +19,11 @@ from stepfleet.orchestrator.errors import ConfigurationError
 MAX_TASKS = 10_000
 """Steps that Flower keeps in memory; by itself it would keep 100,000."""
 
+COLUMNS = "name,args,state,result,received,runtime,uuid"
+"""What the list of tasks shows: the run and what became of the step, before Celery's own id."""
+SHOWN = 40
+"""Characters of a failure in the list of tasks; a task's own page has all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -73,10 +78,20 @@ def serve(app: Celery, address: Address, ready: Callable[[str], None]) -> None:
     flower.start()
 
 
+def with_failure(task: Any) -> Any:
+    """Return `task`, Flower's copy of one, with a failure where a result would be."""
+    failure = task.exception
+    if failure and not task.result:
+        task.result = failure if len(failure) <= SHOWN else f"{failure[: SHOWN - 1]}…"
+    return task
+
+
 def _configure(address: Address) -> None:
     options.address = address.host
     options.port = address.port
     options.max_tasks = MAX_TASKS
+    options.tasks_columns = COLUMNS
+    options.format_task = with_failure
     options.enable_events = True
     options.basic_auth = [address.basic_auth] if address.basic_auth else []
     settings["debug"] = False

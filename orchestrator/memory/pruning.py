@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import orjson
-
 from stepfleet.orchestrator.records.messages import Message
 
 CHARACTERS_PER_TOKEN = 4
@@ -17,7 +15,7 @@ def estimate_tokens(message: Message) -> int:
         len(message.text) if isinstance(message.content, str) else len(str(message.content))
     )
     for call in message.tool_calls:
-        characters += len(call.name) + len(orjson.dumps(call.arguments))
+        characters += len(call.name) + len(str(call.arguments))
     return OVERHEAD + characters // CHARACTERS_PER_TOKEN
 
 

@@ -1,6 +1,6 @@
 """What forbids a model call before it is made: limits already exceeded, a cancel, poison."""
 
-from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -16,13 +16,27 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     The criteria are evaluated before the first step of an execution, before a step that was
     delayed, and where a run was taken up again; otherwise the last commit has just done so.
     """
-    delayed = claim.attempts or claim.limited or claim.crashes or claim.state.stop_requested
+    failures = claim.state.failures.consecutive_failures
+    again = claim.attempts or claim.limited or claim.crashes or failures
+    delayed = again or claim.state.stop_requested is not None
     if claim.state.step_count and claim.decided and not delayed:
         return None
     outcome = criteria.evaluate(claim.state)
     if outcome.get_forbidding_criterion() is None:
         return None
     return outcome
+
+
+def cancelled_outcome(note: str) -> ContinuationOutcome:
+    """Return the outcome of a run that was cancelled while nobody worked on it."""
+    evaluation = StopRequested.because(note)
+    return ContinuationOutcome(
+        decision=ContinuationDecision.FORBID_CONTINUATION,
+        should_continue=False,
+        resolved_by=evaluation.criterion,
+        stop_reason=StopReason.USER_REQUESTED,
+        evaluations=(evaluation,),
+    )
 
 
 def poisoned(claim: Claim, limit: int) -> ContinuationOutcome | None:

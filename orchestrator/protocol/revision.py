@@ -50,7 +50,7 @@ def revise(
     rebuilt = rebuild(fresh, kept)
     while rebuilt.info.execution < state.info.execution:
         rebuilt = rebuilt.next_execution()
-    info = rebuilt.info.model_copy(update={"updated_at": now, "execution_started_at": None})
+    info = rebuilt.info.model_copy(update={"updated_at": now, "execution_started_at": now})
     before = rebuilt.model_copy(update={"info": info, "failures": ErrorContext.none()})
     if failed is None:
         return Revision(len(kept), before, dict(overrides))

@@ -81,6 +81,9 @@ def decide(claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts
     match attempt:
         case Prevented():
             return _finish(claim.state, attempt.outcome)
+        case Failed() if attempt.transient and claim.state.stop_requested is not None:
+            verdict = _finish(claim.state, criteria.evaluate(claim.state))
+            return _with_lost(verdict, _lost(claim, attempt, "deferred"))
         case Failed() if attempt.transient and _may_try_again(claim, attempt):
             return _try_again(claim, attempt, facts)
         case Interrupted(by=Interruption.HANDED_BACK) | Interrupted(by=Interruption.LEASE_LOST):

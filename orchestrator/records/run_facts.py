@@ -1,8 +1,9 @@
 """A run's facts: the fields of a result, and what is counted from them. Knows no presentation."""
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict, Field, computed_field
 
@@ -22,7 +23,8 @@ class LostAttempt(Record):
     (a transient failure of the model, tried again), `interrupted` (cancelled or handed back),
     `retried` (a failed step that was taken back).
     `ambiguous` is true when a model call may have been paid for and is made again;
-    `cost_usd` is its cost, or None when its usage never became known.
+    `cost_usd` is its cost, or None when its usage never became known. Where `estimated` is
+    true, tokens and cost are those of the call that was made in its place.
     """
 
     kind: str
@@ -32,6 +34,22 @@ class LostAttempt(Record):
     tokens: int = 0
     cost_usd: float | None = None
     reason: str | None = None
+    estimated: bool = False
+
+    def estimated_by(self, steps: Sequence[StepResult]) -> Self:
+        """Return the attempt with the cost of the committed step, where its own is not known."""
+        if not self.ambiguous or self.cost_usd is not None or self.step > len(steps):
+            return self
+        made = steps[self.step - 1]
+        if made.usage is None:
+            return self
+        return self.model_copy(
+            update={
+                "tokens": made.usage.total_tokens,
+                "cost_usd": made.cost_usd,
+                "estimated": True,
+            }
+        )
 
 
 class RunFacts(Record):

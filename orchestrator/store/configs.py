@@ -1,9 +1,12 @@
 """Agents' configurations, stored once each under their content address."""
 
+from pydantic import ValidationError
+
 from stepfleet.orchestrator.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.validation import explain_invalid
 
 REMEMBERED = 1000
 
@@ -24,13 +27,20 @@ class Configs:
         return digest
 
     async def load(self, digest: str) -> AgentConfig:
-        """Return the configuration with that digest. Raises `StoreError` if there is none."""
+        """Return the configuration with that digest.
+
+        Raises `SerializationError` if there is none, or this version cannot read it.
+        """
         if digest not in self._known:
             stored = await self._connection.execute("HGET", keys.AGENTS, digest)
             if stored is None:
                 msg = f"the configuration {digest} of a run is not in the store"
-                raise StoreError(msg)
-            self._remember(digest, AgentConfig.from_json(stored))
+                raise SerializationError(msg)
+            try:
+                self._remember(digest, AgentConfig.from_json(stored))
+            except ValidationError as error:
+                msg = f"the run's configuration cannot be read: {explain_invalid(error)}"
+                raise SerializationError(msg) from error
         return self._known[digest]
 
     async def announce(self, config: AgentConfig) -> None:

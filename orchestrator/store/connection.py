@@ -7,8 +7,10 @@ whose reply is lost is repeated until `patience` runs out: every script is safe 
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -30,6 +32,8 @@ PASSING = (
     exceptions.ClusterDownError,
     OSError,
 )
+REFUSALS = re.compile(r"\b(OOM|MISCONF|NOREPLICAS|BUSY|MASTERDOWN)\b|used memory > 'maxmemory'")
+"""Error replies that pass when somebody helps: memory, disk or replicas are short."""
 LARGEST_TRIP = 500
 CLOCK_SECONDS = 60.0
 
@@ -43,7 +47,7 @@ class Connection:
     def __init__(self, client: Client, *, patience: float = 20.0, trips: int = 2) -> None:
         self.client = client
         self.patience = patience
-        self._pending: deque[tuple[tuple[Any, ...], asyncio.Future[Any]]] = deque()
+        self._pending: deque[_Call] = deque()
         self._trips = trips
         self._under_way: set[asyncio.Task[None]] = set()
         self._trouble = False
@@ -57,7 +61,7 @@ class Connection:
         when it refuses the command.
         """
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append((command, reply))
+        self._pending.append(_Call(command, reply, time.monotonic() + self.patience))
         if len(self._under_way) < self._trips:
             trip = asyncio.get_running_loop().create_task(self._travel())
             self._under_way.add(trip)
@@ -94,23 +98,22 @@ class Connection:
             try:
                 await self._deliver(calls)
             except BaseException as error:
-                for _, reply in calls:
-                    if not reply.done():
-                        reply.set_exception(_wrapped(error))
+                for call in calls:
+                    if not call.reply.done():
+                        call.reply.set_exception(_wrapped(error))
                 if not isinstance(error, Exception):
                     raise
 
-    async def _deliver(self, calls: list[tuple[tuple[Any, ...], asyncio.Future[Any]]]) -> None:
-        deadline = time.monotonic() + self.patience
+    async def _deliver(self, calls: "list[_Call]") -> None:
         pause = 0.02
         while calls:
-            replies = await self._round_trip([command for command, _ in calls])
+            replies = await self._round_trip([call.command for call in calls])
             again = []
             for call, value in zip(calls, replies, strict=True):
-                if isinstance(value, PASSING) and time.monotonic() < deadline:
+                if _is_passing(value) and time.monotonic() < call.deadline:
                     again.append(call)
-                elif not call[1].done():
-                    _answer(call[1], value)
+                elif not call.reply.done():
+                    _answer(call.reply, value)
             if again:
                 self._say(trouble=True)
                 await asyncio.sleep(pause)
@@ -138,6 +141,21 @@ class Connection:
         self._trouble = trouble
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One command on its way; `deadline` is monotonic time, from when it was asked for."""
+
+    command: tuple[Any, ...]
+    reply: "asyncio.Future[Any]"
+    deadline: float
+
+
+def _is_passing(value: Any) -> bool:
+    if isinstance(value, PASSING):
+        return True
+    return isinstance(value, exceptions.ResponseError) and bool(REFUSALS.search(str(value)))
+
+
 def _answer(reply: "asyncio.Future[Any]", value: Any) -> None:
     if isinstance(value, Exception):
         reply.set_exception(_wrapped(value))
@@ -148,4 +166,8 @@ def _answer(reply: "asyncio.Future[Any]", value: Any) -> None:
 def _wrapped(error: BaseException) -> BaseException:
     if isinstance(error, PASSING):
         return StoreError(f"Redis cannot be reached: {error}")
+    if _is_passing(error):
+        full = "maxmemory" in str(error)
+        fix = "raise its maxmemory, or remove ended runs" if full else "see what it lacks"
+        return StoreError(f"Redis refuses: {error}; {fix}")
     return error

@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
 from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.events import Event, Events, EventType
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
@@ -54,8 +54,7 @@ class Control:
 
     async def cancel(self, run: StoredRun, note: str) -> Answer:
         """Cancel a run: at once if nobody holds it, else its worker ends it."""
-        state = run.state.model_copy(update={"stop_requested": note})
-        outcome = ContinuationCriteria(StopRequested()).evaluate(state)
+        state = run.state
         payload = {
             "status": Lifecycle.CANCELLED.value,
             "step_count": state.step_count,
@@ -64,14 +63,21 @@ class Control:
         }
         info = state.info
         told = Event(EventType.STATUS, run.run_id, info.execution_id, info.updated_at, payload)
+        return await self._cancel(run.run_id, note, Events([told]))
+
+    async def cancel_unread(self, run_id: str, note: str) -> Answer:
+        """Cancel a run whose records this version cannot read."""
+        return await self._cancel(run_id, note, Events())
+
+    async def _cancel(self, run_id: str, note: str, told: Events) -> Answer:
         fields = {
-            "outcome": outcome.to_json(),
+            "outcome": cancelled_outcome(note).to_json(),
             "note": note,
-            "events": Events([told]).to_json(),
-            "event_count": 1,
+            "events": told.to_json(),
+            "event_count": len(told),
             **ending(StopReason.USER_REQUESTED, None, self._retention),
         }
-        return await self._run("cancel", run.run_id, *_flat(fields))
+        return await self._run("cancel", run_id, *_flat(fields))
 
     async def pause(self, run_id: str) -> Answer:
         """Pause a run at its next step boundary."""

@@ -8,6 +8,8 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.opening import OpenStore
 from stepfleet.orchestrator.store.soundness import server_info
 
+FORGOTTEN_SECONDS = 24 * 3600.0
+
 
 async def overview(store: OpenStore) -> FleetOverview:
     """Return the fleet at this moment."""
@@ -28,6 +30,13 @@ async def workers(store: OpenStore) -> list[WorkerSeen]:
     reports = await store.connection.execute("HGETALL", keys.WORKERS)
     now = (await store.connection.now()).timestamp()
     return workers_seen(reports, now=now, silence=store.settings.lease / 2)
+
+
+async def forget_workers(store: OpenStore) -> None:
+    """Remove the reports of workers that have been silent for a day."""
+    gone = [one.name for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
+    if gone:
+        await store.connection.execute("HDEL", keys.WORKERS, *gone)
 
 
 async def _due(store: OpenStore) -> tuple[int, float]:

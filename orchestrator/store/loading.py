@@ -122,19 +122,23 @@ def load_state(
 
 
 def load_journal(fields: Fields) -> Journal:
-    """Return what the open step has done already."""
+    """Return what the open step has done already. Raises `SerializationError`."""
     if not fields:
         return Journal()
     response = fields.get("response")
-    return Journal(
-        response=LLMResponse.from_json(response) if response else None,
-        started=frozenset(int(name[2:]) for name in fields if name.startswith("s:")),
-        results={
-            int(name[2:]): ToolCallRecord.from_json(value)
-            for name, value in fields.items()
-            if name.startswith("r:")
-        },
-    )
+    try:
+        return Journal(
+            response=LLMResponse.from_json(response) if response else None,
+            started=frozenset(int(name[2:]) for name in fields if name.startswith("s:")),
+            results={
+                int(name[2:]): ToolCallRecord.from_json(value)
+                for name, value in fields.items()
+                if name.startswith("r:")
+            },
+        )
+    except ValidationError as error:
+        msg = f"the journal of the run's open step cannot be read: {error}"
+        raise SerializationError(msg) from error
 
 
 def load_lost(fields: Fields) -> tuple[LostAttempt, ...]:

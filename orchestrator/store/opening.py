@@ -44,7 +44,7 @@ class OpenStore:
 
 def celery_app(settings: Settings, **conf: Any) -> Celery:
     """Return a Celery app that sends and accepts JSON only and keeps no results."""
-    app = Celery("stepfleet", broker=settings.broker, set_as_current=False)
+    app = Celery("stepfleet", broker=kombu_url(settings.broker), set_as_current=False)
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -57,11 +57,19 @@ def celery_app(settings: Settings, **conf: Any) -> Celery:
     return app
 
 
+def kombu_url(url: str) -> str:
+    """Return a broker URL as kombu writes it: it has a scheme of its own for unix sockets."""
+    if not url.startswith("unix://"):
+        return url
+    path = re.sub(r"([?&])db=", r"\1virtual_host=", url.removeprefix("unix://"))
+    return f"redis+socket://{path}"
+
+
 def client_app(settings: Settings) -> Celery:
     """Return the Celery app of one who only sends: plain transports, and not for long."""
     app = celery_app(settings, broker_connection_timeout=SILENCE_SECONDS)
     # A worker's batched transport reads the same lists; kombu's own suffices to write to them.
-    app.conf.broker_url = re.sub(r"^(rediss?)-batch", r"\1", settings.broker)
+    app.conf.broker_url = re.sub(r"^(rediss?)-batch", r"\1", kombu_url(settings.broker))
     return app
 
 

@@ -47,6 +47,7 @@ class StoredRun:
     def result(self) -> AgentRunResult:
         """Return the run's result, as far as it has come."""
         header, state = self.header, self.state
+        steps = tuple(logged.result for logged in self.log)
         reason = StopReason(header["stop_reason"]) if header.get("stop_reason") else None
         ended = header.get("ended")
         started = header.get("execution_started") or header["created"]
@@ -57,7 +58,7 @@ class StoredRun:
             stop_reason=reason,
             status=run_status(reason) if reason else None,
             output=state.last_output,
-            steps=tuple(logged.result for logged in self.log),
+            steps=steps,
             usage=state.session_usage,
             cost_usd=state.session_cost_usd,
             cumulative_execution_seconds=state.info.cumulative_execution_seconds,
@@ -71,7 +72,7 @@ class StoredRun:
             parent_agent_id=state.parent_agent_id,
             metadata=state.metadata,
             outcome=state.last_continuation_outcome,
-            lost_attempts=self.lost,
+            lost_attempts=tuple(lost.estimated_by(steps) for lost in self.lost),
         )
 
 

@@ -11,6 +11,7 @@ from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -22,6 +23,7 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import (
     Fields,
+    check_version,
     load_journal,
     load_log,
     load_state,
@@ -32,6 +34,7 @@ from stepfleet.orchestrator.store.loading import (
 )
 
 NANO = 1_000_000_000
+MOST_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class StepStore:
     async def _load(
         self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
     ) -> Claim:
+        check_version(header)
         config = await self._configs.load(header["config"])
         if header.get("overrides"):
             config = config.with_overrides(orjson.loads(header["overrides"]))
@@ -193,18 +197,25 @@ class StepStore:
         )
 
     async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
-        """Leave a run that this worker cannot read to one that can."""
+        """Leave a run that this worker cannot read to one that can, at growing intervals."""
+        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
         fields = {
             "verdict": "retry",
             "slim": header.get("slim", ""),
             "outcome": header.get("outcome", ""),
             "log": "",
             "want": header.get("want", ""),
-            "delay": _ms(self.terms.grace),
+            "delay": _ms(delay),
             "grace": _ms(self.terms.grace),
+            "limited": 1,
             "lost": "",
             "dropped": "",
         }
+        if header.get("want") == "cancel":
+            outcome = cancelled_outcome(header.get("want_note", ""))
+            reason = StopReason.USER_REQUESTED
+            fields |= {"verdict": "finish", "outcome": outcome.to_json()}
+            fields |= ending(reason, None, self.terms.retention)
         flat = [item for pair in fields.items() for item in pair]
         await self._run("commit", hint.run_id, hint.step, token, *flat)
 

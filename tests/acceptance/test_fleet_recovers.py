@@ -112,7 +112,7 @@ def test_faults_of_the_model_cost_retries_and_no_run(
 def test_runs_of_a_killed_worker_are_finished_by_another(
     model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:
-    """DIST-08, DIST-11, TOOL-26, CKPT-14."""
+    """DIST-08, DIST-11, TOOL-26, CKPT-14, MSG-18: the server refuses unanswered calls."""
     model.follow(busy)
     env = {"EFFECTS": str(effects)}
     victim = start_worker(name="victim", env=env)
@@ -159,7 +159,7 @@ def test_a_lost_queue_is_rebuilt_from_the_index(
 def test_messages_delivered_twice_change_nothing(
     model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path, redis_url: str
 ) -> None:
-    """DIST-04: same result as once."""
+    """DIST-04, RUN-06: same result as once, step numbers without a gap."""
     model.follow(busy)
     batch = fleet.submit_batch(lines(20), agent=AGENTS["plain"])
     with redis.Redis.from_url(redis_url) as client:

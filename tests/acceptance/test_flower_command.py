@@ -14,6 +14,8 @@ from command_line import CommandLine
 from deadlines import wait_until
 from redis_servers import free_port, short_folder
 
+from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+
 AUTH = "me:flower-secret"
 RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
 
@@ -89,6 +91,61 @@ def test_steps_are_shown_by_agent_and_step_with_their_run_and_without_texts(
         for secret in ("SECRET-PROMPT", "PRIVATE-QUESTION", "simulated", "flower-secret"):
             assert secret not in page
             assert secret not in str(one)
+
+
+def test_failures_and_retries_are_shown_as_such(
+    commands: CommandLine, redis_url: str, model: ModelServer
+) -> None:
+    """A call that the provider refuses once is a RETRY, a step that fails a FAILURE; no texts."""
+    model.follow(by_question)
+    model.fail(Fault("server_error"), key="refused PRIVATE-QUESTION", turn=1, attempt=1)
+    site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+    wait_until(lambda: site.get("/")[0] == 200, what="Flower's first page")
+    commands.questions("refused PRIVATE-QUESTION", "broken PRIVATE-QUESTION")
+    done = commands(
+        *RUN[:4],
+        "--out",
+        "out.jsonl",
+        STEPFLEET_REDIS_URL=redis_url,
+        OPENAI_BASE_URL=model.url,
+        OPENAI_API_KEY="sk-test-canary",
+    )
+
+    assert done.returncode == 1, done.stderr
+    runs = {line["id"]: line["run_id"] for line in commands.lines("out.jsonl")}
+
+    def args_of(line_id: str, step: int) -> str:
+        return str([runs[line_id], step])
+
+    def shown() -> list[tuple[str, str, str]]:
+        return sorted((one["args"], one["name"], one["state"]) for one in site.tasks().values())
+
+    expected = sorted(
+        [
+            (args_of("q0", 0), "solver: step 1", "RETRY"),
+            (args_of("q0", 0), "solver: step 1", "SUCCESS"),
+            (args_of("q0", 1), "solver: step 2", "SUCCESS"),
+            (args_of("q1", 0), "solver: step 1", "FAILURE"),
+        ]
+    )
+    wait_until(lambda: shown() == expected, what=f"{expected} in Flower")
+    why = {one["state"]: one["exception"] for one in site.tasks().values() if one["exception"]}
+    assert why["FAILURE"] == "StepFailed('tool: ValueError: cannot it')"
+    assert why["RETRY"].startswith("again in ")
+    assert "500" in why["RETRY"]
+    pages = [site.get("/tasks")[1], site.get("/api/tasks")[1], site.get("/workers")[1]]
+    pages += [site.get(f"/task/{uuid}")[1] for uuid in site.tasks()]
+    for secret in ("SECRET-PROMPT", "PRIVATE-QUESTION", "sk-test-canary"):
+        assert not any(secret in page for page in pages)
+
+
+def by_question(request: RequestRecord) -> Reply:
+    """Break the tool, or look something up and answer."""
+    if "broken" in request.question:
+        return Reply(tool_calls=(ToolCallReply("broken", {"what": "it"}),))
+    if request.turn == 1:
+        return Reply(tool_calls=(ToolCallReply("look", {"what": "it"}),))
+    return Reply("answer")
 
 
 def subprocess_run(commands: CommandLine, redis_url: str) -> "subprocess.CompletedProcess[str]":

@@ -74,5 +74,3 @@ async def test_inline_runs_equal_those_of_a_fleet(
         "error",
         *("completed", "completed"),
     ]
-
-

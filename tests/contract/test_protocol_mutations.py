@@ -146,15 +146,15 @@ MUTATIONS = {
         "retry", "redis.call('HDEL', log_key, i)", ""
     ),
     "rescue floods a long queue": Mutation(
-        "rescue", "if ARGV[3] ~= '1' or h[3] ~= '' or (waited and n == 1) then", "if true then"
+        "rescue", "ARGV[3] ~= '1' or h[1] == 'in_progress' or (waited and n == 1)", "true"
     ),
     "rescue forgets what it has published": Mutation(
         "rescue",
-        "redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)",
+        "redis.call('ZADD', due_key, now + (publish and wait or wait * 16), run_id)",
         "redis.call('ZREM', due_key, run_id)",
     ),
     "rescue does not publish retries while the queue is long": Mutation(
-        "rescue", "or (waited and n == 1) then", "then"
+        "rescue", "or h[1] == 'in_progress' or (waited and n == 1)", ""
     ),
 }
 

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.messages import Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.models.connections import Connections
@@ -63,7 +63,7 @@ async def test_every_role_is_read_back_from_redis_and_can_not_be_changed(redis_u
         await hands.finish(run_id)
         before = await desk.stored(run_id)
         turn = further_turn(before.state, before.log, {}, await desk.runs.now())
-        told = Message(role="developer", content="Use no tools.")
+        told = Message(role=Role.DEVELOPER, content="Use no tools.")
         await desk.control.retry(before, turn, (told,))
         await hands.finish(run_id)
         messages = {one.role: one for one in (await desk.stored(run_id)).state.messages}

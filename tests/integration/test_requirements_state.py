@@ -1,17 +1,18 @@
 """The state of a run as Redis keeps it between steps."""
 
 import ast
-import re
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 import orjson
-import stepfleet.orchestrator
 from opened_runs import opened_run
 from scripted_steps import call, say
 
 from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.tools import tool
 
@@ -43,7 +44,7 @@ async def test_the_record_of_a_running_agent_has_identity_clocks_counters_and_me
         events, _ = await desk.runs.events(run_id)
         result = (await desk.stored(run_id)).result()
     slim = orjson.loads(header["slim"])
-    assert slim["agent_id"] == "scripted"
+    assert slim["agent_id"] == run_id
     assert slim["metadata"] == {"ticket": 7}
     assert (slim["step_count"], slim["current_step"]["has_tool_calls"]) == (1, True)
     assert slim["usage"]["total_tokens"] == slim["session_usage"]["total_tokens"] == 15
@@ -121,9 +122,7 @@ async def test_criteria_decide_alike_on_the_stored_state_and_on_that_in_memory(
             stored = await desk.stored(run_id)
             state = stored.state
             in_memory = report.verdict.state
-            again = state.model_copy(
-                update={"info": state.info.at(in_memory.info.updated_at)}
-            )
+            again = state.model_copy(update={"info": state.info.at(in_memory.info.updated_at)})
             criteria = criteria_of(stored.config, hands.agent)
             assert criteria.evaluate(again) == report.verdict.outcome == stored.log[-1].outcome
 
@@ -162,14 +161,40 @@ async def test_a_state_that_is_rebuilt_from_the_log_equals_the_stored_one(redis_
     assert "messages" not in orjson.loads(header["slim"])
 
 
-def test_one_function_appends_to_a_conversation() -> None:
-    """STATE-07: of all code, only the fold over the log and the record itself change messages."""
-    root = Path(stepfleet.orchestrator.__file__).parent.parent
-    found = set()
+def test_a_conversation_changes_in_one_place() -> None:
+    """STATE-07: the fold over the log adds messages; what else names them reads or starts anew."""
+    places = {
+        "orchestrator/protocol/fold.py": "adds what a step added",
+        "orchestrator/protocol/revision.py": "starts the fold with no messages",
+        "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
+        "orchestrator/store/loading.py": "reads a conversation from its log",
+        "worker/model_call.py": "a pruned copy of one request",
+    }
+    root = Path(inspect.getfile(AgentState)).parents[2]
+    assert set(_writers(root)) == set(places)
+
+
+def _writers(root: Path) -> Iterator[str]:
+    """Yield the files that make a state, or a changed copy of a record, with other messages."""
     for room in ("orchestrator", "worker"):
         for file in (root / room).rglob("*.py"):
-            text = file.read_text(encoding="utf-8")
-            if re.search(r"messages=\(?\*?self\.messages|\"messages\": ?\w+\.messages", text):
-                found.add(file.relative_to(root).as_posix())
-            ast.parse(text)
-    assert found == {"orchestrator/records/state.py", "orchestrator/protocol/fold.py"}
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if _changes_messages(node):
+                    yield file.relative_to(root).as_posix()
+
+
+def _changes_messages(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="_changed") | ast.Name(id="AgentState")):
+            return any(keyword.arg == "messages" for keyword in node.keywords)
+        case ast.Call(func=ast.Attribute(attr="model_copy"), keywords=[ast.keyword(value=update)]):
+            return _has_messages(update)
+        case ast.AnnAssign(target=ast.Name(id="update"), value=ast.Dict() as update):
+            return _has_messages(update)
+    return False
+
+
+def _has_messages(update: ast.expr) -> bool:
+    return isinstance(update, ast.Dict) and any(
+        isinstance(key, ast.Constant) and key.value == "messages" for key in update.keys
+    )

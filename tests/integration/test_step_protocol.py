@@ -156,7 +156,7 @@ async def test_an_ended_run_refuses_every_claim(desk: Bench) -> None:
 
 
 async def test_a_worker_that_lost_its_lease_cannot_commit(desk: Bench) -> None:
-    """DIST-05, ERR-29: the loser's work is listed with its cost; a crash is no agent failure."""
+    """DIST-03, DIST-05, ERR-29, TIME-17: one commit, one clean refusal that lists its cost."""
     run_id = await desk.create()
     slow = await desk.claim(run_id)
     await lease_runs_out(desk, run_id)

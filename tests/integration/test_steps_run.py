@@ -425,7 +425,9 @@ async def test_a_cancel_breaks_the_model_call_off(opened: Opened) -> None:
         await started.wait()
         answer = await desk.control.cancel(await desk.stored(run_id), "enough")
         assert answer.word == "requested"
-        assert hands.leases.interrupt(run_id, Interruption.CANCELLED)
+        lease = hands.leases.find(run_id)
+        assert lease is not None
+        lease.interrupt(Interruption.CANCELLED)
         await asyncio.wait_for(step, 5)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.USER_REQUESTED

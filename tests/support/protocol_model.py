@@ -263,9 +263,12 @@ class Model:
             if run.due is None or run.due > self.now:
                 continue
             first = run.dispatches == 0
-            run.due = self.now + GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
+            wait = GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
             run.dispatches += 1
-            if not long_queue or run.token or (run.not_before and first):
+            begun = run.status == "in_progress"
+            publish = not long_queue or begun or bool(run.not_before and first)
+            run.due = self.now + (wait if publish else wait * 16)
+            if publish:
                 hints.append((run.run_id, run.step))
         return hints
 

@@ -50,8 +50,8 @@ HEAD = """\
 # Requirements
 
 Written by `python tests/support/requirements_table.py > docs/requirements.md`; a test compares it.
-`held`: a test of the gate names the requirement and checks it. `open`: none does yet, or what is
-there holds only a part. At most {most} tests are shown for each.
+`held`: a test names the requirement and checks it (tests/chaos run apart from the gate). `open`:
+none does yet, or what is there holds only a part. At most {most} tests are shown for each.
 """
 
 

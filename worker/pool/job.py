@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 
-from stepfleet.worker.bridge import TaskGreenlet, self_cancelled
+from stepfleet.worker.bridge import TIME_IS_UP, TaskGreenlet, self_cancelled
 from stepfleet.worker.pool.current_task import running_job
 
 GRACE_SECONDS = 5.0
@@ -160,7 +160,8 @@ class Job:
 
     def _soft_limit(self) -> None:
         self._soft_is_due = True
-        self._cancel()
+        if self._task is not None:
+            self._task.cancel(TIME_IS_UP)
         self._owner.limit_reached(self, soft=True)
 
     def _hard_limit(self) -> None:

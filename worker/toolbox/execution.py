@@ -17,6 +17,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.redaction import redact
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_tool
@@ -87,7 +88,7 @@ def _said(error: Exception) -> str:
 
 
 def _described(error: AgentException, call: ToolCall) -> ErrorInfo:
-    message = error.message.encode("utf-8", "backslashreplace").decode()
+    message = redact(error.message.encode("utf-8", "backslashreplace").decode())
     if len(message) > _MAX_MESSAGE:
         more = len(message) - _MAX_MESSAGE
         message = f"{message[:_MAX_MESSAGE]} ... ({more} more characters)"

@@ -33,7 +33,7 @@ def retry(
 
 def send(
     run: options.RunId,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The message; - reads it from stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The message; - reads stdin.")],
     raised: options.Raised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,

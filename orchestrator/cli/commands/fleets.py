@@ -17,11 +17,14 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
+    *,
     agents: options.AgentsRef,
     workers: options.Workers = 1,
     slots: options.Slots = None,
     with_flower: Annotated[bool, typer.Option("--flower", help="Start Flower as well.")] = False,
     simulate: options.Simulate = None,
+    simulate_latency: options.SimulateLatency = None,
+    simulate_faults: options.SimulateFaults = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Run a local fleet until Ctrl-C: Redis and workers.
@@ -29,9 +32,11 @@ def up(
     Commands in other terminals find it by the data folder, or by STEPFLEET_REDIS_URL.
     """
     from stepfleet.orchestrator.cli.local_fleet import FleetPlan
+    from stepfleet.orchestrator.cli.simulation import simulated_as
     from stepfleet.orchestrator.cli.standing import stand
 
-    plan = FleetPlan(agents, workers, slots, simulate)
+    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
+    plan = FleetPlan(agents, workers, slots, simulated)
     exits.end(stand(plan, data, with_flower=with_flower))
 
 

@@ -29,6 +29,8 @@ def run(
     ] = 1,
     slots: options.Slots = None,
     simulate: options.Simulate = None,
+    simulate_latency: options.SimulateLatency = None,
+    simulate_faults: options.SimulateFaults = None,
     data: options.Data = options.DATA_FOLDER,
     skip_invalid: options.SkipInvalid = False,
     output_format: options.OutFormat = "auto",
@@ -43,11 +45,13 @@ def run(
     """
     from stepfleet.orchestrator.cli.batch_run import RunPlan, run_file
     from stepfleet.orchestrator.cli.local_fleet import FleetPlan
+    from stepfleet.orchestrator.cli.simulation import simulated_as
 
+    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
     plan = RunPlan(
         file=file,
         agent=agent,
-        fleet=FleetPlan(agents, workers, slots, simulate),
+        fleet=FleetPlan(agents, workers, slots, simulated),
         out=out,
         data=data,
         skip_invalid=skip_invalid,

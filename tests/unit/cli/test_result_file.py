@@ -1,12 +1,22 @@
+import os
+import stat
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from deadlines import wait_until
 
 from stepfleet.orchestrator.batches import BatchFormat
-from stepfleet.orchestrator.cli.result_file import Replacement, ResultFile, check_writable, is_empty
+from stepfleet.orchestrator.cli.result_file import (
+    Replacement,
+    ResultFile,
+    check_writable,
+    is_empty,
+    replacing,
+)
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
@@ -133,3 +143,84 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
     assert path.read_text() == "old\n"
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_device_without_end_is_never_read_to_go_on_from() -> None:
+    """A full disk's device gives zeros for ever to whoever reads it."""
+    path = Path("/dev/full")
+    check_writable(path)
+    assert is_empty(path)
+
+    with (
+        ResultFile(path, "stepfleet") as file,
+        pytest.raises(ConfigurationError, match="No space left"),
+    ):
+        assert file.count == 0
+        file.add(result("r1"))
+
+
+def test_a_pipe_gets_the_lines_and_no_end_before_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.append(path.read_bytes()))
+    reader.start()
+    check_writable(path)
+
+    with opened(path) as file:
+        file.add(result("r1"))
+        file.add(result("r2"))
+
+    reader.join(timeout=10)
+    (text,) = seen
+    assert [orjson.loads(line)["run_id"] for line in text.splitlines()] == ["r1", "r2"]
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def opened(path: Path) -> ResultFile:
+    """Open a pipe as soon as its reader is there."""
+
+    def attempt() -> ResultFile | None:
+        try:
+            return ResultFile(path, "stepfleet")
+        except ConfigurationError as error:
+            assert "start its reader first" in error.message
+            return None
+
+    found = wait_until(attempt)
+    assert found is not None
+    return found
+
+
+def test_a_pipe_that_nobody_reads_is_told_and_nobody_waits(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    with pytest.raises(ConfigurationError, match="start its reader first"):
+        ResultFile(path, "stepfleet")
+
+
+def test_results_for_a_device_do_not_replace_the_device(tmp_path: Path) -> None:
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+
+    with replacing(link, "stepfleet") as sink:
+        sink.add(result("r1"))
+
+    assert link.is_symlink()
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert [one.name for one in tmp_path.iterdir()] == ["null"]
+
+
+def test_a_replacement_of_a_linked_file_keeps_the_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target = tmp_path / "there" / "out.jsonl"
+    target.write_text("old\n")
+    link = tmp_path / "out.jsonl"
+    link.symlink_to(target)
+
+    with replacing(link, "stepfleet") as sink:
+        sink.add(result("r1"))
+
+    assert link.is_symlink()
+    assert lines(target)[0]["run_id"] == "r1"

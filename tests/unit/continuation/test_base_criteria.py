@@ -33,13 +33,13 @@ PRESETS = {
     ),
 }
 ORDER = [
+    "StopRequested",
     "StepsLimit",
     "TokenUsageLimit",
     "ExecutionTimeLimit",
     "ErrorPolicyCriterion",
     "FinishReasonCheck",
     "ToolCallPresenceCheck",
-    "StopRequested",
     "PendingRetry",
 ]
 
@@ -70,7 +70,7 @@ def test_a_cumulative_timeout_replaces_the_wall_clock_limit() -> None:
 def test_none_switches_a_limit_off() -> None:
     """CONT-23"""
     off = base_criteria(token_limit=None, time_limit=None)
-    assert names(off) == [one for one in ORDER if one not in {ORDER[1], ORDER[2]}]
+    assert names(off) == [one for one in ORDER if one not in {ORDER[2], ORDER[3]}]
 
 
 @pytest.mark.parametrize(

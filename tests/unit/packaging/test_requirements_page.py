@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from requirements_table import GROUPS, Requirement, requirements, table, named_in, unknown
+from requirements_table import GROUPS, Requirement, named_in, requirements, table, unknown
 
 PAGE = Path(__file__).parents[3] / "docs" / "requirements.md"
 

@@ -100,7 +100,7 @@ def test_a_retry_takes_back_a_failed_last_step_and_nothing_else(log: list[Logged
     assert revision.state.usage == expected.usage
     assert revision.state.cost_usd == expected.cost_usd
     assert revision.state.failures.consecutive_failures == 0
-    assert revision.state.info.execution_started_at is None
+    assert revision.state.info.execution_started_at == NOW
 
 
 def test_a_retry_keeps_the_models_answer_and_its_finished_tools() -> None:

@@ -395,7 +395,7 @@ async def test_a_plain_function_may_return_a_coroutine(threads: ToolThreads) -> 
 async def test_middle_failure_leaves_the_other_calls_of_a_parallel_turn_alone(
     threads: ToolThreads,
 ) -> None:
-    """TOOL-15, TOOL-07: two successes are recorded beside one bad call."""
+    """TOOL-15, ERR-24, TOOL-07: two successes are recorded beside one bad call."""
     registry = registry_of([add, add_later, tool(name="fail")(raises(ValueError("no")))])
     calls = [
         ToolCall(id="1", name="add", arguments={"left": 1}),

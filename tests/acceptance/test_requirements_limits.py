@@ -1,0 +1,77 @@
+"""Limits that the operator of a worker sets: Celery's own, and what the shipped app sets."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import redis
+from fleet_workers import FleetWorker
+
+from stepfleet.orchestrator import ErrorPolicy, Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.responses import ModelSettings
+from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
+
+AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
+Start = Callable[..., FleetWorker]
+
+SETTINGS = """
+import json
+from stepfleet.worker.app import app
+print(json.dumps({
+    "late": app.conf.task_acks_late,
+    "task_late": app.tasks["stepfleet.step"].acks_late,
+    "visibility": app.conf.broker_transport_options["visibility_timeout"],
+    "accept": list(app.conf.accept_content),
+}))
+"""
+
+
+def test_a_soft_time_limit_of_celery_is_a_timeout_of_the_step(
+    model: ModelServer, start_worker: Start, redis_url: str
+) -> None:
+    """ERR-32: under one policy it ends the run, under another the next step goes on."""
+    model.follow(lambda request: Reply("in time", latency=60.0 if request.attempt == 1 else 0.0))
+    start_worker(options=("--soft-time-limit", "1"))
+    policy = ErrorPolicy.retry_all(3)
+    with Fleet(redis_url) as fleet:
+        strict = fleet.submit(AGENTS["strict"], "one")
+        patient = fleet.submit(AGENTS["patient"], "two", error_policy=policy.to_dict())
+        ended = fleet.wait(strict, timeout=15)
+        went_on = fleet.wait(patient, timeout=15)
+    assert ended.stop_reason is StopReason.ERROR
+    (failed,) = ended.steps
+    assert [error.type for error in failed.errors] == [ErrorType.TIMEOUT]
+    assert 900 <= failed.duration_ms < 5000
+    assert went_on.success
+    assert [error.type for error in went_on.steps[0].errors] == [ErrorType.TIMEOUT]
+    assert went_on.output == "in time"
+
+
+def test_hints_are_acknowledged_late_and_hidden_for_longer_than_any_step(redis_url: str) -> None:
+    """DIST-07: and no hint has a countdown; waiting is the business of the due index."""
+    done = subprocess.run(
+        [sys.executable, "-c", SETTINGS],
+        env={**os.environ, "STEPFLEET_REDIS_URL": redis_url},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    told = json.loads(done.stdout)
+    longest = ModelSettings().timeout + 32 * DEFAULT_TIMEOUT
+    assert (told["late"], told["task_late"], told["accept"]) == (True, True, ["json"])
+    assert told["visibility"] > 2 * longest
+    with Fleet(redis_url) as fleet:
+        fleet.submit(AGENTS["plain"], "now")
+        fleet.submit(AGENTS["plain"], "later", delay=3600)
+    with redis.Redis.from_url(redis_url) as client:
+        (message,) = client.lrange("stepfleet", 0, -1)
+    headers = json.loads(message)["headers"]
+    assert (headers.get("eta"), headers.get("expires")) == (None, None)

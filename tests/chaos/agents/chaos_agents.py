@@ -1,0 +1,53 @@
+"""Agents of the chaos tests. Effects are lines in the file that `EFFECTS` names."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from stepfleet.orchestrator import Agent, ErrorPolicy, tool
+from stepfleet.orchestrator.tools import current_invocation
+
+TOOL_SECONDS = 0.1
+
+
+@tool(read_only=True, thread=False)
+def look(what: str) -> str:
+    """Look something up."""
+    return f"seen {what}"
+
+
+@tool
+async def effect(what: str) -> str:
+    """Have an effect that can be counted, and take a while to say so."""
+    _note(what)
+    await asyncio.sleep(TOOL_SECONDS)
+    return f"did {what}"
+
+
+def _note(what: str) -> None:
+    invocation = current_invocation()
+    line = f"{invocation.run_id} {invocation.step} {invocation.idempotency_key} {what}\n"
+    with Path(os.environ["EFFECTS"]).open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+# A call whose outcome is unknown after a kill is told to the model, and the run goes on.
+plain = Agent(
+    "plain",
+    model="openai:gpt-4o-mini",
+    instructions="Be brief.",
+    tools=[look, effect],
+    max_steps=20,
+    token_limit=None,
+    error_policy=ErrorPolicy.ignore_tool_errors(),
+)
+swift = Agent(
+    "swift",
+    model="openai:gpt-4o-mini",
+    instructions="Be brief.",
+    tools=[look, effect],
+    max_steps=20,
+    token_limit=None,
+    parallel_tool_execution=True,
+    error_policy=ErrorPolicy.ignore_tool_errors(),
+)

@@ -1,0 +1,268 @@
+"""A worker process ends at every named point of a step: nothing is lost, nothing is done twice."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import redis
+from crash_cases import (
+    CASES,
+    CrashCase,
+    check_calls,
+    check_effects,
+    script,
+    shape,
+    tool_results,
+    unknown_calls,
+)
+from deadlines import wait_until
+from fleet_workers import FleetWorker
+from redis_servers import RedisServer
+
+from stepfleet.orchestrator import Batch, Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.records.results import AgentRunResult
+from stepfleet.orchestrator.settings import load_settings
+from stepfleet.worker.crash import POINTS
+from stepfleet.worker.testing import ModelServer
+
+Launch = Callable[..., FleetWorker]
+AGENTS_FILE = Path(__file__).parent / "agents" / "chaos_agents.py"
+AGENTS = load_agents(str(AGENTS_FILE))
+RUNS = 4
+ONE_AT_A_TIME = {
+    "STEPFLEET_SLOTS": "1",
+    "STEPFLEET_LEASE": "2",
+    "STEPFLEET_GRACE": "0.5",
+    "STEPFLEET_RESCUE_INTERVAL": "0.2",
+}
+POOLS = {"asyncio": (), "prefork": ("-P", "prefork", "-c", "1")}
+IN_THE_GATE = {
+    ("asyncio", "script", "during-call:2"),
+    ("asyncio", "script", "before-journal:2"),
+    ("asyncio", "script", "end-applied:1-answer"),
+    ("asyncio", "publish", "commit-applied:1"),
+    ("asyncio", "publish", "rescue-saved:1"),
+    ("prefork", "script", "during-tool:1"),
+    ("prefork", "script", "before-commit:2-answer"),
+    ("prefork", "publish", "message-popped:2"),
+}
+MATRIX = [
+    pytest.param(
+        pool,
+        enqueue,
+        case,
+        id=f"{pool}-{enqueue}-{case}",
+        marks=() if (pool, enqueue, str(case)) in IN_THE_GATE else pytest.mark.chaos,
+    )
+    for pool in POOLS
+    for enqueue in ("script", "publish")
+    for case in CASES
+]
+
+
+class Trial:
+    """One batch of a fleet that meets with a fault, and the undisturbed fleet's results."""
+
+    def __init__(self, model: ModelServer, effects: Path, reference: list[AgentRunResult]) -> None:
+        self.effects = effects
+        self._model = model
+        self._reference = reference
+        self._before = model.log.counts
+
+    def check(self, batch: Batch, results: list[AgentRunResult]) -> tuple[int, int, int]:
+        """Assert that results equal the undisturbed ones; return crashes, repeats, unknown."""
+        ids = {str(result.line_id) for result in results}
+        reference = [one for one in self._reference if str(one.line_id) in ids]
+        assert shape(results) == shape(reference)
+        expected = tool_results(reference)
+        for place, result in tool_results(results).items():
+            assert result == expected[place], place
+        check_effects(results, self.effects)
+        calls = self._model.log.counts
+        counts = {place: calls[place] - self._before.get(place, 0) for place in calls}
+        repeats = check_calls(results, {one: one for one in ids}, counts)
+        lost = [entry for result in results for entry in result.lost_attempts]
+        assert all(one.cost_usd for one in lost if one.ambiguous), "a repeated call has no price"
+        progress = batch.progress()
+        assert progress.completed == RUNS
+        assert progress.steps == sum(len(result.steps) for result in results)
+        assert progress.tokens == sum(result.usage.total_tokens for result in results)
+        assert progress.lost == len(lost)
+        return sum(one.kind == "crash" for one in lost), repeats, unknown_calls(results)
+
+
+def lines(work: str) -> list[dict[str, str]]:
+    return [{"id": f"{work} {n}", "input": f"{work} {n}"} for n in range(RUNS)]
+
+
+@pytest.fixture(scope="module")
+def reference(
+    model: ModelServer, tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
+) -> list[AgentRunResult]:
+    """Return what a fleet does that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    model.follow(script)
+    redis_server.flush()
+    env = {
+        "STEPFLEET_AGENTS": str(AGENTS_FILE),
+        "EFFECTS": str(folder / "effects"),
+    }
+    worker = FleetWorker(folder, redis_server.url, model.url, env=env).start()
+    try:
+        with Fleet(redis_server.url) as fleet:
+            given = [*lines("work"), *lines("answer")]
+            results = list(fleet.submit_batch(given, agent=AGENTS["plain"]).results())
+    finally:
+        worker.end()
+    assert not any(result.lost_attempts for result in results)
+    return results
+
+
+@pytest.fixture
+def trial(model: ModelServer, effects: Path, reference: list[AgentRunResult]) -> Trial:
+    return Trial(model, effects, reference)
+
+
+def test_every_crash_point_has_a_case() -> None:
+    assert {case.point for case in CASES} == set(POINTS)
+
+
+def submitted(fleet: Fleet, case: CrashCase, url: str) -> Batch:
+    batch = fleet.submit_batch(lines(case.work), agent=AGENTS["plain"])
+    if case.point == "rescue-saved":
+        with redis.Redis.from_url(url) as client:
+            assert client.delete("stepfleet") == 1
+    return batch
+
+
+@pytest.mark.parametrize(("pool", "enqueue", "case"), MATRIX)
+def test_a_worker_that_dies_at_a_point_loses_nothing(
+    pool: str,
+    enqueue: str,
+    case: CrashCase,
+    trial: Trial,
+    launch: Launch,
+    redis_url: str,
+    tmp_path: Path,
+) -> None:
+    """DIST-08, TOOL-26: another finishes; only what lay between two records is done again."""
+    env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
+    died = tmp_path / "died"
+    trap = {"STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}", "STEPFLEET_CRASH_ONCE": str(died)}
+    with Fleet(settings=load_settings(redis_url=redis_url, enqueue=enqueue)) as fleet:
+        batch = submitted(fleet, case, redis_url)
+        victim = launch(redis_url, name="victim", options=POOLS[pool], env={**env, **trap})
+        wait_until(died.exists, within=30, what=f"the death at {case}")
+        if pool == "asyncio":
+            assert victim.wait() == -signal.SIGKILL
+            launch(redis_url, name="heir", env=env)
+        else:
+            assert "(prefork)" in victim.log
+        batch.wait(timeout=40)
+        crashes, repeats, unknown = trial.check(batch, list(batch.results()))
+    assert (crashes, repeats, unknown) == (case.crashes, case.repeats, case.unknown)
+
+
+SUBMITTER = """
+import sys
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+store, broker, agents, run_id = sys.argv[1:]
+with Fleet(store, broker_url=broker) as fleet:
+    fleet.submit(load_agents(agents)["plain"], "answer 0", run_id=run_id)
+"""
+
+
+def test_a_run_whose_submitter_dies_between_save_and_publish_is_done(
+    trial: Trial, launch: Launch, redis_url: str
+) -> None:
+    """DIST-06, DIST-10: its broker takes connections and never answers, until it is killed."""
+    run_id = str(uuid4())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        broker = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        submitter = subprocess.Popen(
+            [sys.executable, "-c", SUBMITTER, redis_url, broker, str(AGENTS_FILE), run_id]
+        )
+        try:
+            with redis.Redis.from_url(redis_url) as client:
+                saved = f"sf:*:run:{run_id}"
+                wait_until(lambda: list(client.scan_iter(saved)), within=20, what="the run")
+                assert submitter.poll() is None
+        finally:
+            submitter.kill()
+            assert submitter.wait() == -signal.SIGKILL
+    launch(redis_url, name="worker", env={**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": "publish"})
+    with Fleet(redis_url) as fleet:
+        assert fleet.wait(run_id, timeout=30).output == "answer to answer 0"
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("enqueue", ["script", "publish"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_worker_that_sleeps_at_a_point_past_its_lease_commits_nothing_twice(
+    case: CrashCase, enqueue: str, trial: Trial, launch: Launch, redis_url: str, tmp_path: Path
+) -> None:
+    """DIST-05: it wakes up when another worker has finished its runs, and writes nothing more."""
+    env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
+    slept = tmp_path / "slept"
+    trap = {
+        "STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}",
+        "STEPFLEET_CRASH_ONCE": str(slept),
+        "STEPFLEET_CRASH_BY": "SIGSTOP",
+    }
+    with Fleet(settings=load_settings(redis_url=redis_url, enqueue=enqueue)) as fleet:
+        batch = submitted(fleet, case, redis_url)
+        sleeper = launch(redis_url, name="sleeper", env={**env, **trap})
+        wait_until(slept.exists, within=30, what=f"the sleep at {case}")
+        launch(redis_url, name="heir", env=env)
+        batch.wait(timeout=40)
+        asleep = [result.to_json() for result in batch.results(ordered=True)]
+        sleeper.signal(signal.SIGCONT)
+        late = fleet.submit(AGENTS["plain"], "answer late")
+        wait_until(lambda: "succeeded" in sleeper.log, within=20, what="the sleeper at work again")
+        fleet.wait(late, timeout=20)
+        sleeper.signal(signal.SIGTERM)
+        sleeper.wait()
+        results = list(batch.results(ordered=True))
+        committed = [one.model_copy(update={"lost_attempts": ()}) for one in results]
+        assert committed == [
+            AgentRunResult.from_json(one).model_copy(update={"lost_attempts": ()}) for one in asleep
+        ]
+        trial.check(batch, results)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("enqueue", ["script", "publish"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_redis_dies_while_a_worker_is_at_a_point(
+    case: CrashCase,
+    enqueue: str,
+    trial: Trial,
+    launch: Launch,
+    own_redis: Callable[..., RedisServer],
+    tmp_path: Path,
+) -> None:
+    """DIST-12: with appendfsync always nothing that was acknowledged is lost."""
+    server = own_redis(appendfsync="always")
+    slept = tmp_path / "slept"
+    trap = {
+        "STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}",
+        "STEPFLEET_CRASH_ONCE": str(slept),
+        "STEPFLEET_CRASH_BY": "SIGSTOP",
+    }
+    env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue, **trap}
+    with Fleet(settings=load_settings(redis_url=server.url, enqueue=enqueue)) as fleet:
+        batch = submitted(fleet, case, server.url)
+        worker = launch(server.url, name="worker", env=env)
+        wait_until(slept.exists, within=30, what=f"the sleep at {case}")
+        server.kill()
+        server.start()
+        worker.signal(signal.SIGCONT)
+        batch.wait(timeout=40)
+        trial.check(batch, list(batch.results()))

@@ -1,0 +1,73 @@
+"""Clients that cancel, pause, resume and retry runs at random while the fleet works."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import Self
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.errors import AgentException
+
+
+class Meddler:
+    """A thread with a client of its own: about one request every `pause` seconds."""
+
+    def __init__(self, url: str, seed: int, pause: float) -> None:
+        self.counts: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._run_ids: list[str] = []
+        self._known: set[str] = set()
+        self._paused: list[str] = []
+        self._cancelled: list[str] = []
+        self._url = url
+        self._draw = random.Random(seed)
+        self._pause = pause
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def learn(self, run_ids: Iterable[str]) -> None:
+        """Meddle with these runs too."""
+        self._run_ids += [one for one in run_ids if one not in self._known]
+        self._known.update(self._run_ids)
+
+    def end(self) -> None:
+        """Ask for nothing more."""
+        self._ended.set()
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        with Fleet(self._url) as fleet:
+            while not self._ended.wait(self._pause * self._draw.uniform(0.5, 1.5)):
+                if self._run_ids:
+                    self._ask(fleet)
+
+    def _ask(self, fleet: Fleet) -> None:
+        verb = self._draw.choice(("pause", "pause", "cancel", "resume", "resume", "retry"))
+        try:
+            word = self._answer(fleet, verb)
+        except AgentException as error:
+            self.refused[type(error).__name__] += 1
+        else:
+            if word:
+                self.counts[f"{verb}: {word}"] += 1
+
+    def _answer(self, fleet: Fleet, verb: str) -> str:
+        # The newest ones are most likely at work.
+        run_id = self._draw.choice(self._run_ids[-60:])
+        if verb == "pause":
+            self._paused.append(run_id)
+            return fleet.pause(run_id).word
+        if verb == "cancel":
+            self._cancelled.append(run_id)
+            return fleet.cancel(run_id).word
+        if verb == "resume":
+            return fleet.resume(self._paused.pop()).word if self._paused else ""
+        return fleet.retry(self._cancelled.pop()).word if self._cancelled else ""
