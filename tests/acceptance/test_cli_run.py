@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 
 import orjson
@@ -343,68 +342,6 @@ def test_a_full_disk_is_told_and_what_was_done_is_not_lost(stepfleet: CommandLin
     assert "cannot be written: No space left" in done.stderr
     assert "Traceback" not in done.stderr
     stepfleet.until_all_ended()
-
-
-def test_results_into_a_pipe_reach_its_reader(stepfleet: CommandLine) -> None:
-    stepfleet.questions("one", "two")
-    pipe = stepfleet.folder / "pipe"
-    os.mkfifo(pipe)
-    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
-        done = stepfleet(*RUN, "--out", "pipe")
-        said, _ = reader.communicate(timeout=10)
-
-    assert done.returncode == 0, done.stderr
-    assert sorted(orjson.loads(line)["id"] for line in said.splitlines()) == ["q0", "q1"]
-
-
-def test_the_simulated_provider_can_be_slow_and_fail_now_and_then(stepfleet: CommandLine) -> None:
-    stepfleet.write("rules.py", "def rules(request):\n    return 'an answer'\n")
-    stepfleet.questions(*[f"question {n}" for n in range(12)])
-    options = ("--simulate-latency", "0.2-0.3", "--simulate-faults", "0.4")
-
-    done = stepfleet(*RUN, *options, "--out", "out.jsonl", "--json")
-
-    assert done.returncode in (0, 1), done.stderr
-    lines = stepfleet.lines("out.jsonl")
-    answered = [step for line in lines for step in line["steps"] if step["type"] != "error"]
-    assert answered
-    assert all(step["duration_ms"] >= 200 for step in answered)
-    assert any(line["lost_attempts"] for line in lines)
-
-
-def test_a_run_brings_its_own_agent_to_a_redis_whose_workers_lack_it(
-    stepfleet: CommandLine, redis_url: str
-) -> None:
-    """They are warned of, since they may take steps that they cannot do; all ends well."""
-    with short_folder() as folder:
-        others = CommandLine(folder)
-        others.write("agents.py", OTHER_AGENTS)
-        try:
-            others.start("worker", "-A", "agents.py", STEPFLEET_REDIS_URL=redis_url)
-            others.until_said("ready.")
-            stepfleet.questions("one")
-
-            def is_seen() -> bool:
-                status = stepfleet("status", "--json", STEPFLEET_REDIS_URL=redis_url).stdout
-                return "painter" in status
-
-            wait_until(is_seen, within=20, what="the other worker")
-            done = stepfleet(*RUN, "--out", "out.jsonl", STEPFLEET_REDIS_URL=redis_url)
-            without = stepfleet(*RUN, "--workers", "0", STEPFLEET_REDIS_URL=redis_url)
-        finally:
-            others.end()
-
-    assert "have no agent 'solver'" in done.stderr
-    assert ids(stepfleet) == ["q0"], done.stderr
-    assert without.returncode == 2
-    assert "no running worker has agent 'solver'" in without.stderr
-
-
-OTHER_AGENTS = """\
-from stepfleet.orchestrator.agent import Agent
-
-painter = Agent("painter", model="openai:gpt-4o-mini")
-"""
 
 
 def test_bad_lines_are_left_out_when_asked_for(stepfleet: CommandLine) -> None:

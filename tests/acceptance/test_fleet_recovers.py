@@ -212,6 +212,21 @@ def test_a_worker_that_is_stopped_hands_its_runs_back(
     assert all(lost.kind == "interrupted" for result in results for lost in result.lost_attempts)
 
 
+def test_a_worker_that_is_shut_down_cold_fails_no_run(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """Its steps go back at once, and are done by another."""
+    model.follow(lambda request: Reply("answer", latency=30.0 if request.attempt == 1 else 0.0))
+    env = {"EFFECTS": str(effects), "STEPFLEET_LEASE": "60"}
+    leaver = start_worker(name="leaver", env=env)
+    batch = fleet.submit_batch(lines(5), agent=AGENTS["plain"])
+    wait_until(lambda: len(model.requests) == 5, within=10)
+    leaver.signal(signal.SIGQUIT)
+    leaver.wait(within=20)
+    start_worker(name="heir", env=env)
+    assert {result.output for result in batch.results()} == {"answer"}
+
+
 def test_a_cancel_ends_the_step_in_flight_at_once(
     model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 import redis
 from chaos_recount import Recount, recount
-from chaos_run import FAULTS, WORKER_OPTIONS, ChaosRun, Size, scripted, worker_env
+from chaos_run import FAULTS, ChaosRun, Size, scripted, worker_env, worker_options
 from fleet_workers import FleetWorker
 from redis_servers import RedisServer, short_folder
 
@@ -39,9 +39,13 @@ def play(effects: Path, tmp_path: Path, own_redis: Callable[..., RedisServer]) -
             model = cleanup.enter_context(ModelServer(rules, faults=FAULTS, log=log))
 
             def launch(name: str) -> FleetWorker:
-                env = worker_env(AGENTS, effects)
                 worker = FleetWorker(
-                    folder, server.url, model.url, name=name, options=WORKER_OPTIONS, env=env
+                    folder,
+                    server.url,
+                    model.url,
+                    name=name,
+                    options=worker_options(name),
+                    env=worker_env(name, AGENTS, effects),
                 )
                 cleanup.callback(worker.end)
                 return worker.launch()

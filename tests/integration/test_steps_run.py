@@ -11,10 +11,15 @@ from deadlines import until
 from scripted_steps import Crash, Hands, Script, call, say
 from stored_runs import Bench, bench
 
-from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.agent import Agent, criteria_of
 from stepfleet.orchestrator.continuation import when
 from stepfleet.orchestrator.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.errors import (
+    ContextWindowError,
+    ModelError,
+    RateLimitError,
+    StoreError,
+)
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
@@ -578,3 +583,116 @@ async def test_a_failed_second_turn_is_retried_without_touching_the_first(opened
     assert revision.state.info.execution == 2
     assert revision.state.step_count == 0
     assert revision.state.session_steps == 1
+
+
+async def test_a_tool_that_returns_a_huge_integer_is_a_step_like_any_other(
+    opened: Opened,
+) -> None:
+    @tool
+    def power(base: int) -> int:
+        """Return a large number."""
+        return base**70
+
+    script = (call(("power", {"base": 2**64})), say("large"))
+    async with opened(*script, tools=(power,)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+        events, _ = await desk.runs.events(run_id)
+    assert result.success
+    assert result.steps[0].tool_calls[0].result == (2**64) ** 70
+    assert result.lost_attempts == ()
+    assert any(event["type"] == "agent.tool.completed" for event in events)
+
+
+async def test_a_store_that_goes_away_during_a_step_fails_no_run(opened: Opened) -> None:
+    """ERR-25, DIST-12: the attempt is lost, the run is not."""
+    async with opened(call(("look", {"what": "a"})), say("done"), tools=(look,)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        whole = desk.steps.journal
+
+        async def away(*_: Any, **__: Any) -> None:
+            message = "Redis cannot be reached"
+            raise StoreError(message)
+
+        desk.steps.journal = away  # type: ignore[assignment, method-assign]
+        with pytest.raises(StoreError):
+            await hands.step(run_id, 0)
+        desk.steps.journal = whole  # type: ignore[method-assign]
+        assert (await desk.stored(run_id)).state.status == "in_progress"
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        assert (await desk.stored(run_id)).result().success
+
+
+async def test_a_cancel_that_meets_a_passing_failure_ends_the_run_at_once(
+    opened: Opened,
+) -> None:
+    """CONT-22: it does not wait for the next attempt."""
+    asked = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def fails_later(_: ModelRequest) -> LLMResponse:
+        asked.set()
+        await go_on.wait()
+        message = "later"
+        raise RateLimitError(message, retry_after=600.0)
+
+    async with opened(fails_later) as (desk, hands, run_id):
+        step = asyncio.create_task(hands.step(run_id, 0))
+        await asked.wait()
+        await desk.control.cancel(await desk.stored(run_id), "enough")
+        go_on.set()
+        await asyncio.wait_for(step, 5)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.USER_REQUESTED
+
+
+async def test_paused_time_does_not_count_as_time_of_the_execution(opened: Opened) -> None:
+    """CKPT-11, TIME-13: neither for the cumulative nor for the wall-clock limit."""
+    script = (call(("look", {"what": "a"})), say("done"))
+    async with opened(*script, tools=(look,), time_limit=60) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        await desk.control.pause(run_id)
+        # An hour passes: what was stamped before lies an hour back.
+        key = desk.opened.keys.run(run_id)
+        for field in ("execution_started", "updated"):
+            await desk.opened.connection.execute("HINCRBY", key, field, -3_600_000)
+        await desk.control.resume(await desk.stored(run_id))
+        await hands.finish(run_id)
+        assert (await desk.stored(run_id)).result().success
+
+
+async def test_an_old_failed_run_is_taken_up_with_a_fresh_clock(opened: Opened) -> None:
+    async with opened(ModelError("bad"), time_limit=60) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        key = desk.opened.keys.run(run_id)
+        for field in ("created", "execution_started", "updated", "ended"):
+            await desk.opened.connection.execute("HINCRBY", key, field, -3_600_000)
+        stored = await desk.stored(run_id)
+        revision = revise(stored.state, stored.log, {}, await desk.runs.now())
+        outcome = criteria_of(stored.config).evaluate(revision.state)
+    assert outcome.get_forbidding_criterion() is None
+
+
+async def test_where_keys_are_sent_says_the_workers_code_and_not_the_store(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CONF-08: who can write to Redis cannot have a variable of the worker sent anywhere."""
+    monkeypatch.setenv("SOME_SECRET", "sk-canary-123456")
+    ours = Agent("scripted", model="openai:x", settings={"base_url": "http://127.0.0.1:9/v1"})
+    theirs = Agent(
+        "scripted",
+        model="openai:x",
+        settings={"base_url": "http://127.0.0.1:8/v1", "api_key_env": "SOME_SECRET"},
+        model_attempts=1,
+    )
+    async with bench(redis_url, theirs) as desk:
+        run_id = await desk.create()
+        await Hands(desk, ours).step(run_id, 0)
+        error = (await desk.stored(run_id)).result().error
+    assert error is not None
+    assert "127.0.0.1:9" in error
+    assert "canary" not in error

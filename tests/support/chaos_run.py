@@ -177,9 +177,14 @@ def _shares(total: int, parts: int) -> Iterator[int]:
         yield total * (number + 1) // parts - total * number // parts
 
 
-def worker_env(agents: Path, effects: Path) -> dict[str, str]:
-    """Return the environment of a chaos run's workers."""
-    return {**WORKER, "STEPFLEET_AGENTS": str(agents), "EFFECTS": str(effects)}
+def worker_env(name: str, agents: Path, effects: Path) -> dict[str, str]:
+    """Return a worker's environment; the second one publishes its hints after the commit."""
+    enqueue = {"STEPFLEET_ENQUEUE": "publish"} if name.startswith("w1-") else {}
+    own = {"STEPFLEET_AGENTS": str(agents), "EFFECTS": str(effects)}
+    return {**WORKER, **own, **enqueue}
 
 
-WORKER_OPTIONS = ("-Q", READ)
+def worker_options(name: str) -> tuple[str, ...]:
+    """Return a worker's options; the first one has a pool of processes."""
+    prefork = ("-P", "prefork", "-c", "4") if name.startswith("w0-") else ()
+    return ("-Q", READ, *prefork)
