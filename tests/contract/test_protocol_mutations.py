@@ -105,7 +105,7 @@ MUTATIONS = {
         "commit", "'dispatches', 0, 'slim'", "'slim'"
     ),
     "finish leaves the run in the index": Mutation(
-        "common", "redis.call('ZREM', due_key, run_id)\n  redis.call('DEL', journal_key)", ""
+        "common", "redis.call('ZREM', due_key, run_id)\n  retain", "retain"
     ),
     "finish lets the run live for ever": Mutation("common", "  retain(a.retention)\n", ""),
     "events have gaps": Mutation("common", "'first', last - n + 1", "'first', last"),

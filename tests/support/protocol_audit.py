@@ -180,7 +180,6 @@ def check_invariants(dump: Dump) -> None:
         assert (raw.due is not None) == active, f"{run_id}: in due exactly while it is active"
         unanswered = raw.journal and "response" not in raw.journal
         assert not unanswered, f"{run_id}: a tool started without a journaled response"
-        assert not (raw.ended and raw.journal), f"{run_id}: an ended run has a journal"
         assert not (raw.header["token"] and not active), f"{run_id}: held though not active"
         _check_expiry(run_id, raw)
         if raw.newest_events:

@@ -244,6 +244,8 @@ class Model:
             return "changed"
         if run.log and run.log[-1].failed:
             taken_back = run.log.pop()
+            if run.journal:
+                run.ledger[f"open {run.retries}"] = "retried"
             run.journal = {f"r:{index}": by for index, by in taken_back.results.items()}
             if taken_back.author:
                 run.journal["response"] = taken_back.author
@@ -281,7 +283,7 @@ class Model:
 
     def _end(self, run: Run, reason: str) -> None:
         run.status, run.reason, run.want, run.due = STATUS_OF[reason], reason, "", None
-        run.token, run.journal, run.ends = "", {}, run.ends + 1
+        run.token, run.ends = "", run.ends + 1
         self._group(run).append(run.run_id)
         self.ends[run.group] = self.ends.get(run.group, 0) + 1
 

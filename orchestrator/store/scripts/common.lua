@@ -9,7 +9,7 @@ local run_id = ARGV[1]
 local log_key, journal_key = run_key .. ':log', run_key .. ':journal'
 local lost_key, events_key = run_key .. ':lost', run_key .. ':events'
 local outcomes_key = run_key .. ':outcomes'
-local ALL_KEYS = { run_key, log_key, outcomes_key, lost_key, events_key }
+local ALL_KEYS = { run_key, log_key, journal_key, outcomes_key, lost_key, events_key }
 local shard = string.sub(due_key, 1, -4)
 local TERMINAL = { completed = true, failed = true, cancelled = true, stopped = true }
 
@@ -56,12 +56,12 @@ local function retain(seconds)
   for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, seconds) end
 end
 
--- Enters an end state. The caller has checked that the run is not in one.
+-- Enters an end state. The caller has checked that the run is not in one. The journal of a step
+-- that was not committed stays: a retry must neither pay for its answer again nor run its tools.
 local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', now, 'updated', now, 'want', '')
   redis.call('ZREM', due_key, run_id)
-  redis.call('DEL', journal_key)
   retain(a.retention)
   if batch == '' then return end
   move(batch, from, a.status)

@@ -4,7 +4,7 @@
 -- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or '').
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
--- {'unknown'}. Everything before that step, and its finished tools, are kept.
+-- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
 local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'seq')
 if not h[1] then return { 'unknown' } end
 if not TERMINAL[h[1]] then return { 'active', h[1] } end
@@ -29,6 +29,13 @@ if a.input ~= '' then
   local earlier = redis.call('HGET', log_key, 'input:' .. step)
   local given = earlier and string.sub(earlier, 1, -2) .. ',' .. string.sub(a.input, 2) or a.input
   redis.call('HSET', log_key, 'input:' .. step, given)
+end
+-- An open step's answer is of no use where the run goes on before it, or the conversation has changed.
+if step < number(h[2]) or a.input ~= '' then
+  if redis.call('HEXISTS', journal_key, 'response') == 1 then
+    note_lost(batch, 'open:' .. h[4], '{"kind":"retried","step":' .. (number(h[2]) + 1) .. ',"ambiguous":true}')
+  end
+  redis.call('DEL', journal_key)
 end
 if #entries > 0 then redis.call('HSET', journal_key, unpack(entries)) end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
