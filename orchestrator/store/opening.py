@@ -39,6 +39,7 @@ class OpenStore:
 
     async def aclose(self) -> None:
         """Disconnect."""
+        await asyncio.to_thread(self.dispatch.close)
         await self.connection.aclose()
 
 

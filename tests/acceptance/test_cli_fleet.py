@@ -152,7 +152,7 @@ def fleet_runs(fleet: CommandLine, batch: str) -> list[str]:
 
 
 def test_a_batch_is_paused_resumed_and_cancelled(fleet: CommandLine) -> None:
-    batch = submitted(fleet, *["linger to be paused"] * 3)
+    batch = submitted(fleet, *["linger forever, to be paused"] * 3)
 
     assert fleet("pause", "--batch", batch).returncode == 0
     wait_until(

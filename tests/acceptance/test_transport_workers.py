@@ -86,7 +86,7 @@ def test_no_more_is_fetched_than_the_prefetch_allows(app: Celery, start: Start) 
     worker = start(options=("-c", "2"), settings={"worker_prefetch_multiplier": 2})
     sent = [app.send_task("toyapp.late_gate", (f"t{i}",)) for i in range(10)]
     wait_until(lambda: worker.notes.llen("started") == 2, what="two running tasks")
-    assert worker.notes.hlen("unacked") == 4
+    wait_until(lambda: worker.notes.hlen("unacked") == 4, what="four fetched messages")
     assert worker.notes.llen("toy") == 6
     for i in range(10):
         worker.open(f"t{i}")

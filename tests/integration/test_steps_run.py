@@ -691,7 +691,9 @@ async def test_where_keys_are_sent_says_the_workers_code_and_not_the_store(
     )
     async with bench(redis_url, theirs) as desk:
         run_id = await desk.create()
-        await Hands(desk, ours).step(run_id, 0)
+        hands = Hands(desk, ours)
+        await hands.step(run_id, 0)
+        await hands.models.aclose()
         error = (await desk.stored(run_id)).result().error
     assert error is not None
     assert "127.0.0.1:9" in error

@@ -161,7 +161,7 @@ def recount(client: "redis.Redis", log: Path, effects: Path, expected: Iterable[
     done = [line.split(maxsplit=3) for line in effects.read_text().splitlines()]
     out.effects = len(done)
     keyed = Counter(line[2] for line in done)
-    out.violations += [f"effect {one} happened {n} times" for one, n in keyed.items() if n > 1]
+    out.violations += _of_keys(done, keyed, {run.run_id: run for run in runs})
     named = Counter(line[3] for line in done)
     for run in runs:
         out.statuses[run.header["status"]] += 1
@@ -189,8 +189,10 @@ def _of_record(run: RawRun) -> Iterable[str]:
     wrong = [number for number in numbers if by[number] != 1]
     if wrong and not run.retried:
         yield f"steps {wrong} were not committed by exactly one worker: {by}"
-    if run.due or run.header["token"] or run.journal:
-        yield f"is held, due or has a journal: {run.due}, {header['token']!r}, {set(run.journal)}"
+    if run.due or header["token"]:
+        yield f"is held or due: {run.due}, {header['token']!r}"
+    if run.journal and header["status"] == "completed":
+        yield f"completed with an open step: {set(run.journal)}"
     if run.lasting:
         yield "never expires"
     if run.gaps:
@@ -236,6 +238,15 @@ def _of_plan(run: RawRun) -> Iterable[str]:
         yield f"ended otherwise: {run.header.get('stop_reason')}, {run.header.get('error')}"
 
 
+def _of_keys(done: list[list[str]], keyed: Counter[str], runs: dict[str, RawRun]) -> Iterable[str]:
+    """An effect happens once under its key, and once more when a client retries its step."""
+    for run_id, step, key, what in done:
+        entries = runs[run_id].lost.values()
+        asked = sum(one["kind"] == "retried" and one["step"] == int(step) for one in entries)
+        if keyed[key] > 1 + asked:
+            yield f"effect {what} happened {keyed[key]} times, its step was retried {asked} times"
+
+
 def _of_effects(run: RawRun, named: Counter[str]) -> Iterable[str]:
     for step in run.steps:
         for call in step.get("tool_calls", ()):
@@ -249,7 +260,7 @@ def _of_effects(run: RawRun, named: Counter[str]) -> Iterable[str]:
 
 
 def _of_calls(run: RawRun, calls: Calls, out: Recount) -> Iterable[str]:
-    """Every answer of the model is a committed step or listed as ambiguous."""
+    """Every answer of the model is a committed step, kept for a retry, or listed as ambiguous."""
     listed = Counter(one["step"] for one in run.lost.values() if one.get("ambiguous"))
     hit = {one["step"] for one in run.lost.values() if one["kind"] != "deferred"}
     out.ambiguous += listed.total()
@@ -275,9 +286,11 @@ def _of_calls(run: RawRun, calls: Calls, out: Recount) -> Iterable[str]:
             continue
         step = committed.get(place[1], {})
         number = step.get("step", len(run.steps) + 1)
-        surplus = paid - bool(step.get("usage"))
+        # A run that ended in the midst of a step keeps the answer in its journal, for a retry.
+        kept = place[1] == turn and "response" in run.journal
+        surplus = paid - (bool(step.get("usage")) or kept)
         out.repeated += surplus
-        out.repeated_answers += max(calls.answered[place] - bool(step.get("usage")), 0)
+        out.repeated_answers += max(calls.answered[place] - (bool(step.get("usage")) or kept), 0)
         if surplus > listed[number]:
             yield f"turn {place[1]} was paid for {paid} times, listed are {dict(listed)}"
         usage = step.get("usage")

@@ -35,7 +35,7 @@ for i = 2, #ARGV do
   runs[i - 1] = { all(key), all(key .. ':log'), all(key .. ':journal'), all(key .. ':lost'),
     redis.call('XREVRANGE', key .. ':events', '+', '-', 'COUNT', 1),
     { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost'),
-      left(key .. ':outcomes') }, redis.call('HKEYS', key .. ':outcomes') }
+      left(key .. ':outcomes'), left(key .. ':journal') }, redis.call('HKEYS', key .. ':outcomes') }
 end
 return { t[1] * 1000 + math.floor(t[2] / 1000), redis.call('LLEN', 'stepfleet'), shards, runs }
 """

@@ -80,6 +80,7 @@ class Hands:
     agent: Agent
     crash_at: str = ""
     leases: Leases = field(default_factory=lambda: Leases(time.monotonic))
+    models: Models = field(default_factory=Models)
 
     async def step(self, run_id: str, step: int) -> StepReport:
         """Do one step."""
@@ -98,7 +99,7 @@ class Hands:
         """Return ports over the desk's store."""
         return Ports(
             store=self.desk.steps,
-            agent=LocalAgents([self.agent], Models()).find,
+            agent=LocalAgents([self.agent], self.models).find,
             toolbox=LocalToolbox(4),
             cost=lambda _model, usage: usage.total_tokens / 1000,
             elapsed=time.monotonic,
