@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from stepfleet.orchestrator.cli.redis_facts import RedisFacts
@@ -53,11 +54,12 @@ def python(version: tuple[int, ...]) -> Check:
 def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Check:
     """Judge the installed versions by what the package requires; extras are left out."""
     wrong, seen = [], []
+    found = {canonicalize_name(name): version for name, version in installed.items()}
     for line in required:
         need = Requirement(line)
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
-        have = installed.get(need.name.lower())
+        have = found.get(canonicalize_name(need.name))
         if have is None:
             wrong.append(f"{need.name} is missing")
         elif not _fits(need, have):

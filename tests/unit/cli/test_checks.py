@@ -99,3 +99,9 @@ def test_every_finding_that_is_not_ok_names_a_fix() -> None:
 
     assert all(check.fix for check in found)
     assert State.OK not in {check.state for check in found}
+
+
+def test_a_library_is_found_however_its_name_is_spelled() -> None:
+    assert (
+        checks.libraries(["docstring-parser>=0.17"], {"docstring_parser": "0.18"}).state is State.OK
+    )
