@@ -127,11 +127,6 @@ class Dispatch:
             return int(await self._connection.execute("LLEN", self.queue))
         return await asyncio.to_thread(self._count)
 
-    def close(self) -> None:
-        """Close the connections that publishing has opened."""
-        if self._messages is None:
-            self._app.pool.force_close_all()
-
     def _send(self, hints: Sequence[tuple[StepHint, str]]) -> None:
         with self._app.producer_or_acquire() as producer:
             for hint, agent in hints:

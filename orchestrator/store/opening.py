@@ -39,7 +39,6 @@ class OpenStore:
 
     async def aclose(self) -> None:
         """Disconnect."""
-        await asyncio.to_thread(self.dispatch.close)
         await self.connection.aclose()
 
 
