@@ -20,7 +20,6 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.packing import pack_faster
 
-SCHEMES = ("redis", "rediss", "unix")
 SILENCE_SECONDS = 5.0
 FIRST_CONTACT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
