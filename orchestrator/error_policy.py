@@ -118,6 +118,8 @@ def classify(errors: Sequence[ErrorInfo]) -> ErrorInfo | None:
 def next_failures(previous: ErrorContext, step: StepResult) -> ErrorContext:
     """Return the failures of an execution behind `step`."""
     if step.type is not StepType.ERROR:
+        if previous.consecutive_failures == 0:
+            return previous
         return ErrorContext(total_failures=previous.total_failures)
     worst = classify(step.errors)
     return ErrorContext(

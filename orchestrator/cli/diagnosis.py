@@ -30,7 +30,7 @@ from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.fleet_facts import overview
 from stepfleet.orchestrator.store.opening import open_store
 
-_WORKER_MODULES = ("aiohttp", "greenlet", "httpx_aiohttp")
+_WORKER_MODULES = ("aiohttp", "greenlet", "yarl")
 _PATIENCE_SECONDS = 3.0
 _STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 

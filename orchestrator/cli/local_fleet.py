@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from stepfleet.orchestrator.cli.child import Child
 from stepfleet.orchestrator.cli.places import DataFolder
+from stepfleet.orchestrator.cli.served_queues import tool_queues
 from stepfleet.orchestrator.cli.simulation import Simulated, start_simulation
 from stepfleet.orchestrator.cli.supervisor import Supervisor
 from stepfleet.orchestrator.cli.worker_command import (
+    WORKER,
     WorkerOptions,
     celery_arguments,
     leashed_argv,
     simulated_environment,
     worker_environment,
 )
+from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.settings import Settings
 
 
@@ -54,19 +57,32 @@ def supervisor_of(
 
     `extra` goes into the workers' environment.
     """
-    workers = [_worker(plan, settings, folder, extra, number) for number in range(plan.workers)]
+    heavy = tool_queues(load_agents(plan.agents).values())
+    queues = (settings.queue, *heavy) if heavy else ()
+    workers = [
+        _worker(plan, settings, folder, extra, number, queues) for number in range(plan.workers)
+    ]
     return Supervisor([*workers, *beside], say, drain=settings.drain)
 
 
 def _worker(
-    plan: FleetPlan, settings: Settings, folder: DataFolder, extra: dict[str, str], number: int
+    plan: FleetPlan,
+    settings: Settings,
+    folder: DataFolder,
+    extra: dict[str, str],
+    number: int,
+    queues: tuple[str, ...],
 ) -> Child:
     name = f"worker-{number + 1}"
     # The process id keeps node names apart when several commands share one Redis.
     # A log that nobody watches live need not have two lines for every step.
     options = WorkerOptions(
-        plan.agents, slots=plan.slots, name=f"{name}-{os.getpid()}", log_level="WARNING"
+        plan.agents,
+        slots=plan.slots,
+        name=f"{name}-{os.getpid()}",
+        log_level="WARNING",
+        queues=queues,
     )
-    argv = leashed_argv("celery", *celery_arguments(options))
+    argv = leashed_argv(WORKER, *celery_arguments(options))
     env = worker_environment(options, settings.store, {**os.environ, **extra})
     return Child(name, argv, env, folder.log(name))

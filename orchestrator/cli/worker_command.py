@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stepfleet.orchestrator.cli.options import DEFAULT_FLOWER_PORT, FLOWER_PORT
 
-APP = "stepfleet.worker.app"
+WORKER = "stepfleet.worker"
 LEASH = "stepfleet.orchestrator.cli.leashed"
 
 
@@ -14,7 +14,8 @@ LEASH = "stepfleet.orchestrator.cli.leashed"
 class WorkerOptions:
     """What a worker is told: where its agents are, and how much it does at once.
 
-    `slots` None leaves the number to the settings; `pool` is Celery's name or `asyncio`.
+    `slots` None leaves the number to the settings; `pool` is Celery's name or `asyncio`. Without
+    `queues` the worker does steps alone, of the settings' queue.
     """
 
     agents: str
@@ -22,17 +23,20 @@ class WorkerOptions:
     pool: str = "asyncio"
     name: str | None = None
     log_level: str = "INFO"
+    queues: tuple[str, ...] = ()
 
 
 def celery_arguments(options: WorkerOptions) -> list[str]:
-    """Return the arguments for Celery's own command."""
-    arguments = ["-A", APP, "worker", "--loglevel", options.log_level]
+    """Return the arguments of Celery's worker command."""
+    arguments = ["--loglevel", options.log_level]
     # Workers need not know of each other: what they share is in the store.
     arguments += ["--without-gossip", "--without-mingle"]
     if options.name:
         arguments += ["--hostname", f"{options.name}@%h"]
     if options.pool != "asyncio":
         arguments += ["--pool", options.pool]
+    if options.queues:
+        arguments += ["--queues", ",".join(options.queues)]
     if options.slots is not None:
         arguments += ["--concurrency", str(options.slots)]
     return arguments
@@ -40,7 +44,7 @@ def celery_arguments(options: WorkerOptions) -> list[str]:
 
 def worker_argv(options: WorkerOptions) -> list[str]:
     """Return the command line of a worker that stands alone."""
-    return [sys.executable, "-m", "celery", *celery_arguments(options)]
+    return [sys.executable, "-m", WORKER, *celery_arguments(options)]
 
 
 def leashed_argv(module: str, *arguments: str) -> list[str]:

@@ -12,11 +12,17 @@ from stepfleet.orchestrator.pricing.ledger import (
     statistics_of,
 )
 from stepfleet.orchestrator.pricing.prices import Price, Prices
-from stepfleet.orchestrator.pricing.search import current_prices, find_pricing_file, load_prices
+from stepfleet.orchestrator.pricing.search import (
+    Glance,
+    current_prices,
+    find_pricing_file,
+    load_prices,
+)
 from stepfleet.orchestrator.records.usage import UsageStats
 
 __all__ = [
     # prices
+    "Glance",
     "Price",
     "Prices",
     "cost_of",

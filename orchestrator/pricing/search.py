@@ -8,7 +8,9 @@ one price for everything.
 import functools
 import json
 import logging
+import math
 import os
+import time
 from importlib import resources
 from pathlib import Path
 
@@ -21,6 +23,7 @@ VARIABLES = ("STEPFLEET_PRICING_CONFIG", "SPARK_PRICING_CONFIG")
 FILE_NAME = "model_pricing.json"
 FOLDERS = (".", "~/.stepfleet", "~/.spark")
 SHIPPED = "default_prices.json"
+GLANCE_SECONDS = 1.0
 
 
 def find_pricing_file() -> Path | None:
@@ -81,6 +84,21 @@ def current_prices() -> Prices:
     except OSError:
         return _read(chosen, 0, 0)
     return _read(chosen, status.st_mtime_ns, status.st_size)
+
+
+class Glance:
+    """The current prices for whoever needs them at every step: looked for once a second at most."""
+
+    def __init__(self) -> None:
+        self._prices = Prices()
+        self._looked = -math.inf
+
+    def prices(self) -> Prices:
+        """Return the prices as of a second ago or later."""
+        now = time.monotonic()
+        if now - self._looked > GLANCE_SECONDS:
+            self._prices, self._looked = current_prices(), now
+        return self._prices
 
 
 @functools.lru_cache(maxsize=8)

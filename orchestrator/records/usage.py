@@ -19,7 +19,7 @@ class UsageStats(Record):
 
     def __add__(self, other: "UsageStats") -> "UsageStats":
         """Return the sum, field by field."""
-        return UsageStats(
+        return UsageStats.model_construct(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
             total_tokens=self.total_tokens + other.total_tokens,

@@ -11,6 +11,9 @@ from redis.asyncio import ConnectionPool
 from redis.connection import HiredisRespSerializer
 from redis.utils import HIREDIS_AVAILABLE
 
+if HIREDIS_AVAILABLE:
+    import hiredis
+
 _SERIALIZER = HiredisRespSerializer()
 
 
@@ -22,7 +25,14 @@ class _Packed:
         return packed
 
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
-        return [b"".join(part for command in commands for part in self.pack_command(*command))]
+        return [b"".join([_packed(tuple(command)) for command in commands])]
+
+
+def _packed(command: tuple[Any, ...]) -> bytes:
+    if command[0] == "EVALSHA":  # none of ours has arguments that need more than hiredis
+        packed: bytes = hiredis.pack_command(command)
+        return packed
+    return b"".join(_SERIALIZER.pack(*command))
 
 
 def pack_faster(pool: ConnectionPool) -> None:

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
-import httpx
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models import LLM
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import Endpoint, endpoint_of
 from stepfleet.worker.models.openai_answer import parse_body, parse_completion
@@ -29,7 +28,8 @@ RESPONSE_LIMIT = 16 * 1024 * 1024
 
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
-_BROKEN = (httpx.HTTPError, aiohttp.ClientError, OSError)
+_SUCCESS = 2  # hundred and something
+_BROKEN = (aiohttp.ClientError, OSError)
 
 
 class OpenAI(LLM):
@@ -50,6 +50,7 @@ class OpenAI(LLM):
         self._connections = connections
         self._environment = os.environ if environment is None else environment
         self._response_limit = response_limit
+        self._endpoints: dict[tuple[str | None, ...], Endpoint] = {}
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Answer the request; streamed underneath if its settings say so, with an equal result.
@@ -65,7 +66,7 @@ class OpenAI(LLM):
 
         Pieces arrive only when `settings.stream` is set.
         """
-        endpoint = endpoint_of(request.settings, self._environment)
+        endpoint = self._endpoint(request.settings)
         seconds = request.settings.timeout
         deadline = asyncio.timeout(seconds)
         try:
@@ -103,26 +104,33 @@ class OpenAI(LLM):
             with contextlib.suppress(asyncio.CancelledError, ModelError):
                 await call
 
+    def _endpoint(self, settings: ModelSettings) -> Endpoint:
+        # The environment of a process stays as it is; reading it costs at every step.
+        asked = (settings.base_url, settings.api_key_env, settings.organization)
+        if asked not in self._endpoints:
+            self._endpoints[asked] = endpoint_of(settings, self._environment)
+        return self._endpoints[asked]
+
     async def _exchange(
         self, endpoint: Endpoint, request: ModelRequest, on_text: Callable[[str], None]
     ) -> dict[str, Any]:
         body = encode(request_body(request, official=endpoint.official))
         response = await self._connections.post(endpoint.url, endpoint.headers, body)
         try:
-            if not response.is_success:
+            if response.status // 100 != _SUCCESS:
                 raise await _refused(response, endpoint)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 payload = await self._assemble(response, on_text)
             else:
                 payload = parse_body(b"".join([part async for part in self._parts(response)]))
         finally:
-            await response.aclose()
+            response.release()
         if payload.get("error") and not payload.get("choices"):
             raise failed_event(payload, host=endpoint.host, key=endpoint.key)
         return payload
 
     async def _assemble(
-        self, response: httpx.Response, on_text: Callable[[str], None]
+        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]
     ) -> dict[str, Any]:
         lines, completion = EventLines(), StreamedCompletion()
 
@@ -140,9 +148,9 @@ class OpenAI(LLM):
         take(lines.end())
         return completion.error or completion.payload()
 
-    async def _parts(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _parts(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         size = 0
-        async for part in response.aiter_bytes():
+        async for part in response.content.iter_any():
             size += len(part)
             if size > self._response_limit:
                 raise ModelError(f"the answer is longer than the limit of {self._response_limit} B")
@@ -157,14 +165,14 @@ async def _read_out(parts: AsyncIterator[bytes]) -> None:
                 pass
 
 
-async def _refused(response: httpx.Response, endpoint: Endpoint) -> ModelError:
+async def _refused(response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
     body = b""
-    async for part in response.aiter_bytes():
+    async for part in response.content.iter_any():
         body += part
         if len(body) >= _ERROR_LIMIT:
             break
     return refusal(
-        response.status_code,
+        response.status,
         response.headers,
         body[:_ERROR_LIMIT],
         host=endpoint.host,

@@ -59,7 +59,7 @@ def parse_completion(payload: dict[str, Any], asked_model: str) -> LLMResponse:
     if not text and not calls and isinstance(refusal, str) and refusal:
         text, reason = refusal, FinishReason.CONTENT_FILTER
     model = payload.get("model")
-    return LLMResponse(
+    return LLMResponse.model_construct(
         content=drop_leaked_arguments(text, calls) if text and calls else text,
         tool_calls=calls or None,
         usage=usage_of(payload.get("usage")),
@@ -86,7 +86,7 @@ def usage_of(usage: Any) -> UsageStats | None:
     if prompt is None or completion is None:
         return None
     total = _count(usage.get("total_tokens"))
-    return UsageStats(
+    return UsageStats.model_construct(
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion if total is None else total,

@@ -13,6 +13,7 @@ import orjson
 from stepfleet.orchestrator.records.messages import Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.worker.models.openai_output import response_format
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NO_NAME = "unnamed_tool"
@@ -39,6 +40,8 @@ def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
         if request.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = request.parallel_tool_calls
     body |= _sampling(request.settings, official=official)
+    if request.output:
+        body["response_format"] = response_format(request.output)
     if request.settings.stream:
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}

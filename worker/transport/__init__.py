@@ -1,35 +1,46 @@
 """The broker transport that fetches and acknowledges in batches, over Redis.
 
 Call ``register()`` once where the Celery app is made; then broker URLs may begin with
-``redis-batch://``, ``rediss-batch://`` (TLS) or ``redis-batch+socket://`` (unix socket). Only
-workers gain by it: clients and stock workers use the same broker with kombu's own transport.
+``redis-batch://``, ``rediss-batch://`` (TLS), ``redis-batch+socket://`` (unix socket) or
+``sentinel-batch://`` (whose Sentinels stand in the transport options). Only workers gain by it: clients and stock workers use the same broker with kombu's own transport.
 """
 
 import re
+from urllib.parse import quote
 
 from kombu.transport import TRANSPORT_ALIASES
 
+from stepfleet.orchestrator.sentinel_url import is_sentinel, parse_sentinel
 from stepfleet.worker.transport.ledger import counts as counts
 from stepfleet.worker.transport.quarantine import QUARANTINE as QUARANTINE
 from stepfleet.worker.transport.quarantine import read_entry as read_entry
+from stepfleet.worker.transport.quick_json import EVENTS as EVENTS
+from stepfleet.worker.transport.quick_json import register_events
 
 _ALIASES = {
     "redis-batch": "stepfleet.worker.transport.transport:Transport",
     "rediss-batch": "stepfleet.worker.transport.transport:TlsTransport",
+    "sentinel-batch": "stepfleet.worker.transport.sentinel:SentinelTransport",
 }
 
 
 def register() -> None:
-    """Teach kombu the URL schemes; repeating it is harmless."""
+    """Teach kombu the URL schemes and the serializer; repeating it is harmless."""
     TRANSPORT_ALIASES.update(_ALIASES)
+    register_events()
 
 
 def batch_url(url: str) -> str:
     """Return the broker URL with this transport's scheme.
 
     Takes ``redis://``, ``rediss://``, ``redis+socket://`` and redis-py's ``unix://`` (whose ``db``
-    becomes kombu's ``virtual_host``); returns any other unchanged, such as RabbitMQ's.
+    becomes kombu's ``virtual_host``), and Stepfleet's ``sentinel://``, whose service it names;
+    returns any other unchanged, such as RabbitMQ's. Raises ``ValueError`` for an unusable one.
     """
+    if is_sentinel(url):
+        parsed = parse_sentinel(url)
+        service = quote(parsed.service, safe="")
+        return f"sentinel-batch://{parsed.credentials}{service}/{parsed.db}"
     if url.startswith("unix://"):
         path = re.sub(r"([?&])db=", r"\1virtual_host=", url.removeprefix("unix://"))
         return f"redis-batch+socket://{path}"

@@ -17,15 +17,16 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-import redis
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
+from stepfleet.orchestrator.store.troubles import Trouble, Watch, trouble_of
 from stepfleet.worker.transport.debts import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
 from stepfleet.worker.transport.guard import MESSAGE_LIMIT, Refused, examine
 from stepfleet.worker.transport.ledger import LostFetch
 from stepfleet.worker.transport.poller import EAR
 from stepfleet.worker.transport.qos import QoS
 from stepfleet.worker.transport.quarantine import KEPT_BYTES, KEPT_ENTRIES, QUARANTINE
+from stepfleet.worker.transport.quick_json import encode_plain
 from stepfleet.worker.transport.scripts import script
 from stepfleet.worker.transport.stock import StockChannel, fixed_order
 from stepfleet.worker.transport.waking import WakingChannel, ask
@@ -78,6 +79,8 @@ class Channel(WakingChannel):
         self._fetcher = ""
         self._fetches = 0
         self._sent: Fetch | None = None
+        self._rests_until = 0.0  # monotonic; nothing is sent before, not even acknowledgements
+        self._watch = Watch("The broker")
         super().__init__(*args, **kwargs)
         self.handlers[EAR] = self.hear
 
@@ -169,6 +172,8 @@ class Channel(WakingChannel):
         sent, self._sent = self._sent, None
         if sent is None:
             raise Empty
+        if self._watch.trouble is not None:
+            self._watch.answered(monotonic())
         return self._take_in(reply, sent)
 
     def _was_refused(self, error: ResponseError) -> None:
@@ -176,16 +181,31 @@ class Channel(WakingChannel):
         sent, self._sent = self._sent, None
         if sent is not None:
             self._ledger.owe_again(sent.acks)
+        self._in_poll = None
         if isinstance(error, NoScriptError):
-            self._in_poll = None
-            self.prepare_connection()
-            return
-        if isinstance(error, ReadOnlyError):
-            self._in_poll = None
-            self.client.connection.disconnect()
-            raise redis.ConnectionError("the broker has become a read-only replica") from None
-        logger.warning("Redis refuses to be fetched from, will try again: %s", error)
+            try:
+                self.prepare_connection()
+            except ResponseError as refusal:
+                self.put_off(refusal)
+        else:
+            self.put_off(error)
+
+    @property
+    def rests(self) -> bool:
+        """Whether Redis has refused something a moment ago, and is left alone."""
+        return monotonic() < self._rests_until
+
+    def put_off(self, error: ResponseError) -> None:
+        """Rest after a refusal; where it may come from a former master, connect anew then."""
+        now = monotonic()
+        trouble = trouble_of(error) or Trouble.REFUSES
+        self._watch.failed(trouble, error, now)
+        self._rests_until = now + _BACK_OFF_SECONDS
         self._sleep(_BACK_OFF_SECONDS)
+        if trouble is Trouble.ELSEWHERE:
+            if self.client.connection is not None:
+                self.client.connection.disconnect()
+            self.pool.disconnect(inuse_connections=False)
 
     def _sleep(self, seconds: float) -> None:
         self.next_look = monotonic() + seconds
@@ -281,6 +301,20 @@ class Channel(WakingChannel):
         except SHAPE_ERRORS as error:
             logger.warning("A broadcast message could not be taken and was dropped: %r", error)
             raise Empty from None
+
+    # ------------------------------------------------------------------ publishing
+
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
+        batch = options.get("_publish_batch")
+        payload = encode_plain(message)
+        topics = self._get_publish_topics(exchange, routing_key)
+        if batch is not None:
+            for topic in topics:
+                batch.add("publish", topic, payload)
+            return
+        with self.conn_or_acquire() as client:
+            for topic in topics:
+                client.publish(topic, payload)
 
     # ------------------------------------------------------------------ end
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import orjson
 
+from stepfleet.worker.transport.quick_json import TYPED_JSON
 from stepfleet.worker.transport.stock import loads as kombu_loads
 
 MESSAGE_LIMIT = 4 * 1024 * 1024
 """Largest message in bytes, as it lies in the broker."""
 
 _NOT_JSON = (ValueError, TypeError, RecursionError, LookupError, AttributeError, ArithmeticError)
-_TYPED_JSON = b'"__type__"'  # kombu writes datetimes, UUIDs and decimals as objects with this key
 
 
 class Refused(ValueError):  # noqa: N818 a verdict
@@ -44,7 +44,7 @@ def examine(raw: bytes) -> dict[str, Any]:
 
 
 def _decoded(raw: bytes, what: str) -> Any:
-    decode: Callable[[bytes], Any] = kombu_loads if _TYPED_JSON in raw else orjson.loads
+    decode: Callable[[bytes], Any] = kombu_loads if TYPED_JSON in raw else orjson.loads
     try:
         return decode(raw)
     except _NOT_JSON as error:

@@ -15,8 +15,7 @@ SECRET_URL = "redis://:secret@127.0.0.1:6379/0"
 def test_a_worker_is_celerys_own_worker_with_our_app() -> None:
     argv = worker_argv(WorkerOptions("agents.py"))
 
-    assert argv[:3] == [sys.executable, "-m", "celery"]
-    assert argv[3:6] == ["-A", "stepfleet.worker.app", "worker"]
+    assert argv[:3] == [sys.executable, "-m", "stepfleet.worker"]
 
 
 def test_the_asyncio_pool_is_the_apps_own_choice() -> None:

@@ -1,9 +1,9 @@
-import httpx
 import pytest
+from yarl import URL
 
 from stepfleet.worker.models.connections import proxy_for
 
-OPENAI = httpx.URL("https://api.openai.com/v1")
+OPENAI = URL("https://api.openai.com/v1")
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_the_way_follows_the_environments_rules(proxies: dict[str, str], proxy: 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 def test_this_machine_is_never_reached_through_a_proxy(host: str) -> None:
-    assert proxy_for(httpx.URL(f"http://{host}:1/v1"), {"all": "http://proxy:1"}) is None
+    assert proxy_for(URL(f"http://{host}:1/v1"), {"all": "http://proxy:1"}) is None
