@@ -1,0 +1,73 @@
+"""Where a special tool reports to: the records of a step, or the messages of a conversation.
+
+One handler serves both; what the model reads is the same text.
+"""
+
+from datetime import datetime
+from typing import Any, Protocol
+
+from stepfleet.orchestrator.protocol.refusals import refused
+from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.tool_text import ERROR_PREFIX, error_data, value_text
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+
+
+class ErrorSink(Protocol):
+    """Takes what the model is told about a call; the last report of a call counts."""
+
+    def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
+        """Tell the model that the call was wrong, and why."""
+
+    def report_observation(self, call: ToolCall, result: Any) -> None:
+        """Tell the model what came of the call: text or JSON data."""
+
+
+class RecordsSink:
+    """Keeps a record per call id, for a step's log. `at` is the UTC time that they get."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+        self.records: dict[str, ToolCallRecord] = {}
+
+    def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
+        """Keep an error record."""
+        self.records[call.id] = refused(
+            call, self.at, error_type=error.type, code=error.code, message=error.message
+        ).model_copy(update={"error": _of_call(error, call)})
+
+    def report_observation(self, call: ToolCall, result: Any) -> None:
+        """Keep a record with that result."""
+        self.records[call.id] = ToolCallRecord(
+            tool_name=call.name,
+            call_id=call.id,
+            arguments=call.arguments,
+            result=result,
+            duration_ms=0.0,
+            timestamp=self.at,
+        )
+
+
+class MessagesSink:
+    """Keeps a tool message per call id, for a conversation that is held in messages alone."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, Message] = {}
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages, in the order of the calls' first reports."""
+        return tuple(self._messages.values())
+
+    def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
+        """Keep a message that tells the error."""
+        text = ERROR_PREFIX + value_text(error_data(error))
+        self._messages[call.id] = Message.tool(call, text)
+
+    def report_observation(self, call: ToolCall, result: Any) -> None:
+        """Keep a message that tells the result."""
+        self._messages[call.id] = Message.tool(call, value_text(result))
+
+
+def _of_call(error: ErrorInfo, call: ToolCall) -> ErrorInfo:
+    return error.model_copy(update={"tool_name": call.name, "call_id": call.id})

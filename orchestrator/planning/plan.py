@@ -1,0 +1,91 @@
+"""A plan with the state of each of its steps: read from a model's list, kept as plain data."""
+
+import re
+from enum import StrEnum
+from itertools import islice
+from typing import Self
+
+from stepfleet.orchestrator.records.base import Record
+
+MOST_STEPS = 50
+"""A plan keeps at most this many steps, because it travels with the run from step to step."""
+LONGEST_STEP = 500
+"""Characters of one step's text that are kept."""
+LONGEST_TEXT = 100_000
+"""Characters of an answer that are searched for a plan."""
+
+
+class PlanStepState(StrEnum):
+    """How far a step of a plan is."""
+
+    PENDING = "pending"
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    BLOCKED = "blocked"
+
+
+_MARKS = {
+    "": PlanStepState.PENDING,
+    "~": PlanStepState.IN_PROGRESS,
+    ">": PlanStepState.IN_PROGRESS,
+    "-": PlanStepState.IN_PROGRESS,
+    "x": PlanStepState.COMPLETED,
+    "!": PlanStepState.BLOCKED,
+    **{state.value: state for state in PlanStepState},
+    "in progress": PlanStepState.IN_PROGRESS,
+    "done": PlanStepState.COMPLETED,
+}
+_WRITTEN = {
+    PlanStepState.PENDING: " ",
+    PlanStepState.IN_PROGRESS: "~",
+    PlanStepState.COMPLETED: "x",
+    PlanStepState.BLOCKED: "!",
+}
+_ITEM = re.compile(r"[ \t]*(?:\d{1,3}[.)]|[-*+])[ \t]+(\S.*)")
+_MARK = re.compile(r"\[([^\[\]]{0,12})\][ \t]*(\S.*)")
+
+
+class PlanStep(Record):
+    """One step of a plan."""
+
+    text: str
+    state: PlanStepState = PlanStepState.PENDING
+
+
+class Plan(Record):
+    """The steps of a plan, in their order."""
+
+    steps: tuple[PlanStep, ...] = ()
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return the plan that the list items of `text` make; an unmarked step is pending.
+
+        Items are numbered or begin with a dash or star; `[x]`, `[~]`, `[!]` and `[ ]`, or a
+        state's name in the brackets, give the state. Other lines are left out.
+        """
+        lines = text[:LONGEST_TEXT].splitlines()
+        items = (found[1].strip() for line in lines if (found := _ITEM.match(line)))
+        return cls(steps=tuple(_step(item) for item in islice(items, MOST_STEPS)))
+
+    def as_text(self) -> str:
+        """Return the plan as the numbered list that `from_text` reads."""
+        lines = (f"[{_WRITTEN[step.state]}] {step.text}" for step in self.steps)
+        return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
+
+    def with_state(self, number: int, state: PlanStepState) -> Self:
+        """Return a copy in which step `number` (from 1) has `state`; raises `ValueError`."""
+        if not 1 <= number <= len(self.steps):
+            msg = f"the plan has no step {number}; its steps are 1 to {len(self.steps)}"
+            raise ValueError(msg)
+        steps = list(self.steps)
+        steps[number - 1] = steps[number - 1].model_copy(update={"state": state})
+        return self.model_copy(update={"steps": tuple(steps)})
+
+
+def _step(item: str) -> PlanStep:
+    marked = _MARK.fullmatch(item)
+    state = _MARKS.get(marked[1].strip().lower()) if marked else None
+    if marked is None or state is None:
+        return PlanStep(text=item[:LONGEST_STEP])
+    return PlanStep(text=marked[2][:LONGEST_STEP], state=state)
