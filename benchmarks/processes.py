@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import redis
 HERE = Path(__file__).resolve().parent
 DEADLINE = 60.0
 LOOK_SECONDS = 0.05
+LOG_TAIL = 4000
 
 
 @dataclass(frozen=True)
@@ -53,45 +54,80 @@ def redis_server() -> Iterator[tuple[str, int]]:
         yield server.url, int(client.info("server")["process_id"])
 
 
+@dataclass(frozen=True)
+class Model:
+    """A running model server: its base URL and its process id."""
+
+    url: str
+    pid: int
+
+
 @contextlib.contextmanager
 def model_server(latency: float) -> Iterator[str]:
     """Run the model server with the benchmark's rules; yield its base URL."""
+    with model(str(latency)) as served:
+        yield served.url
+
+
+@contextlib.contextmanager
+def model(latency: str, log: Path | None = None, *, stub: bool = False) -> Iterator[Model]:
+    """Run the model server; `latency` as its option has it, `log` gets a line per request.
+
+    `stub` takes the one that costs next to nothing and checks nothing (stub.py, one latency).
+    """
+    whole = ("-m", "stepfleet.worker.testing", "--rules", f"{HERE / 'rules.py'}:rules")
     command = [
-        *(sys.executable, "-m", "stepfleet.worker.testing"),
-        *("--rules", f"{HERE / 'rules.py'}:rules", "--latency", str(latency)),
-        *("--parent-pid", str(os.getpid())),
+        sys.executable,
+        *((str(HERE / "stub.py"),) if stub else whole),
+        *("--latency", latency, "--parent-pid", str(os.getpid())),
+        *(("--log", str(log)) if log else ()),
     ]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None  # noqa: S101 - it was asked for
-        yield json.loads(process.stdout.readline())["url"]
+        told = json.loads(process.stdout.readline())
+        yield Model(told["url"], process.pid)
 
 
 @contextlib.contextmanager
 def workers(
-    count: int, environment: dict[str, str], *arguments: str, app: str = "stepfleet.worker.app"
+    count: int, environment: Mapping[str, str], *arguments: str, app: str = "stepfleet.worker.app"
 ) -> Iterator[list[int]]:
-    """Run `count` Celery workers; yield their process ids as soon as all answer."""
-    with contextlib.ExitStack() as running:
-        log = running.enter_context(tempfile.NamedTemporaryFile("w", suffix=".log", delete=False))
+    """Run `count` Celery workers; yield their process ids at once, ready or not."""
+    with (
+        tempfile.NamedTemporaryFile("w+", suffix=".log") as log,
+        contextlib.ExitStack() as running,
+    ):
         started = [
             running.enter_context(
                 ended(
                     subprocess.Popen(
-                        [
-                            *(sys.executable, "-m", "celery", "-A", app, "worker"),
-                            *("--without-gossip", "--without-mingle", "-l", "warning"),
-                            *("-n", f"bench{number}@%h", *arguments),
-                        ],
+                        worker_command(app, f"bench{number}", *arguments),
                         env={**os.environ, **environment},
                         cwd=HERE,
                         stdout=log,
                         stderr=subprocess.STDOUT,
+                        text=True,
                     )
                 )
             )
             for number in range(count)
         ]
-        yield [process.pid for process in started]
+        try:
+            yield [process.pid for process in started]
+        except Exception:
+            sys.stderr.write(
+                f"The workers' log ends so:\n{Path(log.name).read_text()[-LOG_TAIL:]}\n"
+            )
+            raise
+
+
+def worker_command(app: str, name: str, *arguments: str) -> list[str]:
+    """Return the command line of a Celery worker."""
+    return [
+        *(sys.executable, "-m", "celery", "-A", app, "worker"),
+        *("--without-gossip", "--without-mingle", "-l", "warning"),
+        *("-n", f"{name}@%h", *arguments),
+    ]
 
 
 @contextlib.contextmanager
@@ -108,11 +144,11 @@ def ended(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]
             process.wait()
 
 
-def until(check: "object", within: float = DEADLINE) -> float:
+def until(check: Callable[[], object], within: float = DEADLINE) -> float:
     """Wait until `check()` is true; return the monotonic time of that moment."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        if check():  # type: ignore[operator]
+        if check():
             return time.monotonic()
         time.sleep(LOOK_SECONDS)
     raise TimeoutError(f"not within {within} s")

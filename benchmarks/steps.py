@@ -1,199 +1,204 @@
-"""Steps per second, CPU per step, and wall time over the ideal, beside a bare Celery chain.
+"""Steps per second, CPU per step, and wall time over the ideal, beside a bare chain and a floor.
 
 python benchmarks/steps.py                      # latency 0 and 1 s, one and two workers
 python benchmarks/steps.py --runs 3000 --latency 1 --workers 1
+python benchmarks/steps.py --slots 100 500 1000 2000 3000 --latency 1 --workers 1 2
+
+`--slots` sweeps how many runs are in flight: so many runs, and slots for all of them in every
+worker. Rows: `stepfleet`; `floor`, the same chains in one bare asyncio process (floor.py);
+`celery chain`, no-op tasks of a stock worker, one sends the next. Then the latency that a step
+adds at low load, and what is asked of Redis for a step (added.py says how).
+
+`--stub` takes stub.py instead of the model server that checks every request: where few cores are
+shared, more of them are left for what is measured.
+
+The ideal is latency times steps. CPU is in ms per step, for each party; `trips` are Redis's reads
+from sockets per step, `scripts` its scripts per step.
 """
 
 import argparse
-import importlib
-import json
-import os
-import platform
-import statistics
-import sys
-import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict
+from typing import Any
 
-import redis
-from agents import runner
-from processes import HERE, Usage, model_server, redis_server, until, usage, workers
-from rich.console import Console
-from rich.table import Table
+import added
+import bare
+from loads import Cost, Setup, fleet
+from plots import Line, Plot
+from repeats import Spread, paired
+from reports import Column, Report, begin, finish, grouped, parser, show, values
 
-from stepfleet.orchestrator import Fleet
-
-PACKAGES = ("celery", "kombu", "redis", "httpx", "aiohttp", "uvloop")
-console = Console(stderr=True)
+KEY = ("what", "workers", "in_flight", "latency", "steps_per_run")
 
 
-@dataclass(frozen=True)
-class Figures:
-    """One measurement. Times in seconds, CPU in milliseconds per step, memory in bytes."""
-
-    what: str
-    workers: int
-    latency: float
-    runs: int
-    steps: int
-    wall: float
-    worker_cpu_ms: float
-    redis_cpu_ms: float
-    redis_commands: float
-    memory: int
-
-    @property
-    def rate(self) -> float:
-        """Steps per second."""
-        return self.runs * self.steps / self.wall
-
-    @property
-    def over_ideal(self) -> float | None:
-        """Wall time over the time that the model alone takes."""
-        return self.wall / (self.latency * self.steps) if self.latency else None
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    made = parser(__doc__)
+    add = made.add_argument
+    add("--runs", type=int, default=1000)
+    add("--steps", type=int, default=5)
+    add("--latency", type=float, nargs="*", default=[0.0, 1.0], help="seconds of a model call")
+    add("--workers", type=int, nargs="*", default=[1, 2])
+    add("--slots", type=int, nargs="*", help="runs in flight, instead of --runs")
+    add("--low-runs", type=int, default=10, help="runs at once for the added latency; 0: none")
+    add("--low-steps", type=int, default=20)
+    add("--stub", action="store_true", help="a model server that costs next to nothing")
+    add("--no-chain", action="store_true")
+    add("--no-floor", action="store_true")
+    return made.parse_args()
 
 
-def fleet(count: int, latency: float, runs: int, steps: int) -> Figures:
-    """Measure Stepfleet, from the submission's end to the last run's."""
-    with redis_server() as (url, redis_pid), model_server(latency) as model:
-        environment = {
-            "STEPFLEET_REDIS_URL": url,
-            "STEPFLEET_AGENTS": str(HERE / "agents.py"),
-            "STEPFLEET_SLOTS": str(max(runs, 100)),
-            "OPENAI_BASE_URL": model,
-            "OPENAI_API_KEY": "none",
-        }
-        with workers(count, environment) as pids, Fleet(url) as client:
-            warm = client.submit_batch(lines(count * 20, 2), agent=runner)
-            warm.wait(timeout=60)
-            client_redis = redis.Redis.from_url(url)
-            before, commands = _used(pids, redis_pid, client_redis)
-            started = time.monotonic()
-            batch = client.submit_batch(lines(runs, steps), agent=runner)
-            end = until(lambda: batch.progress().done == runs, within=600)
-            after, commands_after = _used(pids, redis_pid, client_redis)
-    total = runs * steps
-    return Figures(
-        "stepfleet",
-        count,
-        latency,
-        runs,
-        steps,
-        end - started,
-        (after[0].cpu - before[0].cpu) * 1000 / total,
-        (after[1].cpu - before[1].cpu) * 1000 / total,
-        (commands_after - commands) / total,
-        after[0].memory // count,
+def row(what: str, workers: int, in_flight: int, latency: float, cost: Cost) -> dict[str, Any]:
+    """Return a measurement as a row. `over_ideal` is None without latency."""
+    steps_per_run = cost.steps // in_flight
+    ideal = latency * steps_per_run
+    return {
+        "what": what,
+        "workers": workers,
+        "in_flight": in_flight,
+        "latency": latency,
+        "steps_per_run": steps_per_run,
+        "rate": cost.rate,
+        "over_ideal": cost.wall / ideal if ideal else None,
+        **asdict(cost),
+        "megabytes": cost.memory / 1e6,
+    }
+
+
+def stepfleet(
+    workers: int, in_flight: int, latency: float, asked: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure Stepfleet."""
+    setup = Setup(workers, max(in_flight, 100), str(latency), stub=asked.stub)
+    with fleet(setup) as running:
+        running.warm()
+        cost = running.batch(in_flight, asked.steps)
+    return row("stepfleet", workers, in_flight, latency, cost)
+
+
+def sweep(asked: argparse.Namespace, report: Report) -> None:
+    """Measure everything that is beside each other once."""
+    for in_flight in asked.slots or [asked.runs]:
+        if not asked.no_chain:
+            report.add(
+                row(
+                    *("celery chain", 1, in_flight, 0.0),
+                    bare.chain(in_flight, asked.steps, "-P", "solo"),
+                )
+            )
+        for latency in asked.latency:
+            if not asked.no_floor:
+                cost = bare.floor(in_flight, asked.steps, str(latency), stub=asked.stub)
+                report.add(row("floor", 1, in_flight, latency, cost))
+            for workers in asked.workers:
+                report.add(stepfleet(workers, in_flight, latency, asked))
+    if asked.low_runs:
+        low = added.measure(asked.low_runs, asked.low_steps)
+        report.add({"what": "added", **asdict(low)})
+
+
+def ratios(report: Report) -> dict[str, Spread]:
+    """Return our rates over the others', in pairs of the same repetition."""
+    found = {}
+    for key, group in grouped(_of(report, "stepfleet"), KEY).items():
+        _, workers, in_flight, latency, _ = key
+        label = f"{workers} worker(s), {in_flight} in flight, latency {latency:g} s"
+        for other in ("floor", "celery chain"):
+            beside = [
+                one
+                for one in _of(report, other)
+                if (one["in_flight"], one["latency"]) == (in_flight, latency)
+            ]
+            if ratio := paired(values(group, "rate"), values(beside, "rate")):
+                found[f"steps/s over the {other}'s ({label})"] = ratio
+    return found
+
+
+def print_tables(report: Report) -> None:
+    """Print what was measured, in three tables of at most 100 columns."""
+    rates = [one for one in report.rows if one["what"] != "added"]
+    show(
+        "One model call and one tool per step; the last step of a run has no tool",
+        rates,
+        KEY,
+        [
+            Column("what", "what"),
+            Column("workers", "workers"),
+            Column("runs", "in_flight"),
+            Column("call s", "latency"),
+            Column("steps/s", "rate", 0, spread=True),
+            Column("wall/ideal", "over_ideal", 2, spread=True),
+            Column("wall s", "wall", 2),
+            Column("MB/worker", "megabytes", 0),
+        ],
+    )
+    show(
+        "Per step: CPU in ms, and what Redis is asked (the client's own polling is in it)",
+        rates,
+        KEY,
+        [
+            Column("what", "what"),
+            Column("workers", "workers"),
+            Column("runs", "in_flight"),
+            Column("call s", "latency"),
+            Column("worker", "worker_ms", 2, spread=True),
+            Column("Redis", "redis_ms", 3),
+            Column("model", "model_ms", 2),
+            Column("trips", "round_trips", 2),
+            Column("scripts", "scripts", 2),
+            Column("commands", "commands", 1),
+        ],
+    )
+    show(
+        "Low load: ms that a step adds (p50, p99), and commands that workers send per step",
+        _of(report, "added"),
+        ("runs", "steps"),
+        [
+            Column("turnaround", "turnaround_p50", 2, spread=True),
+            Column("p99", "turnaround_p99", 2),
+            Column("pickup", "pickup_p50", 2, spread=True),
+            Column("p99", "pickup_p99", 2),
+            Column("closing", "closing_p50", 2),
+            Column("p99", "closing_p99", 2),
+            Column("sent", "client_commands", 2),
+            Column("in scripts", "inside", 1),
+        ],
     )
 
 
-def chain(runs: int, steps: int, *arguments: str) -> Figures:
-    """Measure a bare chain of no-ops in one stock worker process."""
-    with (
-        redis_server() as (url, redis_pid),
-        redis.Redis.from_url(url) as client,
-        workers(1, {"BENCH_BROKER": url}, *arguments, app="chain:app") as pids,
-    ):
-        os.environ["BENCH_BROKER"] = url
-        sys.modules.pop("chain", None)
-        step = importlib.import_module("chain").step
-        step.delay(0, 0)
-        until(lambda: client.get("chain-done") == b"1")
-        before, commands = _used(pids, redis_pid, client)
-        started = time.monotonic()
-        for run in range(runs):
-            step.delay(run, steps - 1)
-        end = until(lambda: client.get("chain-done") == str(runs + 1).encode(), within=600)
-        after, commands_after = _used(pids, redis_pid, client)
-    total = runs * steps
-    return Figures(
-        f"bare chain ({' '.join(arguments)})",
-        1,
-        0.0,
-        runs,
-        steps,
-        end - started,
-        (after[0].cpu - before[0].cpu) * 1000 / total,
-        (after[1].cpu - before[1].cpu) * 1000 / total,
-        (commands_after - commands) / total,
-        after[0].memory,
-    )
-
-
-def lines(runs: int, steps: int) -> list[dict[str, str]]:
-    """Return the lines of a batch; the time makes each measurement a batch of its own."""
-    stamp = time.time_ns()
-    return [{"id": f"{stamp}-{n}", "input": f"{steps} turns, run {stamp}-{n}"} for n in range(runs)]
-
-
-def _used(
-    pids: list[int], redis_pid: int, client: "redis.Redis"
-) -> tuple[tuple[Usage, Usage], int]:
-    commands = int(client.info("stats")["total_commands_processed"])
-    return (usage(pids), usage([redis_pid])), commands
-
-
-def show(measured: list[Figures]) -> None:
-    """Print the table."""
-    table = Table(title="steps: one LLM call and one tool each; the last step of a run has no tool")
-    for name in (
-        "what",
-        "workers",
-        "latency s",
-        "runs x steps",
-        "wall s",
-        "wall / ideal",
-        "steps/s",
-    ):
-        table.add_column(name, justify="right")
-    for name in ("worker CPU ms/step", "Redis CPU ms/step", "Redis commands/step", "MB/worker"):
-        table.add_column(name, justify="right")
-    for one in measured:
-        table.add_row(
-            one.what,
-            str(one.workers),
-            f"{one.latency:g}",
-            f"{one.runs} x {one.steps}",
-            f"{one.wall:.2f}",
-            f"{one.over_ideal:.2f}" if one.over_ideal else "-",
-            f"{one.rate:.0f}",
-            f"{one.worker_cpu_ms:.2f}",
-            f"{one.redis_cpu_ms:.3f}",
-            f"{one.redis_commands:.1f}",
-            f"{one.memory / 1e6:.0f}",
+def plots(report: Report) -> list[Plot]:
+    """Return the sweep: wall over ideal, and CPU per step, against the runs in flight."""
+    drawn = []
+    for title, name in (("wall over ideal", "over_ideal"), ("CPU of workers", "worker_ms")):
+        lines = []
+        series = grouped(
+            [one for one in report.rows if name in one], ("what", "workers", "latency")
         )
-    Console().print(table)
+        for (what, workers, latency), rows in series.items():
+            points = []
+            for (in_flight,), group in sorted(grouped(rows, ("in_flight",)).items()):
+                if known := values(group, name):
+                    spread = Spread.of(known)
+                    points.append((in_flight, spread.median, spread.low, spread.high))
+            if points:
+                lines.append(Line(f"{what}, {workers} worker(s), {latency:g} s", points))
+        unit = "ms per step" if name == "worker_ms" else "ratio"
+        drawn.append(Plot(title, "runs in flight", unit, lines))
+    return drawn
+
+
+def _of(report: Report, what: str) -> list[dict[str, Any]]:
+    return [one for one in report.rows if one["what"] == what]
 
 
 def main() -> None:
-    """Measure and print; `--json` writes the figures to a file as well."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--latency", type=float, nargs="*", default=[0.0, 1.0])
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--no-chain", action="store_true")
-    parser.add_argument("--json")
-    asked = parser.parse_args()
-    console.print(platform.platform(), *(f"{name} {version(name)}" for name in PACKAGES))
-    measured: list[Figures] = []
+    """Measure, print, and write what was asked for."""
+    asked = arguments()
+    report = begin("steps", asked)
     for _ in range(asked.repeat):
-        if not asked.no_chain:
-            measured.append(chain(asked.runs, asked.steps, "-P", "solo"))
-        for latency in asked.latency:
-            for count in asked.workers:
-                measured.append(fleet(count, latency, asked.runs, asked.steps))
-                console.print(measured[-1])
-    show(measured)
-    bare = [one.rate for one in measured if one.what.startswith("bare")]
-    ours = [one.rate for one in measured if one.what == "stepfleet" and not one.latency]
-    if bare and ours:
-        ratio = statistics.median(ours) / statistics.median(bare)
-        Console().print(f"steps/s at latency 0 over the bare chain's tasks/s: {ratio:.2f}")
-    if asked.json:
-        with open(asked.json, "w", encoding="utf-8") as file:  # noqa: PTH123 - a name as given
-            json.dump([asdict(one) for one in measured], file, indent=1)
+        sweep(asked, report)
+    report.ratios.update(ratios(report))
+    print_tables(report)
+    finish(report, asked, lambda: plots(report))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""Broadcasts over Redis pub/sub: whoever subscribes to `agent.<run id>` hears of the run.
+
+Pub/sub keeps nothing: who was not there reads the run's stream (`fleet.stream`).
+"""
+
+from typing import Self
+
+import orjson
+from redis.asyncio import Redis
+
+from stepfleet.orchestrator.broadcast.port import Envelope
+
+SECONDS = 5.0
+
+
+class RedisPubSub:
+    """Publishes envelopes as JSON. Raises `redis.exceptions.RedisError` where Redis is away."""
+
+    def __init__(self, client: "Redis") -> None:
+        self._client = client
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        """Return a broadcaster with a connection of its own to the Redis at `url`."""
+        return cls(Redis.from_url(url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS))
+
+    async def broadcast(self, channel: str, envelope: Envelope) -> None:
+        """Publish one envelope."""
+        await self._client.publish(channel, orjson.dumps(dict(envelope)))
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+        await self._client.aclose()

@@ -1,0 +1,76 @@
+"""Sends events to a web server: signed, in order, several in one request.
+
+Knows no Redis: what was delivered is remembered by who calls `deliver`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import orjson
+
+from stepfleet.orchestrator.broadcast.port import Envelope
+from stepfleet.orchestrator.broadcast.signing import HEADER, signature
+from stepfleet.orchestrator.errors import AgentException
+
+SECONDS = 10.0
+PASSING = frozenset({408, 425, 429})
+_OK = range(200, 300)
+_REFUSED = range(400, 500)
+
+
+class WebhookError(AgentException):
+    """A webhook's server did not take a request. `lasting`: it will not take it later either."""
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class Webhook:
+    """Posts `{"events": [...]}` to `url`.
+
+    Each envelope has an `event_id`; one that comes again is the same event. The body is signed
+    with `secret` in the header `stepfleet-signature` (see `signing.verify`); without a secret
+    it is not. Redirects are not followed.
+    """
+
+    def __init__(
+        self, url: str, secret: str = "", *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.url = url
+        self._secret = secret
+        self._clock = clock
+        self._client: httpx.AsyncClient | None = None
+
+    async def broadcast(self, channel: str, envelope: Envelope) -> None:
+        """Send one envelope. Raises `WebhookError` where the server does not take it."""
+        del channel
+        await self.deliver([envelope])
+
+    async def deliver(self, envelopes: Sequence[Envelope]) -> None:
+        """Send envelopes in one request. Raises `WebhookError` where it is not taken."""
+        body = orjson.dumps({"events": [dict(one) for one in envelopes]})
+        headers: dict[str, Any] = {"content-type": "application/json", "user-agent": "stepfleet"}
+        if self._secret:
+            headers[HEADER] = signature(self._secret, body, int(self._clock()))
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=SECONDS)
+        try:
+            response = await self._client.post(self.url, content=body, headers=headers)
+        except (httpx.HTTPError, OSError) as error:
+            raise WebhookError(f"{self._host} cannot be reached: {type(error).__name__}") from None
+        if response.status_code not in _OK:
+            status = response.status_code
+            lasting = status in _REFUSED and status not in PASSING
+            raise WebhookError(f"{self._host} answered {status}", lasting=lasting)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    @property
+    def _host(self) -> str:
+        return f"the webhook at {httpx.URL(self.url).host}"
