@@ -152,7 +152,7 @@ class BatchSubmission:
             await asyncio.gather(*in_flight, return_exceptions=True)
 
     async def _create(self, runs: Sequence[NewRun]) -> int:
-        created = await asyncio.gather(*(self._submission.create(run) for run in runs))
+        created = await self._submission.create_all(runs)
         fresh = [run for run, is_new in zip(runs, created, strict=True) if is_new]
         await self._submission.publish(fresh)
         return len(runs)

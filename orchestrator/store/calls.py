@@ -9,7 +9,9 @@ from redis.exceptions import NoScriptError
 
 from stepfleet.orchestrator.store.connection import Connection
 
-STANDALONE = frozenset({"rescue"})
+STANDALONE = frozenset({"courier", "feed", "rescue"})
+WAITING = frozenset({"park", "take", "keep", "leave", "deliver"})
+"""Scripts of runs that wait for tool calls: they share more than the others."""
 
 
 @cache
@@ -17,7 +19,10 @@ def source(name: str) -> str:
     """Return the text of the script `name`, with what all scripts of a run share in front."""
     folder = files(__package__) / "scripts"
     own = (folder / f"{name}.lua").read_text("utf-8")
-    return own if name in STANDALONE else (folder / "common.lua").read_text("utf-8") + own
+    if name in STANDALONE:
+        return own
+    shared = ("common", "waiting") if name in WAITING else ("common",)
+    return "".join((folder / f"{part}.lua").read_text("utf-8") for part in shared) + own
 
 
 @cache
@@ -26,9 +31,14 @@ def digest(name: str) -> str:
     return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
 
 
+def loaded(name: str, keys: list[str], *args: Any) -> tuple[Any, ...]:
+    """Return the command that runs a script which the server has already."""
+    return ("EVALSHA", digest(name), len(keys), *keys, *args)
+
+
 async def run_script(connection: Connection, name: str, keys: list[str], *args: Any) -> Any:
     """Run a script; load it first where the server does not have it (any more)."""
     try:
-        return await connection.execute("EVALSHA", digest(name), len(keys), *keys, *args)
+        return await connection.execute(*loaded(name, keys, *args))
     except NoScriptError:
         return await connection.execute("EVAL", source(name), len(keys), *keys, *args)

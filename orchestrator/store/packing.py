@@ -1,12 +1,14 @@
-"""Packs commands in C where hiredis is installed; redis-py's asyncio client does it in Python.
+"""Talks to Redis in C where hiredis is installed; redis-py's asyncio client does much in Python.
 
 A step's scripts have some sixty arguments each: packing them is a good part of what a client
-spends on Redis.
+spends on Redis. A reply that came in together with an earlier one is taken as it is; redis-py
+would set a timer for it first.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
+from redis import exceptions
 from redis.asyncio import ConnectionPool
 from redis.connection import HiredisRespSerializer
 from redis.utils import HIREDIS_AVAILABLE
@@ -15,6 +17,7 @@ if HIREDIS_AVAILABLE:
     import hiredis
 
 _SERIALIZER = HiredisRespSerializer()
+_REPLIES = (str, bytes, int, type(None))
 
 
 class _Packed:
@@ -27,6 +30,22 @@ class _Packed:
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
         return [b"".join([_packed(tuple(command)) for command in commands])]
 
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        reader = getattr(getattr(self, "_parser", None), "_reader", None)
+        if not args and not options and reader is not None and reader.has_data():
+            reply = reader.gets()
+            if isinstance(reply, _REPLIES):
+                return reply
+            if isinstance(reply, list) and not (reply and isinstance(reply[0], Exception)):
+                return reply
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+            if isinstance(reply, list | Exception):  # the server is about to hang up
+                await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+                raise reply[0] if isinstance(reply, list) else reply
+        # Nothing whole has arrived: redis-py waits for it.
+        return await super().read_response(*args, **options)  # type: ignore[misc]
+
 
 def _packed(command: tuple[Any, ...]) -> bytes:
     if command[0] == "EVALSHA":  # none of ours has arguments that need more than hiredis
@@ -36,7 +55,7 @@ def _packed(command: tuple[Any, ...]) -> bytes:
 
 
 def pack_faster(pool: ConnectionPool) -> None:
-    """Let the pool's future connections pack by hiredis, if it is there."""
+    """Let the pool's future connections pack and read by hiredis, if it is there."""
     if HIREDIS_AVAILABLE:
         plain = pool.connection_class
         pool.connection_class = type(f"Packed{plain.__name__}", (_Packed, plain), {})

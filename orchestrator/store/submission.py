@@ -1,25 +1,27 @@
 """Creates runs and batches; submitting the same thing twice changes nothing."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import orjson
+from pydantic_core import to_jsonable_python
 from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.events import Event, Events, EventType
+from stepfleet.orchestrator.events import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
-from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.records.origin import RunOrigin
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.calls import loaded, run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.loading import MESSAGES, slim
+from stepfleet.orchestrator.store.loading import MESSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class NewRun:
     metadata: dict[str, Any] = field(default_factory=dict)
     parent: str | None = None
     delay: float = 0.0
+    origin: RunOrigin | None = None
 
 
 class Submission:
@@ -65,24 +68,37 @@ class Submission:
             msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
             raise StoreError(msg) from None
 
-    async def _create(self, run: NewRun) -> bool:
-        hint = StepHint(run.run_id, 0)
+    async def create_all(self, runs: Sequence[NewRun]) -> list[bool]:
+        """Create runs whose commands travel together; tell of each whether it is new.
+
+        Raises `StoreError` as `create` does; what was created by then stays.
+        """
         now = await self._connection.now()
+        sent = [self._connection.send(*loaded(*self._script(run, now))) for run in runs]
+        replies = await asyncio.gather(*sent, return_exceptions=True)
+        return [
+            await self.create(run) if isinstance(reply, BaseException) else reply == "created"
+            for run, reply in zip(runs, replies, strict=True)
+        ]
+
+    async def _create(self, run: NewRun) -> bool:
+        script = self._script(run, await self._connection.now())
+        return bool(await run_script(self._connection, *script) == "created")
+
+    def _script(self, run: NewRun, now: datetime) -> tuple[Any, ...]:
         queued = _queued(run, now)
-        reply = await run_script(
-            self._connection,
+        return (
             "create",
             self._keys.script_keys(run.run_id, self._dispatch.queue_key),
             run.run_id,
             round(self._grace * 1000),
             MESSAGES.dump_json(run.messages, exclude_defaults=True),
-            self._dispatch.message(hint, run.agent),
+            self._dispatch.message(StepHint(run.run_id, 0), run.agent),
             queued.to_json(),
             len(queued),
             round(run.delay * 1000),
-            *_header(run, now),
+            *header_of(run, first_handoff(run, now)),
         )
-        return bool(reply == "created")
 
     async def publish(self, runs: Sequence[NewRun]) -> None:
         """Send the first hints of created runs where scripts do not push them."""
@@ -91,19 +107,25 @@ class Submission:
             await self._dispatch.publish(hints)
 
 
-# A default that holds a dict is copied deeply for each state; this one is shared.
-_NONE = ErrorContext.none()
+def first_handoff(run: NewRun, now: datetime) -> str:
+    """Return the hand-off form of the state that a run begins with.
+
+    Written directly: to make the state and leave out its defaults takes ten times as long.
+    """
+    info = {"id": run.run_id, "execution_id": f"{run.run_id}:1"}
+    state: dict[str, Any] = {
+        "agent_id": run.run_id,
+        "info": {**info, "started_at": now, "updated_at": now},
+    }
+    if run.parent is not None:
+        state["parent_agent_id"] = run.parent
+    if run.metadata:
+        state["metadata"] = run.metadata
+    return orjson.dumps(state, default=to_jsonable_python, option=orjson.OPT_UTC_Z).decode()
 
 
-def _header(run: NewRun, now: datetime) -> list[Any]:
-    info = StateInfo(id=run.run_id, execution_id=f"{run.run_id}:1", started_at=now, updated_at=now)
-    state = AgentState(
-        agent_id=run.run_id,
-        parent_agent_id=run.parent,
-        info=info,
-        metadata=run.metadata,
-        failures=_NONE,
-    )
+def header_of(run: NewRun, handoff: str) -> list[Any]:
+    """Return the header of a new run as a list of field, value; `handoff` holds its state."""
     fields = {
         "v": SCHEMA_VERSION,
         "agent": run.agent,
@@ -113,16 +135,14 @@ def _header(run: NewRun, now: datetime) -> list[Any]:
         "row": "" if run.row is None else run.row,
         "line": run.line_id or "",
         "max_steps": run.max_steps,
-        "slim": slim(state),
+        "slim": handoff,
     }
+    if run.origin is not None:
+        fields["origin"] = run.origin.to_json()
     return [item for pair in fields.items() for item in pair]
 
 
 def _queued(run: NewRun, now: datetime) -> Events:
-    payload = {
-        "status": Lifecycle.QUEUED.value,
-        "step_count": 0,
-        "error_message": None,
-        "last_response": None,
-    }
-    return Events([Event(EventType.STATUS, run.run_id, f"{run.run_id}:1", now, payload)])
+    payload = status_payload(Lifecycle.QUEUED.value, before=None, steps=0)
+    execution = f"{run.run_id}:1"
+    return Events([Event(EventType.STATUS, run.run_id, execution, now, payload, run.parent)])

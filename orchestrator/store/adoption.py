@@ -1,0 +1,129 @@
+"""Creates runs that begin with a log: forks, and runs read from checkpoints. All or nothing."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.events import Event, Events, EventType, status_payload
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle
+from stepfleet.orchestrator.serialization.handoff import handoff
+from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.loading import log_end
+from stepfleet.orchestrator.store.submission import NewRun, header_of
+
+_AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """A run to create, and what it begins with.
+
+    `log`, `outcomes` and `lost` are fields as they are stored; `step` is the step at which the
+    run goes on, or stands. `header` are further fields of the header (times in milliseconds).
+    """
+
+    run: NewRun
+    state: AgentState
+    step: int
+    log: Mapping[str, str]
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Adoption:
+    """Writes such runs, each by one script."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        dispatch: Dispatch,
+        *,
+        grace: float,
+        retention: int,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._dispatch = dispatch
+        self._grace_ms = round(grace * 1000)
+        self._retention = retention
+
+    async def adopt(self, legacy: Legacy) -> bool:
+        """Create the run; return False if the very same was created before.
+
+        Raises `ConfigurationError` if another run has its id, `StoreError` when Redis stays out
+        of reach or refuses because its memory is full.
+        """
+        try:
+            (word,) = await self._adopt(legacy)
+        except ResponseError as error:
+            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
+            raise StoreError(msg) from None
+        if word == "exists":
+            msg = (
+                f"a run of the id {legacy.run.run_id} is there already; "
+                "choose another id (uuid.uuid4()) for this one"
+            )
+            raise ConfigurationError(msg)
+        if word == "created" and legacy.state.status in _AT_WORK:
+            await self._dispatch.published(_hint(legacy), legacy.run.agent)
+        return bool(word == "created")
+
+    async def _adopt(self, legacy: Legacy) -> Any:
+        run, state = legacy.run, legacy.state
+        header = [*header_of(run, handoff(state)), *_flat(legacy.header)]
+        if since := log_end(state.window):
+            header += ["since", since]
+        parts = [header, *map(_flat, (legacy.log, legacy.outcomes, legacy.lost))]
+        told = _status(state, await self._connection.now())
+        return await run_script(
+            self._connection,
+            "adopt",
+            self._keys.script_keys(run.run_id, self._dispatch.queue_key),
+            run.run_id,
+            _digest(parts),
+            state.status.value,
+            legacy.step,
+            self._grace_ms,
+            self._retention,
+            self._dispatch.message(_hint(legacy), run.agent),
+            told.to_json(),
+            len(told),
+            *map(len, parts),
+            *(value for part in parts for value in part),
+        )
+
+
+def _hint(legacy: Legacy) -> StepHint:
+    return StepHint(legacy.run.run_id, legacy.step)
+
+
+def _digest(parts: list[list[Any]]) -> str:
+    text = "\0".join(str(value) for part in parts for value in part)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _status(state: AgentState, now: datetime) -> Events:
+    payload = status_payload(
+        state.status.value,
+        before=None,
+        steps=state.step_count,
+        error=state.last_error if state.status is Lifecycle.FAILED else None,
+        last_response=state.last_output,
+    )
+    info, parent = state.info, state.parent_agent_id
+    return Events([Event(EventType.STATUS, info.id, info.execution_id, now, payload, parent)])
+
+
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [item for pair in fields.items() for item in pair]
