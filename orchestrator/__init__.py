@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepfleet.orchestrator.agent import Agent as Agent
+    from stepfleet.orchestrator.agent_files import agents_of_file as agents_of_file
+    from stepfleet.orchestrator.agent_files import builder_of as builder_of
+    from stepfleet.orchestrator.answers import Continue as Continue
+    from stepfleet.orchestrator.answers import ReturnAnswer as ReturnAnswer
+    from stepfleet.orchestrator.answers import ReturnResult as ReturnResult
+    from stepfleet.orchestrator.answers import SpecialTool as SpecialTool
     from stepfleet.orchestrator.async_batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.batches import BatchProgress as BatchProgress
+    from stepfleet.orchestrator.builder import AgentBuilder as AgentBuilder
+    from stepfleet.orchestrator.checkpoints.files import CheckpointFolder as CheckpointFolder
+    from stepfleet.orchestrator.checkpoints.files import load_checkpoint as load_checkpoint
+    from stepfleet.orchestrator.checkpoints.files import save_checkpoint as save_checkpoint
+    from stepfleet.orchestrator.checkpoints.record import AgentCheckpoint as AgentCheckpoint
+    from stepfleet.orchestrator.comparison import RunComparison as RunComparison
     from stepfleet.orchestrator.config import AgentConfig as AgentConfig
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
@@ -21,8 +33,13 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.errors import RunFailed as RunFailed
     from stepfleet.orchestrator.errors import StoreError as StoreError
     from stepfleet.orchestrator.fleet import AsyncFleet as AsyncFleet
+    from stepfleet.orchestrator.memory.conversation import MemoryManager as MemoryManager
+    from stepfleet.orchestrator.memory.policy import MemoryPolicy as MemoryPolicy
+    from stepfleet.orchestrator.memory.protocol import Memory as Memory
     from stepfleet.orchestrator.models import LLM as LLM
     from stepfleet.orchestrator.overview import FleetOverview as FleetOverview
+    from stepfleet.orchestrator.planning import Planning as Planning
+    from stepfleet.orchestrator.records.broadcasting import BroadcastConfig as BroadcastConfig
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
     from stepfleet.orchestrator.records.messages import Message as Message
     from stepfleet.orchestrator.records.messages import Role as Role
@@ -44,9 +61,22 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.tools import ToolCall as ToolCall
     from stepfleet.orchestrator.records.tools import ToolCallRecord as ToolCallRecord
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
+    from stepfleet.orchestrator.serialization.slim import SlimSerializer as SlimSerializer
+    from stepfleet.orchestrator.serialization.slim_config import (
+        SlimSerializationConfig as SlimSerializationConfig,
+    )
     from stepfleet.orchestrator.settings import Settings as Settings
+    from stepfleet.orchestrator.strategies import ChainOfThought as ChainOfThought
+    from stepfleet.orchestrator.strategies import NoOp as NoOp
+    from stepfleet.orchestrator.strategies import ReAct as ReAct
+    from stepfleet.orchestrator.strategies import StateChange as StateChange
+    from stepfleet.orchestrator.strategies import Strategy as Strategy
+    from stepfleet.orchestrator.strategies import StrategyContext as StrategyContext
+    from stepfleet.orchestrator.streamed_text import StreamedText as StreamedText
+    from stepfleet.orchestrator.subscribers import Subscribers as Subscribers
     from stepfleet.orchestrator.sync import Batch as Batch
     from stepfleet.orchestrator.sync import Fleet as Fleet
+    from stepfleet.orchestrator.tools import StateUpdate as StateUpdate
     from stepfleet.orchestrator.tools import current_invocation as current_invocation
     from stepfleet.orchestrator.tools import tool as tool
     from stepfleet.orchestrator.tools.builtin import calculator as calculator
@@ -56,8 +86,14 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "agent": ("Agent",),
+    "agent_files": ("agents_of_file", "builder_of"),
+    "answers": ("Continue", "ReturnAnswer", "ReturnResult", "SpecialTool"),
     "async_batch": ("AsyncBatch",),
     "batches": ("BatchProgress",),
+    "builder": ("AgentBuilder",),
+    "checkpoints.files": ("CheckpointFolder", "load_checkpoint", "save_checkpoint"),
+    "checkpoints.record": ("AgentCheckpoint",),
+    "comparison": ("RunComparison",),
     "config": ("AgentConfig",),
     "continuation": ("ContinuationCriteria", "when"),
     "error_policy": ("ErrorHandlingDecision", "ErrorPolicy"),
@@ -69,8 +105,13 @@ _WHERE = {
         "StoreError",
     ),
     "fleet": ("AsyncFleet",),
+    "memory.conversation": ("MemoryManager",),
+    "memory.policy": ("MemoryPolicy",),
+    "memory.protocol": ("Memory",),
     "models": ("LLM",),
     "overview": ("FleetOverview",),
+    "planning": ("Planning",),
+    "records.broadcasting": ("BroadcastConfig",),
     "records.errors": ("ErrorType",),
     "records.messages": ("Message", "Role"),
     "records.outcome": (
@@ -85,9 +126,21 @@ _WHERE = {
     "records.steps": ("FinishReason", "StepResult"),
     "records.tools": ("ToolCall", "ToolCallRecord"),
     "records.usage": ("UsageStats",),
+    "serialization.slim": ("SlimSerializer",),
+    "serialization.slim_config": ("SlimSerializationConfig",),
     "settings": ("Settings",),
+    "strategies": (
+        "ChainOfThought",
+        "NoOp",
+        "ReAct",
+        "StateChange",
+        "Strategy",
+        "StrategyContext",
+    ),
+    "streamed_text": ("StreamedText",),
+    "subscribers": ("Subscribers",),
     "sync": ("Batch", "Fleet"),
-    "tools": ("current_invocation", "tool"),
+    "tools": ("StateUpdate", "current_invocation", "tool"),
     "tools.builtin": ("calculator", "current_time", "http_get", "http_get_from"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}

@@ -83,7 +83,7 @@ class AsyncBatch:
             held = [
                 run_id
                 for run_id, answer in zip(run_ids, answers, strict=True)
-                if answer.word == "requested"
+                if answer.in_hands
             ]
             await control.interrupt(held)
             count += sum(answer.word in ("cancelled", "requested") for answer in answers)

@@ -176,7 +176,7 @@ def _check_request(line: BatchLine, config: AgentConfig) -> None:
     """Raise `ConfigurationError` where an agent cannot do what an OpenAI line asks for."""
     names = [tool.name for tool in config.tools]
     missing = [name for name in line.tools if name not in names]
-    if missing:
+    if missing and not config.mcp_servers:
         msg = (
             f"field 'body.tools': agent {config.name!r} has no tool {missing[0]!r}; "
             "give it that tool, or leave it out of the line"

@@ -10,15 +10,18 @@ from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.batch_submission import BatchSubmission
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.following import Following
 from stepfleet.orchestrator.openai_batch import PLAIN_AGENT
 from stepfleet.orchestrator.overview import WorkerSeen
 from stepfleet.orchestrator.run_control import RunControl
 from stepfleet.orchestrator.settings import Settings
+from stepfleet.orchestrator.store.adoption import Adoption
 from stepfleet.orchestrator.store.batches import Batches
 from stepfleet.orchestrator.store.control import Control
 from stepfleet.orchestrator.store.fleet_facts import workers
 from stepfleet.orchestrator.store.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.reading import Runs
+from stepfleet.orchestrator.store.snapshots import Snapshots
 from stepfleet.orchestrator.store.submission import Submission
 
 
@@ -33,6 +36,9 @@ class Client:
     batches: Batches
     submission: Submission
     batch_submission: BatchSubmission
+    snapshots: Snapshots
+    following: Following
+    adoption: Adoption
     brings: frozenset[str] = frozenset()
     _accepted: set[str] = field(default_factory=set)
 
@@ -56,6 +62,11 @@ class Client:
             batches=batches,
             submission=submission,
             batch_submission=BatchSubmission(batches, store.configs, submission),
+            snapshots=Snapshots(connection, keys, store.configs),
+            following=Following(store, runs, batches),
+            adoption=Adoption(
+                connection, keys, dispatch, grace=settings.grace, retention=settings.retention
+            ),
             brings=brings,
         )
 
@@ -98,9 +109,21 @@ def _check_agent(config: AgentConfig, there: Iterable[WorkerSeen]) -> None:
         raise ConfigurationError(msg)
 
 
+def _check_servers(config: AgentConfig, announced: AgentConfig) -> None:
+    there = {server.name for server in announced.mcp_servers}
+    missing = [one.name for one in config.mcp_servers if one.name not in there]
+    if missing:
+        msg = (
+            f"agent {config.name!r} on the running workers has no MCP server {missing[0]!r}; "
+            "restart them with the new code"
+        )
+        raise ConfigurationError(msg)
+
+
 def _check_tools(config: AgentConfig, announced: AgentConfig) -> None:
     names = {tool.name for tool in announced.tools}
     missing = [tool.name for tool in config.tools if tool.name not in names]
+    _check_servers(config, announced)
     if missing:
         msg = (
             f"agent {config.name!r} on the running workers has no tool {missing[0]!r} (it has: "

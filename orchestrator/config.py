@@ -3,24 +3,35 @@
 import hashlib
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator.planning.settings import Planning
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.broadcasting import BroadcastConfig
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.trace import ANSWER_TOOLS
+from stepfleet.orchestrator.schemas.handles import handle_of
+from stepfleet.orchestrator.strategies.template import Template
 from stepfleet.orchestrator.validation import explain_invalid
 
 NOT_PER_RUN = (
     "name",
     "tools",
+    "mcp_servers",
+    "special_tools",
     "settings.base_url",
     "settings.api_key_env",
     "settings.organization",
     "settings.extra_body",
+    "strategy",
+    "strategy_options",
+    "memory.custom",
 )
 
 
@@ -36,13 +47,19 @@ class AgentConfig(Record):
 
     `time_limit` and `cumulative_timeout` are seconds (the second replaces the first),
     `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
-    off. `model_attempts` bounds how often one step's model call is tried.
+    off. `model_attempts` bounds how often one step's model call is tried. `mcp_servers` names
+    the servers whose tools workers add.
+
+    With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
+    ends only when the model gives its answer: by a tool, or in `native` mode as a message that
+    the provider is asked to write as JSON of that schema.
     """
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][\w.\- ]*$")
     model: str = Field(min_length=1)
     instructions: str = ""
     tools: tuple[ToolRef, ...] = ()
+    mcp_servers: tuple[ToolRef, ...] = ()
     max_steps: int = Field(default=10, ge=1)
     token_limit: int | None = Field(default=32_768, ge=1)
     time_limit: float | None = Field(default=300.0, gt=0)
@@ -55,7 +72,58 @@ class AgentConfig(Record):
     parallel_tool_calls: bool | None = None
     model_attempts: int = Field(default=5, ge=1, le=100)
     settings: ModelSettings = ModelSettings()
+    memory: MemoryPolicy = MemoryPolicy()
+    user_template: Template | None = None
+    strategy: str | None = Field(default=None, min_length=1)
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    planning: Planning | None = None
+    broadcast: BroadcastConfig = BroadcastConfig()
+    require_final_answer: bool = False
+    output_schema: dict[str, Any] | None = None
+    answer_mode: Literal["tool", "native"] = "tool"
+    special_tools: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("output_schema")
+    @classmethod
+    def _usable(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is None:
+            return None
+        try:
+            return handle_of(schema).schema
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+
+    @property
+    def demands_answer(self) -> bool:
+        """Whether only an answer by its contract ends a run."""
+        return self.require_final_answer or self.output_schema is not None
+
+    def check_answer(self) -> None:
+        """Raise `ConfigurationError`, with the fix, where the answer contract cannot be kept."""
+        names = [*(tool.name for tool in self.tools), *self.special_tools]
+        if self.demands_answer:
+            names += sorted(ANSWER_TOOLS)
+        if len(names) > len(set(names)):
+            twice = next(name for name in names if names.count(name) > 1)
+            msg = (
+                f"agent {self.name!r}: tool {twice!r} is there twice, or is the answer contract's "
+                "own; give one of them another name"
+            )
+            raise ConfigurationError(msg)
+        offered = self.special_tools or (self.demands_answer and self.answer_mode == "tool")
+        if offered and self.tool_choice == "none":
+            msg = (
+                f"agent {self.name!r}: tool_choice 'none' keeps the model from giving its answer "
+                "by a tool; set 'auto' or 'any', or answer_mode='native' with an output_type"
+            )
+            raise ConfigurationError(msg)
+        if self.answer_mode == "native" and self.output_schema is None:
+            msg = (
+                f"agent {self.name!r}: answer_mode 'native' needs an output_type: the schema that "
+                "the provider is asked to write"
+            )
+            raise ConfigurationError(msg)
 
     @property
     def digest(self) -> str:
@@ -81,4 +149,5 @@ class AgentConfig(Record):
             if attrgetter(name)(changed) != attrgetter(name)(self):
                 msg = f"field {name!r} cannot be overridden per run; define another agent for that"
                 raise ConfigurationError(msg)
+        changed.check_answer()
         return changed

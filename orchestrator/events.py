@@ -1,5 +1,6 @@
 """Event envelopes: what happened in a run, as the commit's own output. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -8,6 +9,8 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.records.tool_text import value_text
+
+CHANNEL = "agent."
 
 
 class EventType(StrEnum):
@@ -19,27 +22,36 @@ class EventType(StrEnum):
     STEP_RETRIED = "agent.step.retried"
     TOOL_STARTED = "agent.tool.started"
     TOOL_COMPLETED = "agent.tool.completed"
+    STREAM_CHUNK = "agent.stream.chunk"
+    CONTINUATION = "agent.continuation"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One envelope; the store adds its sequence number."""
+    """One envelope; the store adds its sequence number and its id.
+
+    `parent_agent_id` is there for runs that another run has started.
+    """
 
     type: EventType
     session_id: str
     execution_id: str
     timestamp: datetime
     payload: dict[str, Any]
+    parent_agent_id: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the envelope as it is stored."""
-        return {
+        envelope = {
             "type": self.type.value,
             "session_id": self.session_id,
             "execution_id": self.execution_id,
             "timestamp": stamp(self.timestamp),
             "payload": self.payload,
         }
+        if self.parent_agent_id is not None:
+            envelope["parent_agent_id"] = self.parent_agent_id
+        return envelope
 
 
 class Events(tuple[Event, ...]):
@@ -52,18 +64,67 @@ class Events(tuple[Event, ...]):
         return orjson.dumps([event.to_dict() for event in self]).decode() if self else ""
 
 
+def numbered(events: list[dict[str, Any]], first: int, written: datetime) -> list[dict[str, Any]]:
+    """Return stored envelopes of one write with their sequence numbers and ids.
+
+    `first` is the first one's number; `written` is Redis's time of the write, which stands for
+    the time of an event that a script has told.
+    """
+    return [
+        {
+            "sequence": first + offset,
+            "event_id": f"{event.get('session_id', '')}:{first + offset}",
+            "timestamp": stamp(written),
+            **event,
+        }
+        for offset, event in enumerate(events)
+    ]
+
+
+def channel_of(session_id: str) -> str:
+    """Return the channel on which a session's events are broadcast."""
+    return CHANNEL + session_id
+
+
+def status_payload(
+    status: str,
+    *,
+    before: str | None,
+    steps: int,
+    error: str | None = None,
+    last_response: str | None = None,
+) -> dict[str, Any]:
+    """Return the payload of `agent.status`. Scripts that change a status build the same."""
+    return {
+        "status": status,
+        "previous_status": before,
+        "step_count": steps,
+        "error_message": error,
+        "last_response": last_response,
+    }
+
+
 def stamp(moment: datetime) -> str:
     """Return a UTC time in ISO 8601 with milliseconds and `Z`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def args_summary(arguments: dict[str, Any]) -> str:
+def args_summary(arguments: Mapping[str, Any]) -> str:
     """Return the first three arguments as `key: value`, each value cut to 30 characters."""
     shown = []
     for key, value in list(arguments.items())[:3]:
         text = f'"{value}"' if isinstance(value, str) else value_text(value)
         shown.append(f"{key}: {_cut(text, 30)}")
     return ", ".join(shown)
+
+
+def args_shown(arguments: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Return all arguments; one that is longer than `longest` characters becomes cut text."""
+    texts = {key: value_text(value) for key, value in arguments.items()}
+    return {
+        key: value if len(texts[key]) <= longest else _cut(texts[key], longest)
+        for key, value in arguments.items()
+    }
 
 
 def result_summary(result: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Finds the agents that a reference names: a module, a `.py` file, or several, comma-separated.
+"""Finds the agents that a reference names: a module, a `.py` or `.toml` file, or several of them.
 
 Runs the user's code, and turns whatever goes wrong there into one message that names file and
 line. Must not know who asks: the command line and the worker load agents alike.
@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.agent_files import SUFFIX, agents_of_file
 from stepfleet.orchestrator.errors import ConfigurationError
 
 _OURS = str(Path(__file__).resolve().parent)
@@ -23,10 +24,10 @@ _OURS = str(Path(__file__).resolve().parent)
 def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
     """Return the agents at the top level of what `reference` names, by name.
 
-    `reference` is `package.module` or `path/to/file.py`, or several of them with commas
-    between, or a list; agents in lists, tuples and dicts at the top level count as well.
-    An empty list names no agents. Raises `ConfigurationError` that names file, line and cause
-    where the code does not import, where it holds no agent, or two of one name.
+    `reference` is `package.module`, `path/to/file.py` or `path/to/agents.toml`, or several of
+    them with commas between, or a list; agents in lists, tuples and dicts at the top level count
+    as well. An empty list names no agents. Raises `ConfigurationError` that names file, line and
+    cause where the code does not import, where it holds no agent, or two of one name.
     """
     parts = _parts(reference)
     if not parts:
@@ -34,8 +35,7 @@ def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
     reference = ",".join(parts)
     found: dict[str, Agent] = {}
     for part in parts:
-        module = _load(part)
-        for agent in _agents_in(vars(module).values()):
+        for agent in _agents_of(part):
             known = found.setdefault(agent.name, agent)
             if known is not agent:
                 msg = f"--agents {reference}: two agents are named {agent.name!r}; rename one"
@@ -47,6 +47,13 @@ def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
         )
         raise ConfigurationError(msg)
     return found
+
+
+def _agents_of(part: str) -> Iterable[Agent]:
+    if part.endswith(SUFFIX):
+        _see_working_directory()
+        return agents_of_file(part).values()
+    return _agents_in(vars(_load(part)).values())
 
 
 def _parts(reference: str | Iterable[str]) -> list[str]:

@@ -24,7 +24,7 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
     names = [tool.name for tool in config.tools]
-    if changed.tool_choice not in (*_CHOICES, *names):
+    if changed.tool_choice not in (*_CHOICES, *names) and not config.mcp_servers:
         msg = (
             f"field 'tool_choice': {changed.tool_choice!r} is neither auto, any, none nor one of "
             f"the agent's tools ({', '.join(names) or 'it has none'})"

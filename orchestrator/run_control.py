@@ -10,15 +10,14 @@ from typing import Any
 
 from celery import Celery
 
-from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.batch_lines import parse_input
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.control import Answer, Control
 from stepfleet.orchestrator.store.reading import Runs, StoredRun
+from stepfleet.orchestrator.taking_up import check_goes_on
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class RunControl:
     async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
         """Cancel a run; a step under way is told at once and broken off."""
         answer = await self.ask_cancel(run_id, note)
-        if answer.word == "requested":
+        if answer.in_hands:
             await self.interrupt([run_id])
         return answer
 
@@ -81,13 +80,7 @@ class RunControl:
         if run.state.status is Lifecycle.COMPLETED:
             msg = f"run {run.run_id} completed; there is nothing to retry (submit it as a new run)"
             raise ConfigurationError(msg)
-        outcome = criteria_of(config).evaluate(revision.state)
-        if outcome.get_forbidding_criterion() is not None:
-            field = _FIELDS.get(outcome.stop_reason)
-            fix = f"raise it: retry with {field}=..." if field else "change what it names"
-            raise ConfigurationError(
-                f"run {run.run_id} would end at once again ({outcome.reason}); {fix}"
-            )
+        check_goes_on(run.run_id, config, revision.state, "retry")
         return await self._control.retry(run, revision)
 
     async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> Answer:
@@ -131,14 +124,6 @@ class RunControl:
                 self._app.control.broadcast(
                     INTERRUPT, arguments={"run_id": run_id}, connection=connection
                 )
-
-
-_FIELDS = {
-    StopReason.STEPS_LIMIT: "max_steps",
-    StopReason.TOKEN_LIMIT: "token_limit",
-    StopReason.TIME_LIMIT: "time_limit (or cumulative_timeout)",
-    StopReason.GUARD: "budget_usd",
-}
 
 
 def _known(answer: Answer, run_id: str) -> Answer:

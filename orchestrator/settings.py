@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -11,12 +11,20 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from stepfleet.orchestrator.cluster_url import is_cluster, parse_cluster
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.message_signing import SigningKeys, signing_keys
+from stepfleet.orchestrator.sentinel_url import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.validation import explain_invalid
 
 CONFIG_FILE = "stepfleet.toml"
 QUEUE = "stepfleet"
 TASK = "stepfleet.step"
+TOOL_TASK = "stepfleet.tool"
+_NO_BROKER = (
+    "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
+    "beside it, or to RabbitMQ"
+)
 
 
 class Settings(BaseSettings):
@@ -28,6 +36,11 @@ class Settings(BaseSettings):
     batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run;
     `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
     stopping worker lets its steps finish. `retention` is how long ended runs are kept.
+    Workers post all events to `webhooks`, signed with `webhook_secret`, and publish them on
+    the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
+    (several keys are separated by commas; the first signs) task messages are signed, and workers
+    put those aside that are not. `log_format` is how workers log: text, or lines of JSON with the
+    ids of run, step, agent and task.
     """
 
     model_config = SettingsConfigDict(
@@ -39,6 +52,7 @@ class Settings(BaseSettings):
     queue: str = Field(default=QUEUE, min_length=1)
     enqueue: Literal["auto", "script", "publish"] = "auto"
     transport: Literal["batch", "stock"] = "batch"
+    log_format: Literal["text", "json"] = "text"
     shards: int = Field(default=16, ge=1, le=4096)
     slots: int = Field(default=1000, ge=1, le=100_000)
     lease: float = Field(default=30.0, ge=0.5)
@@ -50,6 +64,10 @@ class Settings(BaseSettings):
     retention: int = Field(default=7 * 24 * 3600, ge=60)
     tool_threads: int = Field(default=32, ge=1)
     connections: int = Field(default=4, ge=1)
+    webhooks: tuple[HttpUrl, ...] = ()
+    webhook_secret: SecretStr | None = None
+    events_url: SecretStr | None = None
+    signing_key: SecretStr | None = None
 
     @classmethod
     def settings_customise_sources(
@@ -64,6 +82,33 @@ class Settings(BaseSettings):
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
+    @field_validator("redis_url", "broker_url", "events_url")
+    @classmethod
+    def _is_usable(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and is_sentinel(url.get_secret_value()):
+            parse_sentinel(url.get_secret_value())
+        if url is not None and is_cluster(url.get_secret_value()):
+            parse_cluster(url.get_secret_value())
+        return url
+
+    @field_validator("broker_url")
+    @classmethod
+    def _can_carry(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and is_cluster(url.get_secret_value()):
+            raise ValueError(_NO_BROKER)
+        return url
+
+    @field_validator("signing_key")
+    @classmethod
+    def _is_long(cls, given: SecretStr | None) -> SecretStr | None:
+        signing_keys(given.get_secret_value() if given else None)
+        return given
+
+    @property
+    def signing(self) -> SigningKeys | None:
+        """The keys that sign task messages; None where they are not signed."""
+        return signing_keys(self.signing_key.get_secret_value()) if self.signing_key else None
+
     @property
     def store(self) -> str:
         """The store's URL. Raises `ConfigurationError` when none is set."""
@@ -74,7 +119,12 @@ class Settings(BaseSettings):
 
     @property
     def broker(self) -> str:
-        """The broker's URL: the store's own unless another one is set."""
+        """The broker's URL: the store's own unless another one is set.
+
+        Raises `ConfigurationError` where that is a cluster.
+        """
+        if self.broker_url is None and is_cluster(self.store):
+            raise ConfigurationError(_NO_BROKER)
         return self.broker_url.get_secret_value() if self.broker_url else self.store
 
     @property
@@ -111,5 +161,8 @@ def _address(url: str) -> str:
     ):
         if url.startswith(scheme):
             url = plain + url.removeprefix(scheme)
+    if is_sentinel(url):
+        parsed = parse_sentinel(url)
+        return f"sentinel {sorted(parsed.sentinels)} {parsed.service} {parsed.db}"
     base, _, query = url.partition("?")
     return f"{base.rstrip('/').removesuffix('/0')}?{query}"

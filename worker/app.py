@@ -10,16 +10,20 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command
 
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
+from stepfleet.worker.admission import Gate
 from stepfleet.worker.pool import refuse_greenlet_pools
+from stepfleet.worker.rejected import puts_aside
 from stepfleet.worker.services import Services
+from stepfleet.worker.stopping import Stopping
 from stepfleet.worker.tasks import register
-from stepfleet.worker.transport import batch_url
+from stepfleet.worker.telemetry import log_as_json
+from stepfleet.worker.transport import EVENTS, batch_url
 from stepfleet.worker.transport import register as register_transport
 
 POOL = "stepfleet.worker.pool:Pool"
@@ -50,6 +54,7 @@ def create_app(settings: Settings) -> Celery:
         worker_prefetch_multiplier=1,
         worker_send_task_events=True,
         worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_channel_error_retry=True,
         task_acks_late=True,
         task_track_started=True,
         broker_transport_options=_transport_options(),
@@ -58,10 +63,15 @@ def create_app(settings: Settings) -> Celery:
     if settings.transport == "batch":
         register_transport()
         app.conf.broker_url = batch_url(settings.broker)
+        app.conf.event_serializer = EVENTS
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
     services = Services(settings, load_agents(references).values(), app)
-    register(app, services)
-    _follow_worker(services)
+    if settings.log_format == "json":
+        log_as_json()
+    keys = settings.signing
+    register(app, services, Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None)
+    _follow_refusals(settings)
+    _follow_worker(app, services)
     return app
 
 
@@ -81,7 +91,31 @@ def _transport_options() -> dict[str, Any]:
     return {"visibility_timeout": 6 * 3600}
 
 
-def _follow_worker(services: Services) -> None:
+def _follow_refusals(settings: Settings) -> None:
+    """Keep what Celery has and cannot use where people look for it."""
+    receive = puts_aside(settings)
+    signals.task_unknown.connect(receive, weak=False)
+    signals.task_rejected.connect(receive, weak=False)
+
+
+def _drain_step(stopping: Stopping) -> type[bootsteps.StartStopStep]:
+    """Return a step that begins the drain whoever asks for the stop: by remote control too."""
+
+    class DrainStep(bootsteps.StartStopStep):
+        requires = ("celery.worker.components:Pool",)
+
+        def close(self, parent: Any) -> None:
+            del parent
+            stopping.begin()
+
+        def terminate(self, parent: Any) -> None:
+            del parent
+            stopping.hurry()
+
+    return DrainStep
+
+
+def _follow_worker(app: Celery, services: Services) -> None:
     """Tie the services to the worker's life. Receivers are kept by the app's own process."""
 
     def starts_in_process(**_: Any) -> None:
@@ -91,13 +125,18 @@ def _follow_worker(services: Services) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
             services.start()
 
-    def drains(how: str = "Warm", **_: Any) -> None:
-        services.drain(at_once=how != "Warm")
+    def opens(**_: Any) -> None:
+        services.stopping.open()
+
+    def stops(how: str = "Warm", **_: Any) -> None:
+        services.stopping.ask(at_once=how != "Warm")
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
+    signals.worker_init.connect(opens, weak=False)
     signals.worker_process_init.connect(starts_in_process, weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
-    signals.worker_shutting_down.connect(drains, weak=False)
+    signals.worker_shutting_down.connect(stops, weak=False)
+    app.steps["worker"].add(_drain_step(services.stopping))
 
     @control_command(name="stepfleet_interrupt", args=[("run_id", str)], signature="RUN_ID")
     def stepfleet_interrupt(state: Any, run_id: str) -> dict[str, str]:

@@ -14,10 +14,12 @@ the consumer's thread waits for.
 
 import logging
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from celery import signals
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
@@ -26,6 +28,7 @@ from stepfleet.orchestrator.store.troubles import Trouble, Watch
 log = logging.getLogger(__name__)
 
 CELERYS_LOG = "celery.worker.consumer.consumer"
+KOMBUS_LOG = "kombu.transport.redis"
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 3.0
 STEADY_SECONDS = 5.0
@@ -41,6 +44,8 @@ class ForgivingConsumer(Consumer):
         self._watch = Watch("The broker")
         self._pause = 0.0
         self._lost_at = 0.0
+        self._forgave = False
+        logging.getLogger(KOMBUS_LOG).addFilter(is_news)
         super().__init__(*args, **kwargs)
 
     def on_ready(self) -> None:
@@ -59,8 +64,13 @@ class ForgivingConsumer(Consumer):
             maybe_shutdown()
             try:
                 conn.ensure_connection(
-                    self._cannot_connect, None, FIRST_PAUSE, FIRST_PAUSE, LONGEST_PAUSE,
-                    callback=maybe_shutdown, reraise_as_library_errors=False,
+                    self._cannot_connect,
+                    None,
+                    FIRST_PAUSE,
+                    FIRST_PAUSE,
+                    LONGEST_PAUSE,
+                    callback=maybe_shutdown,
+                    reraise_as_library_errors=False,
                 )
             except conn.channel_errors as error:  # a server that answers, and refuses
                 self._cannot_connect(error, LONGEST_PAUSE)
@@ -79,9 +89,24 @@ class ForgivingConsumer(Consumer):
         celerys = logging.getLogger(CELERYS_LOG)
         celerys.addFilter(_is_no_warning)
         try:
-            super().on_connection_error_after_connected(exc)
+            with warnings.catch_warnings():  # of what a later Celery will do with running tasks
+                warnings.simplefilter("ignore", PendingDeprecationWarning)
+                super().on_connection_error_after_connected(exc)
+        except Exception:  # noqa: BLE001 - kombu stumbles over what it closes; it is closed
+            log.debug("while a broken connection was closed", exc_info=True)
         finally:
             celerys.removeFilter(_is_no_warning)
+
+    def _forgiven(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever a dead connection raises
+            level = logging.DEBUG if self._forgave else logging.WARNING
+            self._forgave = True
+            log.log(
+                level, "acknowledgements found their connection gone (%r); nothing is lost", error
+            )
+            return None
 
     def _cannot_connect(self, error: Exception, _: float) -> None:
         self._watch.failed(Trouble.AWAY, error, time.monotonic())
@@ -90,6 +115,7 @@ class ForgivingConsumer(Consumer):
         now = time.monotonic()
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         self._lost_at = now
+        self._forgave = False
         self._watch.failed(Trouble.AWAY, error, now)
 
     def _is_steady(self) -> None:
@@ -102,11 +128,16 @@ class ForgivingConsumer(Consumer):
 
     def call_soon(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `p` in the consumer's thread soon; its failure is logged."""
-        return super().call_soon(partial(_forgiven, p), *args, **kwargs)
+        return super().call_soon(partial(self._forgiven, p), *args, **kwargs)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Drop a message that cannot be decoded, and tell who listens to `task_rejected`."""
+        super().on_decode_error(message, exc)
+        signals.task_rejected.send(sender=self, message=message, exc=exc)
 
     def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Acknowledge or reject in the consumer's thread soon; its failure is logged."""
-        return super().call_soon_ack(partial(_forgiven, p), *args, **kwargs)
+        """Acknowledge or reject in the consumer's thread soon; its failure is logged once."""
+        return super().call_soon_ack(partial(self._forgiven, p), *args, **kwargs)
 
 
 def _wait(seconds: float) -> None:
@@ -117,13 +148,13 @@ def _wait(seconds: float) -> None:
         time.sleep(min(FIRST_PAUSE, seconds))
 
 
+def is_news(record: logging.LogRecord) -> bool:
+    """Tell whether to keep a log record of kombu's: a refusal each second is none.
+
+    What Redis refuses to the upkeep of bindings, it refuses to others, who say so once.
+    """
+    return not record.getMessage().startswith("maybe_refresh_binding_expiry")
+
+
 def _is_no_warning(record: logging.LogRecord) -> bool:
     return record.levelno < logging.WARNING
-
-
-def _forgiven(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - whatever a dead connection raises
-        log.warning("an acknowledgement found its connection gone (%r); nothing is lost", error)
-        return None

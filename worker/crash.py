@@ -33,6 +33,11 @@ POINTS = (
     "during-tool",
     "after-tool",  # its result is in memory only
     "after-tools",
+    "tool-parked",  # the step waits for calls; they are not published where that comes after it
+    "call-taken",  # a tool call's own task has it, and has not begun
+    "during-call-task",
+    "call-made",  # its result is in memory only
+    "call-delivered",  # the step's hint is not published where that comes after the delivery
     "before-commit",
     "commit-applied",  # the next hint is not published where that comes after the commit
     "end-applied",  # the same of a commit that ends the run

@@ -12,9 +12,10 @@ from typing import Self
 
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint, awaited
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store.opening import client_app
-from stepfleet.orchestrator.store.reading import Runs
+from stepfleet.orchestrator.store.reading import Runs, StoredRun
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.services import LoopServices
@@ -51,18 +52,28 @@ class InlineWorker:
         """Do steps of these runs, all at once, until each has ended or is paused."""
         ports = await self._services.ports()
         await asyncio.gather(*(self._finish(run_id, ports) for run_id in run_ids))
+        await self._services.settle()
 
     async def _finish(self, run_id: str, ports: Ports) -> None:
         while True:
-            step = await self._next_step(run_id)
-            if step is None:
+            run = await self._open(run_id)
+            if run is None:
                 return
+            step, waits = run.step, awaited(run.header.get("waiting", ""), str(run.step))
+            if waits and await self._make_calls(run_id, step, waits):
+                continue
             report = await run_step(StepHint(run_id, step), ports, self._leases)
             if report.refusal and report.refusal.why in WAITING:
                 await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
 
-    async def _next_step(self, run_id: str) -> int | None:
+    async def _make_calls(self, run_id: str, step: int, indexes: Iterable[int]) -> bool:
+        """Make the tool calls that a run waits for; tell whether any was there to be made."""
+        hints = [ToolHint(run_id, step, index) for index in indexes]
+        reports = await asyncio.gather(*(self._services.run_call(hint) for hint in hints))
+        return any(report.refusal is None for report in reports)
+
+    async def _open(self, run_id: str) -> StoredRun | None:
         store = self._services.store
         run = await Runs(store.connection, store.keys, store.configs).get(run_id)
         status = run.state.status
-        return None if status.is_terminal or status == "paused" else run.step
+        return None if status.is_terminal or status == "paused" else run

@@ -14,12 +14,12 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.worker.bridge import TIME_IS_UP
 
 
-class Lease:
-    """One step in the hands of this process."""
+class Holding:
+    """Work in the hands of this process since `since` (UTC, by Redis's clock)."""
 
-    def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
-        self.claim = claim
+    def __init__(self, since: datetime, elapsed: Callable[[], float]) -> None:
         self.interruption: Interruption | None = None
+        self._since = since
         self._elapsed = elapsed
         self._began = elapsed()
         self._work: asyncio.Task[Any] | None = asyncio.current_task()
@@ -32,12 +32,7 @@ class Lease:
     @property
     def now(self) -> datetime:
         """Redis's time now: that of the claim, carried on by the monotonic clock."""
-        return self.claim.now + timedelta(seconds=self.seconds)
-
-    @property
-    def span(self) -> Span:
-        """When the attempt started, and how long it has taken."""
-        return Span(self.claim.now, self.seconds)
+        return self._since + timedelta(seconds=self.seconds)
 
     def broken_off_by(self, cancelled: asyncio.CancelledError) -> Interruption:
         """Return who broke the attempt off.
@@ -61,12 +56,31 @@ class Lease:
         self._work = None
 
 
+class Lease(Holding):
+    """One step in the hands of this process; `remembered` is memory work that is journaled."""
+
+    def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
+        super().__init__(claim.now, elapsed)
+        self.claim = claim
+        self.remembered = claim.journal.remembered
+
+    @property
+    def span(self) -> Span:
+        """When the step started, and how long it has taken.
+
+        A step that has waited for tool calls has parts: their times add up, and the calls' own.
+        """
+        journal = self.claim.journal
+        return Span(journal.began or self.claim.now, journal.spent + self.seconds)
+
+
 class Leases:
     """All steps that this process holds, by run id."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
         self._elapsed = elapsed
         self._held: dict[str, Lease] = {}
+        self._hands_back = False
         self.draining = False
 
     def __len__(self) -> int:
@@ -80,6 +94,8 @@ class Leases:
         """Keep a claim among those that are renewed, for the time of its attempt."""
         lease = Lease(claim, self._elapsed)
         self._held[claim.run_id] = lease
+        if self._hands_back:  # it was being claimed when the others were handed back
+            lease.interrupt(Interruption.HANDED_BACK)
         try:
             yield lease
         finally:
@@ -92,6 +108,7 @@ class Leases:
 
     def hand_back(self) -> None:
         """Break off all attempts, so that other workers take their runs over at once."""
+        self._hands_back = True
         for lease in self:
             lease.interrupt(Interruption.HANDED_BACK)
 

@@ -1,7 +1,8 @@
 """The model call of a step: the request from the state, one call, failures as values."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
+from stepfleet.orchestrator.conduct import Conduct
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
@@ -9,22 +10,27 @@ from stepfleet.orchestrator.errors import (
     ModelError,
     RateLimitError,
 )
+from stepfleet.orchestrator.memory.protocol import context_for
 from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
 from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.remembered import Remembered, Window
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.redaction import redact
-from stepfleet.orchestrator.tools import ToolRegistry
-from stepfleet.worker.ports import AgentCode
+from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
+from stepfleet.worker.leases import Lease
+from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.remembering import recollect
 
 
-def request_of(claim: Claim, tools: ToolRegistry) -> ModelRequest:
-    """Return what the model is sent: the whole conversation and the tools on offer."""
+def request_of(claim: Claim, tools: ToolRegistry, messages: tuple[Message, ...]) -> ModelRequest:
+    """Return what the model is sent: the conversation and the tools on offer."""
     config = claim.config
     return ModelRequest.model_construct(
         model=config.model,
-        messages=claim.state.messages,
+        messages=messages,
         tools=tools.specs(),
         tool_choice=config.tool_choice,
         parallel_tool_calls=config.parallel_tool_calls,
@@ -32,32 +38,72 @@ def request_of(claim: Claim, tools: ToolRegistry) -> ModelRequest:
     )
 
 
-async def call_model(claim: Claim, agent: AgentCode, crash: Callable[[str], None]) -> LLMResponse:
+async def call_model(
+    claim: Claim, agent: AgentCode, lease: Lease, ports: Ports, conduct: Conduct | None = None
+) -> LLMResponse:
     """Return the journaled answer if there is one, else make the call.
 
-    A conversation that is too long for the model is pruned once and tried again. Raises
-    `ModelError`.
+    A conversation that is too long for the model is pruned once and tried again; what then fits
+    is remembered. Raises `ModelError`, or `AgentMemoryError` when a memory fails.
     """
     if claim.journal.response is not None:
         return claim.journal.response
-    request = request_of(claim, agent.tools)
-    crash("during-call")
+    messages, remembered = claim.state.messages, None
+    if claim.history is not None:
+        recollection = await recollect(claim, claim.history, agent, lease, ports)
+        messages, remembered = recollection.messages, recollection.remembered
+    if agent.context is not None:
+        note = await context_for(agent.context, messages, claim.config.memory.context_tokens)
+        messages = (*messages, note) if note else messages
+    if agent.tools.late:
+        await agent.tools.listed()
+    request = request_of(claim, agent.tools, messages)
+    if conduct:
+        request = await conduct.prepare(request, claim.state)
+    ports.crash("during-call")
+    ask = agent.asking(claim)
     try:
-        response = await agent.generate(request)
+        response = await ask(request)
     except ContextWindowError as error:
-        pruned = prune_to_token_limit(request.messages, error.limit)
-        if len(pruned) == len(request.messages):
-            raise
-        response = await agent.generate(request.model_copy(update={"messages": pruned}))
-    crash("after-reply")
-    return response
+        pruned = _pruned(request, error)
+        response = await ask(pruned)
+        remembered = _with_limit(claim, remembered, pruned, ports)
+    ports.crash("after-reply")
+    if conduct:
+        response = conduct.interpret(response, claim.state)
+    return response.model_copy(update={"remembered": remembered}) if remembered else response
 
 
-def failure_of(error: Exception, span: Span) -> Failed:
-    """Return a failed attempt, whatever was raised.
+def _pruned(request: ModelRequest, error: ContextWindowError) -> ModelRequest:
+    """Return the request with fewer messages; raises `error` where none can go."""
+    for limit in (error.limit, None):
+        messages = prune_to_token_limit(request.messages, limit)
+        if len(messages) < len(request.messages):
+            return request.model_copy(update={"messages": messages})
+    raise error
+
+
+def _with_limit(
+    claim: Claim, remembered: Remembered | None, pruned: ModelRequest, ports: Ports
+) -> Remembered:
+    """Return what is remembered with the size that the model has taken."""
+    before = remembered or Remembered(window=claim.state.window or Window())
+    count = ports.tokens(claim.config.model)
+    limit = sum(map(count, pruned.messages))
+    window = before.window.model_copy(update={"limit": limit})
+    return before.model_copy(update={"window": window})
+
+
+def failure_of(error: Exception, span: Span, remembered: Remembered | None = None) -> Failed:
+    """Return a failed attempt, whatever was raised, with the memory work that was paid for.
 
     An agent that this worker does not have costs time but no attempt: another may have it.
     """
+    failed = _failure(error, span)
+    return replace(failed, remembered=remembered) if remembered else failed
+
+
+def _failure(error: Exception, span: Span) -> Failed:
     match error:
         case RateLimitError():
             return Failed(
@@ -67,24 +113,26 @@ def failure_of(error: Exception, span: Span) -> Failed:
             return Failed(
                 span, error.to_info(), transient=error.retryable, retry_after=error.retry_after
             )
+        case ToolSourceError():
+            return Failed(span, error.to_info(), transient=True)
         case ConfigurationError():
             return Failed(span, error.to_info(), transient=True, limited=True)
-        case AgentException():
-            return Failed(span, error.to_info())
         case _:
-            info = ErrorInfo(
-                type=ErrorType.UNKNOWN,
-                code="UNKNOWN_ERROR",
-                message=redact(f"{type(error).__name__}: {error}"[:2000]),
-            )
-            return Failed(span, info)
+            return Failed(span, info_of(error))
 
 
-def broken_off(by: Interruption, span: Span) -> Failed | Interrupted:
+def info_of(error: Exception) -> ErrorInfo:
+    """Return what is told of an error, whatever was raised."""
+    if isinstance(error, AgentException):
+        return error.to_info()
+    message = redact(f"{type(error).__name__}: {error}"[:2000])
+    return ErrorInfo(type=ErrorType.UNKNOWN, code="UNKNOWN_ERROR", message=message)
+
+
+def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
     """Return an attempt that was broken off before the model had answered."""
     if by is Interruption.TIMED_OUT:
         message = "the step took longer than the task's time limit"
-        return Failed(
-            span, ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message)
-        )
-    return Interrupted(span, by)
+        error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message)
+        return Failed(lease.span, error, remembered=lease.remembered)
+    return Interrupted(lease.span, by)

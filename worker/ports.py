@@ -1,15 +1,21 @@
 """What a step needs from the outside: every collaborator of `step.py`, as protocols."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from stepfleet.orchestrator.conduct import Conduct
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.memory.custom import CustomPolicy
+from stepfleet.orchestrator.memory.limits import Count
+from stepfleet.orchestrator.memory.protocol import Memory
+from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -58,6 +64,7 @@ class Store(Protocol):
         response: LLMResponse | None = None,
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
+        remembered: Remembered | None = None,
     ) -> Held:
         """Renew the lease and note what must not be done twice."""
 
@@ -74,6 +81,19 @@ class AgentCode(Protocol):
 
     def criteria(self, config: AgentConfig) -> ContinuationCriteria:
         """Return the criteria of a run with that configuration."""
+
+    def conduct(self, config: AgentConfig) -> Conduct | None:
+        """Return how such a run asks and reads, or None for a plain one."""
+
+    @property
+    def context(self) -> Memory | None:
+        """What it remembers beyond its conversations."""
+
+    def memory_policy(self, reference: str) -> CustomPolicy:
+        """Return its own memory policy. Raises `AgentMemoryError` where it has no such one."""
+
+    def asking(self, claim: Claim) -> Callable[[ModelRequest], Awaitable[LLMResponse]]:
+        """Return what makes the model calls of that step: `generate`, heard where one listens."""
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Make one model call. Raises `ModelError`."""
@@ -112,7 +132,9 @@ class Ports:
 
     `agent` finds an agent's code by configuration and raises `ConfigurationError` where this
     worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
-    `cost` prices a call in USD.
+    `cost` prices a call in USD; `patience` is how many seconds pass before another worker is
+    asked for a tool call whose code is not here; `tokens` returns what counts a message's tokens
+    for a model.
     """
 
     store: Store
@@ -125,3 +147,5 @@ class Ports:
     crash: Callable[[str], None]
     worker: str = ""
     poison_limit: int = 3
+    patience: float = 5.0
+    tokens: Callable[[str], Count] = lambda _: estimate_tokens

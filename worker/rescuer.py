@@ -8,9 +8,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.dispatch import CallTask, Dispatch, call_label
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
@@ -26,7 +27,7 @@ class Rescuer:
     """Looks for overdue runs every `interval` seconds, give or take a fifth.
 
     `long_queue`: above so many waiting messages, runs that are merely ready stay where they
-    are; their message is most likely among those.
+    are; their message is most likely among those. Below a tenth of it they are looked for.
     """
 
     def __init__(
@@ -78,8 +79,7 @@ class Rescuer:
 
     async def look(self, crash: Visit = unharmed) -> tuple[int, bool]:
         """Return how many overdue runs one look published, and whether a shard may have more."""
-        waiting = await self._dispatch.waiting()
-        is_long = "1" if waiting > self._long_queue else "0"
+        queue = self._shape_of_queue(await self._dispatch.waiting())
         replies = await asyncio.gather(
             *(
                 run_script(
@@ -88,16 +88,34 @@ class Rescuer:
                     [self._keys.due(shard)],
                     MOST_PER_SHARD,
                     self._grace_ms,
-                    is_long,
+                    queue,
                 )
                 for shard in range(self._keys.shards)
             )
         )
-        hints = [hint for reply in replies for hint in _hints(reply[1:])]
-        if hints:
+        hints = [hint for reply in replies for hint in _hints(reply[2:])]
+        calls = [call for reply in replies for call in _calls(reply[1])]
+        if hints or calls:
             crash("rescue-saved")
         await self._dispatch.publish(hints)
-        return len(hints), any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
+        await self._dispatch.publish_calls(calls)
+        return len(hints) + len(calls), any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
+
+    def _shape_of_queue(self, waiting: int) -> str:
+        if waiting > self._long_queue:
+            return "1"
+        return "idle" if waiting * 10 <= self._long_queue else "0"
+
+
+def _calls(reply: list[str]) -> list[CallTask]:
+    told = zip(*[iter(reply)] * 5, strict=True)
+    return [_call_task(*one) for one in told]
+
+
+def _call_task(run_id: str, step: str, agent: str, index: str, place: str) -> CallTask:
+    queue, _, tool = place.partition(":")
+    label = call_label(agent, int(step), tool)
+    return CallTask(ToolHint(run_id, int(step), int(index)), queue, label)
 
 
 def _hints(reply: list[str]) -> list[tuple[StepHint, str]]:

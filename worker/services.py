@@ -5,6 +5,7 @@ Starts with the process: leases are renewed and overdue runs rescued also while 
 
 import asyncio
 import logging
+import math
 import os
 import random
 import secrets
@@ -19,27 +20,43 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.errors import AgentException, StoreError
-from stepfleet.orchestrator.pricing import cost_of
+from stepfleet.orchestrator.memory.tokens import TokenCounters
+from stepfleet.orchestrator.pricing import Glance
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.waiting import Kept, NotTaken, NotTakenNow, ToolHint
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.chunks import Chunks
 from stepfleet.orchestrator.store.fleet_facts import forget_workers
 from stepfleet.orchestrator.store.opening import OpenStore, open_store
+from stepfleet.orchestrator.store.quarantine import keep_aside
 from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
+from stepfleet.orchestrator.store.tool_calls import ToolCalls
 from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.bridge import PerLoop, home_loop
+from stepfleet.worker.call_leases import CallLease, CallLeases
+from stepfleet.worker.chunks import ChunkSender
+from stepfleet.worker.courier import Courier
 from stepfleet.worker.crash import Visit, crash_points, unharmed
 from stepfleet.worker.leases import Lease, Leases, heed
+from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.models import Models
+from stepfleet.worker.outlets import couriers
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.rescuer import Rescuer
+from stepfleet.worker.sources import OpenSources, check_sources, sources_of
 from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.stopping import Stopping
+from stepfleet.worker.telemetry import logged
+from stepfleet.worker.telling import Teller
+from stepfleet.worker.tool_task import CallReport, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 3
+SETTLE_SECONDS = 5.0
 
 
 class LoopServices:
@@ -52,17 +69,27 @@ class LoopServices:
         app: Celery,
         leases: Leases,
         crash: Visit = unharmed,
+        patience: float | None = None,
     ) -> None:
         self._settings = settings
+        self._patience = settings.patience if patience is None else patience
         self._agents = list(agents)
         self._app = app
         self._leases = leases
         self._crash = crash
         self._models = Models(connections=0)
         self._toolbox = LocalToolbox(settings.tool_threads)
+        self._calls = CallLeases(time.monotonic)
+        self._told = {one.name: one.subscribers for one in self._agents if one.subscribers}
+        self._listening = Listening()
+        self._chunks: ChunkSender | None = None
+        self._couriers: list[Courier] = []
+        self._counters = TokenCounters()
         self._opening: asyncio.Task[Ports] | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._store: OpenStore | None = None
+        self._sources: OpenSources | None = None
+        self._tool_calls: ToolCalls
 
     async def ports(self) -> Ports:
         """Return the ports of steps; the first call connects. Raises `StoreError`."""
@@ -84,13 +111,46 @@ class LoopServices:
         ports = await self.ports()
         if lease is not None:
             heed(lease, await ports.store.journal(lease.claim, lease.seconds))
+        await self._keep_calls(run_id)
+
+    async def run_call(self, hint: ToolHint) -> CallReport:
+        """Make the tool call that `hint` names."""
+        ports = await self.ports()
+        return await run_call(hint, self._tool_calls, ports, self._calls)
+
+    def be_patient(self, seconds: float) -> None:
+        """Let calls to the store, also those that wait already, wait so long for it."""
+        self._patience = seconds
+        if self._store:
+            self._store.connection.patience = seconds
+
+    async def put_aside(self, entry: bytes) -> None:
+        """Keep a message that may not be acted on, for people. Raises `StoreError`."""
+        await self.ports()
+        await keep_aside(self.store.connection, entry)
+
+    def hand_calls_back(self) -> None:
+        """Break off the tool calls that are made here, for other workers."""
+        self._calls.hand_back()
+
+    async def settle(self) -> None:
+        """Give subscribers and readers of text a few seconds to hear what was told."""
+        await self._listening.settle(SETTLE_SECONDS)
+        if self._chunks:
+            await self._chunks.settle(SETTLE_SECONDS)
 
     async def aclose(self) -> None:
         """End the watches and disconnect."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        await self.settle()
+        await self._listening.aclose()
         await self._models.aclose()
+        if self._sources:
+            await self._sources.aclose()
+        for courier in self._couriers:
+            await courier.aclose()
         if self._store:
             with suppress(AgentException):
                 await self._store.connection.execute("HDEL", keys.WORKERS, worker_name())
@@ -99,15 +159,18 @@ class LoopServices:
     async def _open(self) -> Ports:
         settings = self._settings
         opened = self._store = await open_store(settings, self._app)
+        opened.connection.patience = self._patience
         for warning in warnings(await server_info(opened.connection)):
             log.warning(warning)
         terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
+        self._tool_calls = store.calls
         for agent in self._agents:
             await opened.configs.announce(agent.config)
         await forget_workers(opened)
+        self._sources = self._sources or sources_of(self._agents)
         rescuer = Rescuer(
             opened.connection,
             opened.keys,
@@ -122,17 +185,27 @@ class LoopServices:
             asyncio.create_task(self._renew(store), name="stepfleet-leases"),
             asyncio.create_task(self._report(opened), name="stepfleet-report"),
         ]
+        self._couriers = await couriers(opened, worker_name(), random.random)
+        self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
+        connection = opened.connection
+        self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
+        teller = Teller(self._chunks, self._listening)
+        heard = ListenedStore(store, self._told, self._listening) if self._told else store
+        written = logged(heard, as_json=settings.log_format == "json")
+        glance = Glance()
         return Ports(
-            store=store,
-            agent=LocalAgents(self._agents, self._models).find,
+            store=written,
+            agent=LocalAgents(self._agents, self._models, teller, self._sources).find,
             toolbox=self._toolbox,
-            cost=cost_of,
+            cost=lambda model, usage: glance.prices().cost_of(model, usage),
             elapsed=time.monotonic,
             jitter=random.random,
             token=lambda: secrets.token_hex(8),
             crash=self._crash,
             worker=worker_name(),
             poison_limit=settings.poison_limit,
+            patience=settings.grace,
+            tokens=self._counters.of,
         )
 
     async def _renew(self, store: StepStore) -> None:
@@ -142,6 +215,14 @@ class LoopServices:
         while True:
             await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
             await self._leases.renew(once)
+            await self._keep_calls()
+
+    async def _keep_calls(self, run_id: str | None = None) -> None:
+        async def once(lease: CallLease) -> Kept:
+            taken = lease.taken
+            return await self._tool_calls.keep(taken.hint, taken.token, lease.seconds)
+
+        await self._calls.renew(once, run_id)
 
     async def _report(self, opened: OpenStore) -> None:
         """Tell who is there, for people: nothing depends on it."""
@@ -162,44 +243,86 @@ class Services:
     """The services of a worker process, in whichever loop its pool runs steps."""
 
     def __init__(self, settings: Settings, agents: Iterable[Agent], app: Celery) -> None:
+        agents = tuple(agents)
+        check_sources(agents)
         self._settings = settings
         self.leases = Leases(time.monotonic)
         self.crash = crash_points(os.environ)
-        self._loop: Callable[[], LoopServices] = PerLoop(
-            lambda: LoopServices(settings, agents, app, self.leases, self.crash),
-            LoopServices.aclose,
-        )
+        self.stopping = Stopping(settings.drain)
+        self._makes_calls = False
+        self._made: LoopServices | None = None
+
+        def make() -> LoopServices:
+            # A model's answer is worth waiting for Redis, however long that takes.
+            patience = 0.0 if self.leases.draining else math.inf
+            self._made = LoopServices(settings, agents, app, self.leases, self.crash, patience)
+            return self._made
+
+        self._loop: Callable[[], LoopServices] = PerLoop(make, LoopServices.aclose)
 
     async def run_step(self, hint: StepHint) -> StepReport:
         """Do the step that `hint` names; a stopping worker refuses."""
         self.crash("message-popped")
         if self.leases.draining:
             return StepReport(hint, refusal=Refusal(Refused.DRAINING))
-        return await run_step(hint, await self._loop().ports(), self.leases)
+        try:
+            return await run_step(hint, await self._loop().ports(), self.leases)
+        except StoreError:
+            if not self._is_stopping():
+                raise
+            return StepReport(hint, refusal=Refusal(Refused.DRAINING))
+
+    async def run_call(self, hint: ToolHint) -> CallReport:
+        """Make the tool call that `hint` names; a stopping worker refuses."""
+        if self.leases.draining:
+            return CallReport(hint, refusal=NotTakenNow(NotTaken.DRAINING))
+        self._makes_calls = True
+        return await self._loop().run_call(hint)
+
+    async def put_aside(self, entry: bytes) -> None:
+        """Keep a message that may not be acted on, for people. Raises `StoreError`."""
+        await self._loop().put_aside(entry)
 
     def start(self) -> None:
         """Connect and start the watches in this process's loop. Safe to call again."""
         home_loop().submit(lambda: asyncio.ensure_future(self._started()))
 
-    def drain(self, *, at_once: bool = False) -> None:
-        """Take no new steps; hand back what is still held at once, or after the drain time."""
+    def drain(self) -> None:
+        """Take no new steps; hand back what is still held after the drain time."""
         self.leases.draining = True
-        seconds = 0.0 if at_once else self._settings.drain
-        home_loop().submit(
-            lambda: asyncio.get_running_loop().call_later(seconds, self.leases.hand_back)
-        )
+        self._be_patient(self._settings.drain)
+        asyncio.get_running_loop().call_later(self._settings.drain, self.hand_back)
+
+    def hand_back(self) -> None:
+        """Take no new steps; hand back what is held, at once."""
+        self.leases.draining = True
+        self._be_patient(SETTLE_SECONDS)
+        self.leases.hand_back()
+        if self._makes_calls:
+            self._loop().hand_calls_back()
 
     def interrupt(self, run_id: str) -> None:
         """Break off the attempt at a run's step, if it is held here and the store says so."""
-        if self.leases.find(run_id) is not None:
+        if self.leases.find(run_id) is not None or self._makes_calls:
             home_loop().submit(lambda: asyncio.ensure_future(self._loop().check(run_id)))
 
+    def _is_stopping(self) -> bool:
+        return self.leases.draining
+
+    def _be_patient(self, seconds: float) -> None:
+        if self._made is not None:
+            self._made.be_patient(min(seconds, self._settings.patience))
+
     async def _started(self) -> None:
+        self.stopping.heed(self.drain, self.hand_back)
+        told = ""
         while True:
             try:
                 await self._loop().ports()
             except (AgentException, RedisError, OSError) as error:
-                log.warning("waiting for the store: %s", error)
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("waiting for the store: %s", error)
                 await asyncio.sleep(1)
             else:
                 return

@@ -60,7 +60,7 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
     """Make the model call and run its tools. Every failure comes back as a value."""
     try:
         agent = ports.agent(claim.config)
-        criteria = agent.criteria(claim.config)
+        criteria, conduct = agent.criteria(claim.config), agent.conduct(claim.config)
     except Exception as error:  # noqa: BLE001 - the stored limits and policy hold without code
         criteria = criteria_of(claim.config)
         if outcome := prevented(claim, criteria):
@@ -70,16 +70,16 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
     try:
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
-        response = await call_model(claim, agent, ports.crash)
-        turn = ToolTurn(claim, response, agent, lease, ports)
+        response = await call_model(claim, agent, lease, ports, conduct)
+        turn = ToolTurn(claim, response, agent, lease, ports, conduct)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
         by = lease.broken_off_by(cancelled)
-        return criteria, turn.interrupted(by) if turn else broken_off(by, lease.span)
+        return criteria, turn.interrupted(by) if turn else broken_off(by, lease)
     except StoreError:
         raise  # the store is away: nothing of this attempt can be told, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
-        return criteria, failure_of(error, lease.span)
+        return criteria, failure_of(error, lease.span, lease.remembered)
 
 
 async def commit(

@@ -5,13 +5,19 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Reject, Retry
+from celery.utils.saferepr import saferepr
 
-from stepfleet.orchestrator.protocol.claim import Refused, StepHint
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.settings import TASK
+from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow
+from stepfleet.orchestrator.settings import TASK, TOOL_TASK
+from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
+from stepfleet.worker.admission import Gate, Inadmissible, call_hint, step_hint
 from stepfleet.worker.bridge import await_
 from stepfleet.worker.services import Services
 from stepfleet.worker.step import StepReport
+from stepfleet.worker.tool_task import CallReport
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +29,10 @@ class StepFailed(Exception):  # noqa: N818 - reads as what happened
     """A step was committed as failed; its run goes on or ends as the error policy says."""
 
 
+class CallFailed(Exception):  # noqa: N818 - as above
+    """A tool call's error was delivered; the model reads it, or the error policy ends the run."""
+
+
 class StepRetried(Retry):
     """A step will be tried again after `when` seconds. Flower shows what `repr` says."""
 
@@ -31,17 +41,35 @@ class StepRetried(Retry):
         return f"again in {self.when} s: {self.message}"
 
 
-def register(app: Celery, services: Services) -> None:
-    """Give `app` the step task."""
+def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
+    """Give `app` the tasks of steps and of tool calls. `gate` checks signatures; None: nobody."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
 
     @app.task(name=TASK, bind=True, acks_late=True, ignore_result=True, throws=(StepFailed,))
-    def step(self: Task, run_id: str, step: int) -> str:
+    def step(self: Task, *args: Any, **kwargs: Any) -> str:
         """Do one step of a run: `(run_id, step)` is a hint, Redis holds the truth."""
-        del self
-        report = await_(services.run_step(_hint(run_id, step)))
+        try:
+            hint = step_hint(args, kwargs)
+            if gate:
+                gate.check(TASK, [hint.run_id, hint.step], self.request)
+        except Inadmissible as refusal:
+            raise _put_aside(services, self, refusal) from None
+        report = await_(services.run_step(hint))
         services.crash("before-acknowledge")
         return told(report)
+
+    @app.task(name=TOOL_TASK, bind=True, acks_late=True, ignore_result=True, throws=(CallFailed,))
+    def call(self: Task, *args: Any, **kwargs: Any) -> str:
+        """Make one tool call of a step: a hint too; run and arguments are in Redis."""
+        try:
+            hint = call_hint(args, kwargs)
+            if gate:
+                gate.check(TOOL_TASK, [hint.run_id, hint.step, hint.index], self.request)
+        except Inadmissible as refusal:
+            raise _put_aside(services, self, refusal) from None
+        report = await_(services.run_call(hint))
+        services.crash("before-acknowledge")
+        return told_of_call(report)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
@@ -62,7 +90,7 @@ def told(report: StepReport) -> str:
     if report.refusal:
         if report.refusal.why is Refused.DRAINING:
             raise Reject("the worker is stopping", requeue=True)
-        return f"dropped: {report.refusal.why}"
+        return _dropped(report.hint.run_id, report.refusal)
     verdict = report.verdict
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"
@@ -77,14 +105,41 @@ def told(report: StepReport) -> str:
     return str(verdict.move)
 
 
+def told_of_call(report: CallReport) -> str:
+    """Return what Celery shows as a tool task's result. Raises `CallFailed` for a failed call."""
+    if report.refusal:
+        if report.refusal.why is NotTaken.DRAINING:
+            raise Reject("the worker is stopping", requeue=True)
+        return _dropped(report.hint.run_id, report.refusal)
+    if report.record is None:
+        return "given back: the worker is stopping"
+    if not report.applied:
+        return "dropped: nobody waits for the result any more"
+    if report.record.error is not None:
+        raise CallFailed(_shown(report.record.error))
+    return "delivered"
+
+
+def _dropped(run_id: str, refusal: Refusal | NotTakenNow) -> str:
+    if refusal.why in (Refused.UNREADABLE, NotTaken.UNREADABLE):
+        log.warning("run %s is left to other workers: %s", run_id, refusal.detail)
+    return f"dropped: {refusal.why}"
+
+
 def _shown(failure: Any) -> str:
     """Return an error for people: its type and code, and a first part of the message."""
     return f"{failure.type}: {failure.message}"[:SHOWN] if failure else "failed"
 
 
-def _hint(run_id: Any, step: Any) -> StepHint:
-    valid = isinstance(run_id, str) and 0 < len(run_id) <= 200  # noqa: PLR2004 - ids are short
-    if not valid or not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        log.warning("a step message without a run id and a step was dropped")
-        raise Reject("not a step hint", requeue=False)
-    return StepHint(run_id, step)
+def _put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
+    """Put a message into quarantine that may not be acted on; return how Celery is told."""
+    request = task.request
+    queue = str((request.delivery_info or {}).get("routing_key"))[:SHOWN]
+    log.warning("a message of queue %s was put aside: %s", queue, refusal)
+    shown = saferepr((task.name, request.args, request.kwargs), maxlen=KEPT_BYTES)
+    raw = shown.encode(errors="backslashreplace")
+    try:
+        await_(services.put_aside(entry(raw, str(refusal), queue)))
+    except StoreError as error:
+        log.warning("it is lost, as the store is away: %s", error)
+    return Reject(str(refusal), requeue=False)

@@ -5,15 +5,26 @@ Decides which calls still have to run; running one is the toolbox's business.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
-from stepfleet.orchestrator.protocol.attempt import Answered, Interrupted, Interruption
+from stepfleet.orchestrator.conduct import Conduct, Turn, joined
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.protocol.attempt import (
+    Answered,
+    Interrupted,
+    Interruption,
+    Parked,
+    Wait,
+)
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.refusals import not_run, unknown_outcome
+from stepfleet.orchestrator.protocol.refusals import not_run
+from stepfleet.orchestrator.protocol.waiting import divided, waited_in_vain
 from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.tools import Tool, ToolInvocation
+from stepfleet.orchestrator.tools import ToolInvocation
+from stepfleet.worker.call_attempt import attempt_call
 from stepfleet.worker.leases import Lease, heed
+from stepfleet.worker.model_call import info_of
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.order import execute_in_order
 
@@ -27,29 +38,52 @@ class ToolTurn:
     agent: AgentCode
     lease: Lease
     ports: Ports
+    conduct: Conduct | None = None
     records: dict[int, ToolCallRecord] = field(init=False)
 
     def __post_init__(self) -> None:
         self.records = dict(self.claim.journal.results)
         self._journaled = set(self.records)
         self._response_known = self.claim.journal.response is not None
+        self._handled: frozenset[int] = frozenset()
+        self._progress: Progress | None = None
+        if self.conduct and (handling := self.conduct.handle(self.response, self.claim.state)):
+            self.records = {**handling.records, **self.records}
+            self._handled = frozenset(handling.records)
+            self._progress = handling.progress
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls that the model asked for, in its order."""
         return self.response.tool_calls or ()
 
-    async def run(self) -> Answered:
-        """Run every call that has no result yet. Raises `asyncio.CancelledError` alone."""
+    async def run(self) -> Answered | Parked:
+        """Run every call that has no result yet. Raises `asyncio.CancelledError` alone.
+
+        For calls with a queue of their own the step waits.
+        """
         open_calls = [index for index in range(len(self.calls)) if index not in self.records]
+        waits: tuple[Wait, ...] = ()
+        if self.agent.tools.queues:
+            open_calls, waits = self._divided(open_calls)
         parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
         if parallel:
             await self._note(started=tuple(open_calls))
         one = self._run_at_once if parallel else self._run_next
         await execute_in_order(open_calls, one, parallel=parallel)
+        if waits:
+            return await self._parked(waits)
         self.ports.crash("after-tools")
+        if self.conduct:
+            self._progress = joined(self._progress, await self._read(self.conduct))
         return Answered(
-            self.lease.span, self.response, self._ordered(), self._texts(), self._cost()
+            self.lease.span,
+            self.response,
+            self._ordered(),
+            self._texts(),
+            self._cost(),
+            self._progress,
+            self._handled,
         )
 
     def interrupted(self, by: Interruption) -> Interrupted:
@@ -58,8 +92,41 @@ class ToolTurn:
             if index not in self.records:
                 self.records[index] = not_run(call, by, self.lease.now)
         return Interrupted(
-            self.lease.span, by, self.response, self._ordered(), self._texts(), self._cost()
+            self.lease.span,
+            by,
+            self.response,
+            self._ordered(),
+            self._texts(),
+            self._cost(),
+            self._progress,
+            self._handled,
         )
+
+    def _divided(self, open_calls: list[int]) -> tuple[list[int], tuple[Wait, ...]]:
+        for index in self.claim.overdue.intersection(open_calls):
+            self.records[index] = waited_in_vain(self.calls[index], self.lease.now)
+        left = [index for index in open_calls if index not in self.records]
+        parallel = self.claim.config.parallel_tool_execution
+        return divided(left, self.calls, self.agent.tools.queues, parallel=parallel)
+
+    async def _parked(self, waits: tuple[Wait, ...]) -> Parked:
+        # Who goes on with this step must find its answer, and what was done already.
+        if not self._response_known or self.records.keys() - self._journaled:
+            await self._note()
+        return Parked(self.lease.span, waits, self.interrupted(Interruption.CANCELLED))
+
+    async def _read(self, conduct: Conduct) -> Progress | None:
+        """Return what the turn means; trouble with that is an error of the step, never lost work.
+
+        The answer and the tools' results are there to be stored, whatever reads them.
+        """
+        turn = Turn(self.response, self._ordered(), self._texts())
+        try:
+            return await conduct.read(turn, self.claim.state)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - users write conducts; none may lose a step
+            return Progress(error=info_of(error))
 
     async def _run_next(self, _: int, index: int) -> None:
         await self._note(started=(index,))
@@ -86,25 +153,15 @@ class ToolTurn:
             step=self.claim.number,
             index=index,
             attempt=2 if before else 1,
+            custom_state=self.claim.state.custom_state,
         )
-        if before and call.name in self.agent.tools:
-            tool = self.agent.tools.get(call.name)
-            if not tool.idempotent:
-                return await self._asked(call, tool, invocation)
-        return await self.ports.toolbox.execute(
-            call, self.agent.tools, invocation, clock=lambda: self.lease.now
+        return await attempt_call(
+            call,
+            invocation,
+            self.agent.tools,
+            self.ports.toolbox,
+            clock=lambda: self.lease.now,
         )
-
-    async def _asked(
-        self, call: ToolCall, tool: Tool[..., Any], invocation: ToolInvocation
-    ) -> ToolCallRecord:
-        """Return what the tool's status hook knows of the lost call, or that nobody knows."""
-        if tool.options.status is None:
-            return unknown_outcome(call, self.lease.now)
-        known = await self.ports.toolbox.recall(
-            call, tool, invocation, clock=lambda: self.lease.now
-        )
-        return known or unknown_outcome(call, self.lease.now)
 
     async def _note(self, started: tuple[int, ...] = ()) -> None:
         """Journal results that are new, and starts: a result travels with the next start."""

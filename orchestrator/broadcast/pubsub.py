@@ -3,12 +3,15 @@
 Pub/sub keeps nothing: who was not there reads the run's stream (`fleet.stream`).
 """
 
-from typing import Self
+from typing import Any, Self
 
 import orjson
 from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
 
 from stepfleet.orchestrator.broadcast.port import Envelope
+from stepfleet.orchestrator.cluster_clients import cluster_client
+from stepfleet.orchestrator.cluster_url import is_cluster
 
 SECONDS = 5.0
 
@@ -16,13 +19,16 @@ SECONDS = 5.0
 class RedisPubSub:
     """Publishes envelopes as JSON. Raises `redis.exceptions.RedisError` where Redis is away."""
 
-    def __init__(self, client: "Redis") -> None:
+    def __init__(self, client: "Redis | RedisCluster") -> None:
         self._client = client
 
     @classmethod
     def at(cls, url: str) -> Self:
         """Return a broadcaster with a connection of its own to the Redis at `url`."""
-        return cls(Redis.from_url(url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS))
+        bounds: dict[str, Any] = {"socket_timeout": SECONDS, "socket_connect_timeout": SECONDS}
+        if is_cluster(url):
+            return cls(cluster_client(url, **bounds))
+        return cls(Redis.from_url(url, **bounds))
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
         """Publish one envelope."""

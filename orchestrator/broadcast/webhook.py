@@ -5,14 +5,17 @@ Knows no Redis: what was delivered is remembered by who calls `deliver`.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import httpx
 import orjson
 
 from stepfleet.orchestrator.broadcast.port import Envelope
 from stepfleet.orchestrator.broadcast.signing import HEADER, signature
 from stepfleet.orchestrator.errors import AgentException
+
+if TYPE_CHECKING:
+    import httpx
 
 SECONDS = 10.0
 PASSING = frozenset({408, 425, 429})
@@ -51,6 +54,8 @@ class Webhook:
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> None:
         """Send envelopes in one request. Raises `WebhookError` where it is not taken."""
+        import httpx  # noqa: PLC0415 - takes long, and workers without webhooks never need it
+
         body = orjson.dumps({"events": [dict(one) for one in envelopes]})
         headers: dict[str, Any] = {"content-type": "application/json", "user-agent": "stepfleet"}
         if self._secret:
@@ -73,4 +78,4 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        return f"the webhook at {httpx.URL(self.url).host}"
+        return f"the webhook at {urlsplit(self.url).hostname}"

@@ -8,10 +8,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from stepfleet.orchestrator.cli.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.redis_facts import RedisFacts
 from stepfleet.orchestrator.store.soundness import ServerFacts, worries
 
 OLDEST_PYTHON = (3, 11)
+REASONS = 3
+"""Reasons that are told why messages lie in quarantine."""
 BESIDE_SLOTS = 256
 """Open files that a worker needs apart from a connection per slot."""
 
@@ -101,6 +104,29 @@ def redis(facts: ServerFacts) -> list[Check]:
     ]
 
 
+def cluster(facts: ClusterFacts) -> list[Check]:
+    """Judge a cluster: whether it serves everything, and what happens when a master dies."""
+    nodes = f"{facts.masters} masters, {facts.replicas} replicas"
+    spread = ", ".join(map(str, sorted(facts.shards, reverse=True)))
+    found = [good("cluster", nodes), good("cluster's shards", f"on the masters: {spread}")]
+    if not facts.sound or facts.unserved:
+        fix = "bring its masters back, or promote their replicas (redis-cli --cluster check)"
+        lacks = f"{facts.unserved} slots are served by nobody" if facts.unserved else "it is down"
+        found[0] = Check("cluster", State.FAIL, f"{nodes}; {lacks}", fix)
+    elif facts.alone:
+        fix = "give each master a replica (redis-cli --cluster add-node ... --cluster-slave)"
+        lacks = f"no replica has {', '.join(facts.alone)}: while it is down its runs wait"
+        found[0] = Check("cluster", State.WARN, f"{nodes}; {lacks}", fix)
+    if 0 in facts.shards:
+        fix = "a store with more shards (STEPFLEET_SHARDS=256 before its first use) spreads better"
+        found[1] = Check("cluster's shards", State.WARN, f"on the masters: {spread}", fix)
+    if facts.moving:
+        what = f"{facts.moving} slots are on their way: runs in them wait until they are there"
+        fix = "wait; if it is stuck: redis-cli --cluster fix HOST:PORT"
+        found.append(Check("cluster's slots", State.WARN, what, fix))
+    return found
+
+
 def shards(facts: RedisFacts, wanted: int) -> Check:
     """Judge whether the settings agree with the store about its shards."""
     if facts.shards in (None, wanted):
@@ -113,15 +139,18 @@ def shards(facts: RedisFacts, wanted: int) -> Check:
     )
 
 
-def quarantine(count: int) -> Check:
-    """Judge broker messages that nobody could read."""
+def quarantine(count: int, reasons: Mapping[str, int] | None = None) -> Check:
+    """Judge broker messages that nobody could act on; `reasons` tells how often for what."""
     if not count:
         return good("quarantine", "empty")
+    told = [f"{why} ({often}x)" for why, often in (reasons or {}).items()]
+    shown = "; ".join([*told[:REASONS], *(["and others"] if len(told) > REASONS else [])])
     return Check(
         "quarantine",
         State.WARN,
-        f"{count} broker messages could not be read and were put aside",
-        "find out who else writes to the queue; redis-cli DEL sf:quarantine drops them",
+        f"{count} broker messages were refused and put aside" + (f": {shown}" if shown else ""),
+        "find out who else writes to the queue, and whether all have the same signing keys; "
+        "redis-cli DEL sf:quarantine drops them",
     )
 
 

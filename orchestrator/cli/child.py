@@ -57,12 +57,27 @@ class Child:
         """End it with SIGTERM, and after `within` seconds with SIGKILL."""
         if self._process is None:
             return
-        self._signal(signal.SIGTERM)
+        self.ask_to_end()
         try:
             await asyncio.wait_for(self._process.wait(), within)
         except TimeoutError:
             self.kill()
             await self._process.wait()
+
+    def ask_to_end(self) -> None:
+        """Send it SIGTERM; a worker that hears a second one hands back what it does at once."""
+        self._signal(signal.SIGTERM)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has been started and has not ended, as seen without waiting for anything."""
+        if self._process is None or self._process.returncode is not None:
+            return False
+        try:
+            look = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            return os.waitid(os.P_PID, self._process.pid, look) is None
+        except ChildProcessError:
+            return False
 
     def kill(self) -> None:
         """End it at once, with the processes that it started."""

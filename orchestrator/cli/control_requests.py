@@ -30,16 +30,17 @@ _SAYS = {
 }
 
 
-def overrides_of(raised: Sequence[str]) -> dict[str, Any]:
+def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, Any]:
     """Return `max_steps=20` and the like as overrides; values are read as JSON where they are.
 
-    Raises `ConfigurationError` for one without a name and a value. Pure.
+    `option` is what the user typed in front of them. Raises `ConfigurationError` for one without
+    a name and a value. Pure.
     """
     overrides: dict[str, Any] = {}
     for one in raised:
         name, equals, value = one.partition("=")
         if not equals or not name.strip() or not value.strip():
-            msg = f"--raise {one}: write FIELD=VALUE, as in --raise max_steps=20"
+            msg = f"{option} {one}: write FIELD=VALUE, as in {option} max_steps=20"
             raise ConfigurationError(msg)
         try:
             overrides[name.strip()] = orjson.loads(value)

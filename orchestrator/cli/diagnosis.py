@@ -4,6 +4,8 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +21,7 @@ from stepfleet.orchestrator.cli.known_agents import known_agents
 from stepfleet.orchestrator.cli.limits import open_files_limit
 from stepfleet.orchestrator.cli.output import print_json, screen
 from stepfleet.orchestrator.cli.places import known_redis
-from stepfleet.orchestrator.cli.redis_facts import ask
+from stepfleet.orchestrator.cli.redis_facts import ask, is_redis
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.embedded.binary import find_server_binary
 from stepfleet.orchestrator.embedded.folder import Folder
@@ -97,10 +99,13 @@ def _store(settings: Settings) -> Iterator[Check]:
     facts = ask(settings.store)
     yield good("Redis", "answers, and takes the credentials")
     yield from checks.redis(facts.server)
+    if facts.cluster:
+        yield from checks.cluster(facts.cluster)
     yield checks.shards(facts, settings.shards)
-    yield checks.quarantine(facts.quarantined)
+    yield checks.quarantine(facts.quarantined, facts.refusals)
     if settings.broker != settings.store:
         yield _broker(settings.broker)
+        yield from _put_aside_by_broker(settings.broker)
 
 
 async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
@@ -110,6 +115,16 @@ async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
         return await overview(opened), await known_agents(opened)
     finally:
         await opened.aclose()
+
+
+def _put_aside_by_broker(url: str) -> Iterator[Check]:
+    """Judge a broker's own quarantine, where it can have one and answers."""
+    with suppress(AgentException):
+        if is_redis(url):
+            facts = ask(url)
+            yield replace(
+                checks.quarantine(facts.quarantined, facts.refusals), about="broker's quarantine"
+            )
 
 
 def _broker(url: str) -> Check:

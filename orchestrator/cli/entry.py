@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 
 from stepfleet.orchestrator.cli.commands.batches import register as batches
+from stepfleet.orchestrator.cli.commands.bench import register as bench
 from stepfleet.orchestrator.cli.commands.checks import register as checks
 from stepfleet.orchestrator.cli.commands.control import register as control
 from stepfleet.orchestrator.cli.commands.fleets import register as fleets
+from stepfleet.orchestrator.cli.commands.history import register as history
 from stepfleet.orchestrator.cli.commands.running import register as running
 from stepfleet.orchestrator.cli.commands.runs import register as runs
 from stepfleet.orchestrator.cli.exits import INTERRUPTED, refuse
@@ -37,7 +39,7 @@ def build() -> typer.Typer:
         "130 interrupted.",
     )
     app.callback()(_options)
-    for register in (running, fleets, batches, runs, control, checks):
+    for register in (running, fleets, batches, runs, history, control, bench, checks):
         register(app)
     return app
 

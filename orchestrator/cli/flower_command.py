@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.cli.places import known_redis
-from stepfleet.orchestrator.cli.redis_facts import ask
+from stepfleet.orchestrator.cli.redis_facts import ask, refused_messages
 from stepfleet.orchestrator.dashboard.access import check_access
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.opening import celery_app
@@ -22,4 +22,9 @@ def serve_flower(port: int, address: str, basic_auth: str | None, data: Path) ->
     with known_redis(data) as settings:
         ask(settings.store)
         app = celery_app(settings)
-        serve(app, Address(address, port, basic_auth), lambda url: notice(f"Flower: {url}"))
+        serve(
+            app,
+            Address(address, port, basic_auth),
+            lambda url: notice(f"Flower: {url}"),
+            lambda: refused_messages({settings.store, settings.broker}),
+        )

@@ -1,8 +1,8 @@
 """Runs a module as `python -m` does, and ends it when the process that started it is gone.
 
 The starter keeps the other end of our standard input: it closes however the starter ends,
-by SIGKILL too, so that no worker outlives its `stepfleet run`. A private Redis is gone by then,
-so that there is not much to wait for.
+by SIGKILL too, so that no worker outlives its `stepfleet run`. A private Redis is gone by then, so
+that there is not much to wait for; at another one, a worker hands back what it does.
 """
 
 import os
@@ -13,7 +13,8 @@ import threading
 
 from stepfleet.orchestrator.cli.limits import raise_open_files_limit
 
-_ENDING_SECONDS = 8.0
+_DRAIN_SECONDS = 5.0
+_ENDING_SECONDS = 3.0
 
 
 def watch_starter() -> None:
@@ -25,6 +26,8 @@ def _end_with_starter() -> None:
     while os.read(0, 1024):
         continue
     os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(_DRAIN_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)  # a worker hands back now what it has not finished
     threading.Event().wait(_ENDING_SECONDS)
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

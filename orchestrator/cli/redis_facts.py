@@ -1,27 +1,44 @@
 """Asks a Redis server about itself, at once and without a fleet. Judges nothing; reads no run."""
 
 import contextlib
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import redis
+from redis.cluster import RedisCluster
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
+from stepfleet.orchestrator.cli.cluster_facts import (
+    ClusterFacts,
+    asked_cluster,
+    cluster_facts,
+    infos,
+)
 from stepfleet.orchestrator.cli.output import notice
+from stepfleet.orchestrator.cluster_url import is_cluster
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.soundness import ServerFacts, worries
+from stepfleet.orchestrator.store.quarantine import about_entries, reasons
+from stepfleet.orchestrator.store.soundness import ServerFacts, worries, worst_of
 
 _CONNECT_SECONDS = 3.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RedisFacts:
-    """What a server says of itself, and what of ours lies in it; None where it does not say."""
+    """What a server says of itself, and what of ours lies in it; None where it does not say.
+
+    `refusals` tells why messages lie in quarantine, and how often.
+    """
 
     server: ServerFacts
     shards: int | None
     quarantined: int
+    refusals: dict[str, int] = field(default_factory=dict)
+    cluster: ClusterFacts | None = None
 
 
 def warn_of(url: str) -> None:
@@ -36,10 +53,31 @@ def ask(url: str) -> RedisFacts:
     Raises `ConfigurationError` for an unusable URL or refused credentials, `StoreError` when
     the server cannot be reached; both name the fix.
     """
+    if is_cluster(url):
+        return asked_cluster(url, _facts_of_cluster, seconds=_CONNECT_SECONDS)
+    return _asked(url, _facts)
+
+
+def refused_messages(urls: Iterable[str]) -> list[dict[str, Any]]:
+    """Return what is known of the messages in quarantine, the newest first.
+
+    `urls` are of the store and the broker; what is no Redis has no quarantine. Raises as `ask`.
+    """
+    found = [one for url in urls if is_redis(url) for one in _asked(url, put_aside)]
+    return sorted(found, key=lambda one: -float(one["at"]))
+
+
+def is_redis(url: str) -> bool:
+    """Tell whether a broker's URL is one that `ask` understands."""
+    return url.startswith(("redis://", "rediss://", "unix://"))
+
+
+def _asked(url: str, question: Callable[[redis.Redis], T]) -> T:
     try:
         client = redis.Redis.from_url(
             url,
             decode_responses=True,
+            encoding_errors="replace",  # what lies in quarantine is any bytes
             socket_connect_timeout=_CONNECT_SECONDS,
             socket_timeout=_CONNECT_SECONDS,
             retry=None,
@@ -49,7 +87,7 @@ def ask(url: str) -> RedisFacts:
         raise ConfigurationError(msg) from None
     with contextlib.closing(client):
         try:
-            return _facts(client)
+            return question(client)
         except (AuthenticationError, NoPermissionError) as error:
             msg = (
                 f"Redis at {place(client)} refuses the credentials: {error}; put the right ones "
@@ -81,7 +119,25 @@ def _facts(client: redis.Redis) -> RedisFacts:
         server=ServerFacts.of(info),
         shards=int(shards) if shards else None,
         quarantined=_length(client, keys.QUARANTINE),
+        refusals=reasons(put_aside(client)),
     )
+
+
+def _facts_of_cluster(client: RedisCluster) -> RedisFacts:
+    shards = cast("str | None", client.get(keys.SHARDS))
+    return RedisFacts(
+        server=ServerFacts.of(worst_of(infos(client, "server", "persistence", "memory"))),
+        shards=int(shards) if shards else None,
+        quarantined=0,  # what cannot be read lies with the broker
+        cluster=cluster_facts(client, int(shards) if shards else keys.Keys().shards),
+    )
+
+
+def put_aside(client: redis.Redis) -> list[dict[str, Any]]:
+    """Return what is known of the messages in a server's quarantine, the newest first."""
+    if client.type(keys.QUARANTINE) != "list":
+        return []
+    return about_entries(cast("list[str]", client.lrange(keys.QUARANTINE, 0, -1)))
 
 
 def _length(client: redis.Redis, key: str) -> int:

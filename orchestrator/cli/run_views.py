@@ -38,13 +38,18 @@ def explain_run(run_id: str, data: Path, *, json: bool) -> None:
     with_fleet(data, explain)
 
 
-def print_events(run_id: str, data: Path, *, follow: bool) -> None:
+def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: int) -> None:
     """Print the run's events, a line of JSON each; with `follow` until it has ended."""
 
     async def tell(fleet: AsyncFleet) -> None:
         await fleet.show(run_id)
-        async for event in fleet.events(run_id, follow=follow):
-            print_json_line(event)
+        if follow:
+            told = fleet.stream(run_id, since=since, chunks=chunks)
+        else:
+            told = fleet.events(run_id)
+        async for event in told:
+            if follow or event["sequence"] > since:
+                print_json_line(event)
             await asyncio.sleep(0)
 
     with_fleet(data, tell)

@@ -9,6 +9,8 @@ from stepfleet.orchestrator.cli.restarts import Restarts
 from stepfleet.orchestrator.errors import ConfigurationError
 
 _BEYOND_DRAIN = 10.0
+_MOMENT = 2.0
+_LOOK = 0.02
 
 
 class Supervisor:
@@ -41,7 +43,12 @@ class Supervisor:
         await asyncio.gather(*(child.stop(within=self._bound) for child in self._children))
 
     def kill(self) -> None:
-        """End all of them at once."""
+        """End all of them at once: a moment to hand back what they do, and then by force."""
+        for child in self._children:
+            child.ask_to_end()
+        deadline = time.monotonic() + _MOMENT
+        while time.monotonic() < deadline and any(child.runs for child in self._children):
+            time.sleep(_LOOK)
         for child in self._children:
             child.kill()
 

@@ -2,6 +2,7 @@
 
 from stepfleet.orchestrator.continuation.base import base_criteria
 from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
+from stepfleet.orchestrator.continuation.critique import SelfCritique
 from stepfleet.orchestrator.continuation.drivers import (
     CallableCriterion,
     PendingRetry,
@@ -36,6 +37,7 @@ __all__ = [
     "FinishReasonCheck",
     "PendingRetry",
     "ResponseContentCheck",
+    "SelfCritique",
     "StepsLimit",
     "StopRequested",
     "TokenUsageLimit",

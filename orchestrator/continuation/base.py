@@ -29,15 +29,17 @@ def base_criteria(  # noqa: PLR0913 - one argument per limit
     error_policy: ErrorPolicy | None = None,
     finish_reasons: Iterable[FinishReason] = (),
     resolver: ErrorContextResolver = resolve,
+    leading: Iterable[CanDecideToContinue] = (),
     extra: Iterable[CanDecideToContinue] = (),
 ) -> ContinuationCriteria:
     """Return the base set with these limits, the user's criteria behind it.
 
-    A cumulative timeout replaces the wall-clock limit; None switches a limit off.
+    A cumulative timeout replaces the wall-clock limit; None switches a limit off. `leading`
+    stands before the limits: what an agent's conduct says of its answer.
     """
     policy = error_policy or ErrorPolicy()
     # First, so that a run which was cancelled says so whatever else forbids.
-    criteria: list[CanDecideToContinue] = [StopRequested(), StepsLimit(max_steps)]
+    criteria: list[CanDecideToContinue] = [StopRequested(), *leading, StepsLimit(max_steps)]
     if token_limit is not None:
         criteria.append(TokenUsageLimit(token_limit))
     if cumulative_timeout is not None:

@@ -14,6 +14,7 @@ from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.web import ErrorHandler
 
 from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
+from stepfleet.orchestrator.dashboard.quarantine import Pages, Read, routes
 from stepfleet.orchestrator.errors import ConfigurationError
 
 MAX_TASKS = 10_000
@@ -53,8 +54,8 @@ class Dashboard(Flower):
         return refused
 
 
-def serve(app: Celery, address: Address, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told the URL.
+def serve(app: Celery, address: Address, ready: Callable[[str], None], put_aside: Read) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is told the URL. `put_aside` reads the quarantine.
 
     Raises `ConfigurationError` where the address is open to others without authentication, or
     cannot be listened on.
@@ -63,7 +64,9 @@ def serve(app: Celery, address: Address, ready: Callable[[str], None]) -> None:
     _configure(address)
     # Tornado takes over the thread's loop, and Python makes none by itself any more.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    flower = Dashboard(capp=app, options=options, **settings)
+    pages = Pages(str(settings["template_path"]))
+    flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
+    flower.add_handlers(".*", routes(put_aside))
     try:
         port = flower.start_http_server()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What came of an attempt at a step: four kinds of value."""
+"""What came of an attempt at a step: five kinds of value."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,7 +6,9 @@ from enum import StrEnum
 
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
@@ -20,13 +22,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The model answered and all its tool calls have a record, in call order."""
+    """The model answered and all its tool calls have a record, in call order.
+
+    `handled` are the indexes of calls that the agent's conduct answered; `progress` is what
+    it makes of the turn.
+    """
 
     span: Span
     response: LLMResponse
     records: tuple[ToolCallRecord, ...] = ()
     texts: tuple[str, ...] = ()
     cost_usd: float = 0.0
+    progress: Progress | None = None
+    handled: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,7 @@ class Failed:
 
     `transient` failures are tried again as the same step; `limited` marks a refusal for now
     (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds.
+    `remembered` is memory work that was paid for before it failed.
     """
 
     span: Span
@@ -42,6 +51,7 @@ class Failed:
     transient: bool = False
     limited: bool = False
     retry_after: float | None = None
+    remembered: Remembered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,29 @@ class Interrupted:
     records: tuple[ToolCallRecord, ...] = ()
     texts: tuple[str, ...] = ()
     cost_usd: float = 0.0
+    progress: Progress | None = None
+    handled: frozenset[int] = frozenset()
 
 
-Attempt = Answered | Failed | Prevented | Interrupted
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One call that a step waits for: its index in the turn, its tool's queue, its tool."""
+
+    index: int
+    queue: str
+    tool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The model answered, and the step waits for tool calls that are tasks of their own.
+
+    `otherwise` is what the attempt comes to if a cancel arrives before it waits.
+    """
+
+    span: Span
+    waits: tuple[Wait, ...]
+    otherwise: Interrupted
+
+
+Attempt = Answered | Failed | Prevented | Interrupted | Parked

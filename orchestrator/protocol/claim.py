@@ -5,6 +5,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.memory.window import History
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCallRecord
@@ -44,12 +46,18 @@ class Refusal:
 class Journal:
     """What the open step has done already and must not do again.
 
-    `started` and `results` are keyed by the index of the tool call in the response.
+    `started` and `results` are keyed by the index of the tool call in the response. `remembered`
+    is the memory work of the step where it was paid for.
     """
 
     response: LLMResponse | None = None
     started: frozenset[int] = frozenset()
     results: dict[int, ToolCallRecord] = field(default_factory=dict)
+    remembered: Remembered | None = None
+    spent: float = 0.0
+    """Seconds that workers spent on this step before it waited for tool calls, and on those."""
+    began: datetime | None = None
+    """When the step began, if it has waited since (UTC)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,8 @@ class Claim:
     `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
     model attempts of this step that failed, `limited` those that were refused for now (429);
     `crashes` the workers that vanished with this step. `decided` is true when the commit
-    before has evaluated the criteria.
+    before has evaluated the criteria. `history` is the conversation as a memory policy sees it,
+    and None for a run without one.
     """
 
     run_id: str
@@ -74,6 +83,9 @@ class Claim:
     crashes: int = 0
     decided: bool = False
     batch_id: str | None = None
+    history: History | None = None
+    overdue: frozenset[int] = frozenset()
+    """Indexes of tool calls that the run has waited for in vain."""
 
     @property
     def number(self) -> int:

@@ -5,21 +5,35 @@ Because the state is a fold over the log, any step can be taken back or forked f
 
 from collections.abc import Iterable
 from datetime import datetime
+from functools import reduce
+from operator import or_
+from typing import Any
 
 from stepfleet.orchestrator.error_policy import next_failures
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.records.steps import LoggedStep, Progress, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
 
 
 def after_step(
-    state: AgentState, result: StepResult, messages: tuple[Message, ...], now: datetime
+    state: AgentState,
+    result: StepResult,
+    messages: tuple[Message, ...],
+    now: datetime,
+    progress: Progress | None = None,
+    remembered: Remembered | None = None,
 ) -> AgentState:
-    """Return the state behind a step: its time, usage, cost, failures and messages added."""
+    """Return the state behind a step: its time, usage, cost, failures and messages added.
+
+    The messages of `progress` are expected among `messages`.
+    """
     usage = result.usage or UsageStats()
     error = result.errors[0].message if result.errors else None
     results = [record.result for record in result.tool_calls if not record.is_error]
+    if kept := [record.custom_state for record in result.tool_calls if record.custom_state]:
+        state = state.model_copy(update={"custom_state": reduce(or_, kept, state.custom_state)})
     return state.model_copy(
         update={
             "info": state.info.add_execution_time(result.duration_ms / 1000).at(now),
@@ -37,8 +51,32 @@ def after_step(
             "last_error": error or state.last_error,
             "last_output": result.thought or state.last_output,
             "last_result": results[-1] if results else state.last_result,
+            "window": remembered.window if remembered else state.window,
+            **(_progressed(state, progress) if progress else {}),
         }
     )
+
+
+def _progressed(state: AgentState, progress: Progress) -> dict[str, Any]:
+    """Return the fields that a step changed by what it meant."""
+    changed: dict[str, Any] = {
+        "strategy_state": _strategy_state(state.strategy_state, progress),
+        "custom_state": {**state.custom_state, **progress.custom_state},
+    }
+    if progress.output:
+        changed["last_output"] = progress.output
+    if progress.answer:
+        changed["answer"] = progress.answer
+        if progress.answer.text is not None:
+            changed["last_output"] = progress.answer.text
+    return changed
+
+
+def _strategy_state(before: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    after = {**before, **progress.strategy_state}
+    for name, items in progress.strategy_append.items():
+        after[name] = [*after.get(name, ()), *items]
+    return after
 
 
 def rebuild(initial: AgentState, log: Iterable[LoggedStep]) -> AgentState:
@@ -48,7 +86,9 @@ def rebuild(initial: AgentState, log: Iterable[LoggedStep]) -> AgentState:
         while state.info.execution < logged.execution:
             state = state.next_execution()
         moment = logged.committed_at or logged.result.started_at
-        state = after_step(state, logged.result, logged.messages, moment)
+        state = after_step(
+            state, logged.result, logged.messages, moment, logged.progress, logged.remembered
+        )
         if logged.outcome:
             state = state.with_continuation_outcome(logged.outcome)
     return state

@@ -17,6 +17,8 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     delayed, and where a run was taken up again; otherwise the last commit has just done so.
     """
     failures = claim.state.failures.consecutive_failures
+    if claim.journal.spent and claim.state.stop_requested is None:
+        return None  # the call was made before the step waited for its tools
     again = claim.attempts or claim.limited or claim.crashes or failures
     delayed = again or claim.state.stop_requested is not None
     if claim.state.step_count and claim.decided and not delayed:

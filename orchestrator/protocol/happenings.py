@@ -1,24 +1,39 @@
-"""Which events a commit tells: the step, its tools, and the run's change of status."""
+"""Which events a commit tells: the step, its tools, its evaluations, the end of the run.
 
-from datetime import timedelta
+Other changes of status are told by the scripts that make them. Pure.
+"""
+
+from datetime import datetime, timedelta
 from typing import Any
 
-from stepfleet.orchestrator.events import Event, Events, EventType, args_summary, result_summary
+from stepfleet.orchestrator.events import (
+    Event,
+    Events,
+    EventType,
+    args_shown,
+    args_summary,
+    result_summary,
+    status_payload,
+)
 from stepfleet.orchestrator.protocol.attempt import Attempt
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) -> Events:
     """Return the events of one commit, in the order in which they happened."""
     told: list[Event] = []
-    if claim.state.session_steps == 0 and claim.attempts + claim.limited + claim.crashes == 0:
-        told.append(_status(claim, verdict, Lifecycle.IN_PROGRESS, claim.now))
+    traced = claim.config.broadcast.include_continuation_trace
     if verdict.logged:
-        told += _step(claim, verdict.logged.result, facts)
+        told += _step(claim, verdict.logged.result, facts, verdict.outcome if traced else None)
+    if traced and verdict.outcome:
+        trace = _trace(claim, verdict.outcome)
+        told.append(_event(claim, EventType.CONTINUATION, facts.now, trace))
     if verdict.move is Move.RETRY and verdict.failure:
         payload = {
             "step_number": claim.number,
@@ -29,11 +44,20 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
         }
         told.append(_event(claim, EventType.STEP_RETRIED, facts.now, payload))
     if verdict.move is Move.FINISH and verdict.stop_reason:
-        told.append(_status(claim, verdict, end_state(verdict.stop_reason), facts.now))
+        ended = status_payload(
+            end_state(verdict.stop_reason).value,
+            before=Lifecycle.IN_PROGRESS.value,
+            steps=verdict.state.step_count,
+            error=verdict.error,
+            last_response=verdict.state.last_output,
+        )
+        told.append(_event(claim, EventType.STATUS, facts.now, ended))
     return Events(told)
 
 
-def _step(claim: Claim, result: StepResult, facts: Facts) -> list[Event]:
+def _step(
+    claim: Claim, result: StepResult, facts: Facts, traced: ContinuationOutcome | None
+) -> list[Event]:
     started = {
         "step_number": result.step,
         "message_count": len(claim.state.messages),
@@ -41,19 +65,8 @@ def _step(claim: Claim, result: StepResult, facts: Facts) -> list[Event]:
     }
     told = [_event(claim, EventType.STEP_STARTED, result.started_at, started)]
     for call in result.tool_calls:
-        base = {"tool_name": call.tool_name, "tool_call_id": call.call_id}
-        summary = {**base, "args_summary": args_summary(call.arguments)}
-        told.append(_event(claim, EventType.TOOL_STARTED, call.timestamp, summary))
-        ended = call.timestamp + timedelta(milliseconds=call.duration_ms or 0)
-        completed: dict[str, Any] = {
-            **base,
-            "success": not call.is_error,
-            "error": call.error.message if call.error else None,
-            "duration_ms": call.duration_ms,
-            "result_summary": result_summary(call.result),
-        }
-        told.append(_event(claim, EventType.TOOL_COMPLETED, ended, completed))
-    summary_of_step: dict[str, Any] = {
+        told += _call(claim, call)
+    completed: dict[str, Any] = {
         "step_number": result.step,
         "has_tool_calls": result.has_tool_calls,
         "errors": [error.message for error in result.errors],
@@ -61,18 +74,56 @@ def _step(claim: Claim, result: StepResult, facts: Facts) -> list[Event]:
         "usage": result.usage.to_dict() if result.usage else None,
         "duration_ms": round(result.duration_ms, 3),
     }
-    return [*told, _event(claim, EventType.STEP_COMPLETED, facts.now, summary_of_step)]
+    if traced:
+        completed["continuation"] = _decision(traced)
+    return [*told, _event(claim, EventType.STEP_COMPLETED, facts.now, completed)]
 
 
-def _status(claim: Claim, verdict: Verdict, status: Lifecycle, at: Any) -> Event:
-    payload = {
-        "status": status.value,
-        "step_count": verdict.state.step_count,
-        "error_message": verdict.error,
-        "last_response": verdict.state.last_output,
+def _call(claim: Claim, call: ToolCallRecord) -> list[Event]:
+    base = {"tool_name": call.tool_name, "tool_call_id": call.call_id}
+    told = claim.config.broadcast
+    started: dict[str, Any] = dict(base)
+    if told.include_tool_args:
+        started["args"] = args_shown(call.arguments, told.max_arg_length)
+    else:
+        started["args_summary"] = args_summary(call.arguments)
+    completed: dict[str, Any] = {
+        **base,
+        "success": not call.is_error,
+        "error": call.error.message if call.error else None,
+        "duration_ms": call.duration_ms,
+        "result_summary": result_summary(call.result),
     }
-    return _event(claim, EventType.STATUS, at, payload)
+    ended = call.timestamp + timedelta(milliseconds=call.duration_ms or 0)
+    return [
+        _event(claim, EventType.TOOL_STARTED, call.timestamp, started),
+        _event(claim, EventType.TOOL_COMPLETED, ended, completed),
+    ]
 
 
-def _event(claim: Claim, kind: EventType, at: Any, payload: dict[str, Any]) -> Event:
-    return Event(kind, claim.run_id, claim.state.info.execution_id, at, payload)
+def _decision(outcome: ContinuationOutcome) -> dict[str, Any]:
+    return {
+        "should_continue": outcome.should_continue,
+        "stop_reason": None if outcome.should_continue else outcome.stop_reason.value,
+        "resolved_by": outcome.resolved_by,
+    }
+
+
+def _trace(claim: Claim, outcome: ContinuationOutcome) -> dict[str, Any]:
+    return {
+        "step_number": claim.number,
+        **_decision(outcome),
+        "evaluations": [
+            {
+                "criterion": one.criterion.rpartition(".")[2],
+                "decision": one.decision.value,
+                "reason": one.reason,
+            }
+            for one in outcome.evaluations
+        ],
+    }
+
+
+def _event(claim: Claim, kind: EventType, at: datetime, payload: dict[str, Any]) -> Event:
+    state = claim.state
+    return Event(kind, claim.run_id, state.info.execution_id, at, payload, state.parent_agent_id)

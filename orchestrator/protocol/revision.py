@@ -42,7 +42,14 @@ def revise(
     overrides: Mapping[str, Any],
     now: datetime,
 ) -> Revision:
-    """Return how the ended run with that state and log is taken up again."""
+    """Return how the ended run with that state and log is taken up again.
+
+    Where memory has trimmed the log, no step can be taken back: the run goes on behind the last.
+    """
+    if log and log[0].result.step > 1:
+        info = state.info.model_copy(update={"updated_at": now, "execution_started_at": now})
+        anew = state.model_copy(update={"info": info, "failures": ErrorContext.none()})
+        return Revision(log[-1].result.step, anew, dict(overrides))
     fresh = state.reset().model_copy(update={"messages": ()})
     last = log[-1] if log and log[-1].execution == state.info.execution else None
     failed = last if last and last.result.type is StepType.ERROR else None
@@ -76,22 +83,34 @@ def further_turn(
     """Return how an ended run goes on with a further turn: a new execution behind its log."""
     turn = state.next_execution()
     info = turn.info.at(now)
-    return Revision(len(log), turn.model_copy(update={"info": info}), dict(overrides))
+    step = log[-1].result.step if log else 0
+    return Revision(step, turn.model_copy(update={"info": info}), dict(overrides))
+
+
+def _was_misread(failed: LoggedStep) -> bool:
+    """Return whether an answer without calls failed by what it meant: only a new one can help."""
+    progress = failed.progress
+    return progress is not None and progress.error is not None and not failed.result.tool_calls
 
 
 def _journal(failed: LoggedStep) -> list[str]:
     """Return journal entries for what of a failed step need not be done again."""
-    if not failed.messages:
-        return []
+    remembered = failed.remembered
+    summary = remembered.summary if remembered else None
+    entries = ["memory", remembered.to_json()] if remembered and summary else []
+    if not failed.messages or _was_misread(failed):
+        return entries
     result = failed.result
+    usage = result.usage if result.usage_reported else None
     response = LLMResponse(
         content=failed.messages[0].text,
         tool_calls=failed.messages[0].tool_calls or None,
-        usage=result.usage if result.usage_reported else None,
+        usage=usage - summary.usage if usage and summary else usage,
         model=result.model or "",
         finish_reason=result.finish_reason,
+        remembered=remembered,
     )
-    entries = ["response", response.to_json()]
+    entries += ["response", response.to_json()]
     for index, record in enumerate(result.tool_calls):
         if not record.is_error:
             entries += [f"r:{index}", record.to_json()]

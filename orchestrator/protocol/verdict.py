@@ -15,19 +15,23 @@ from stepfleet.orchestrator.protocol.attempt import (
     Failed,
     Interrupted,
     Interruption,
+    Parked,
     Prevented,
     Span,
 )
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.refusals import NOT_EXECUTED
+from stepfleet.orchestrator.protocol.waiting import Waiting, patience
 from stepfleet.orchestrator.protocol.waits import backoff
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
+from stepfleet.orchestrator.records.remembered import Remembered, Summary
 from stepfleet.orchestrator.records.results import LostAttempt, RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
+from stepfleet.orchestrator.records.tool_text import media_messages
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
 
@@ -39,6 +43,7 @@ class Move(StrEnum):
     RETRY = "retry"
     FINISH = "finish"
     RELEASE = "release"
+    WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class Verdict:
 
     `logged` is None when no step came of the attempt. `delay` is in seconds. `lost` is
     work that was paid for and is dropped now; `dropped` is what to note if the commit itself
-    comes too late. `attempt` and `limited` say what a retry costs.
+    comes too late. `attempt` and `limited` say what a retry costs. `waiting` is set when the step
+    waits for tool calls; then `lost` is what to note if the wait is ended from outside.
     """
 
     move: Move
@@ -62,6 +68,7 @@ class Verdict:
     lost: LostAttempt | None = None
     dropped: LostAttempt | None = None
     failure: ErrorInfo | None = None
+    waiting: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +88,15 @@ def decide(claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts
     match attempt:
         case Prevented():
             return _finish(claim.state, attempt.outcome)
-        case Failed() if attempt.transient and claim.state.stop_requested is not None:
-            verdict = _finish(claim.state, criteria.evaluate(claim.state))
-            return _with_lost(verdict, _lost(claim, attempt, "deferred"))
-        case Failed() if attempt.transient and _may_try_again(claim, attempt):
-            return _try_again(claim, attempt, facts)
+        case Failed() if attempt.transient and _may_be_deferred(claim, attempt):
+            return _deferred(claim, attempt, criteria, facts)
         case Interrupted(by=Interruption.HANDED_BACK) | Interrupted(by=Interruption.LEASE_LOST):
             return Verdict(Move.RELEASE, claim.state, lost=_lost(claim, attempt, "interrupted"))
         case Interrupted(response=None):
             verdict = _finish(claim.state, criteria.evaluate(claim.state))
             return _with_lost(verdict, _lost(claim, attempt, "interrupted"))
+        case Parked():
+            return _parked(claim, attempt, criteria, facts)
         case _:
             return _committed(claim, attempt, criteria, facts)
 
@@ -102,17 +108,26 @@ def _committed(
     facts: Facts,
 ) -> Verdict:
     result = _step_result(claim, attempt, facts)
+    remembered = _remembered(attempt)
+    if remembered and remembered.summary:
+        result = _charged(result, remembered.summary)
+    progress = None if isinstance(attempt, Failed) else attempt.progress
     messages = () if isinstance(attempt, Failed) else _messages(attempt)
-    state = after_step(claim.state, result, messages, facts.now)
+    if progress:
+        messages += progress.messages
+        progress = progress.model_copy(update={"messages": ()})
+    state = after_step(claim.state, result, messages, facts.now, progress, remembered)
     outcome = criteria.evaluate(state)
-    logged = LoggedStep(
+    logged = LoggedStep.model_construct(
         result=result,
         messages=messages,
         outcome=outcome,
         execution=state.info.execution,
         committed_at=facts.now,
+        progress=progress,
+        remembered=remembered,
     )
-    dropped = LostAttempt(
+    dropped = LostAttempt.model_construct(
         kind="late",
         step=claim.number,
         seconds=attempt.span.seconds,
@@ -140,6 +155,19 @@ def _committed(
     )
 
 
+def _remembered(attempt: Answered | Failed | Interrupted) -> Remembered | None:
+    if isinstance(attempt, Failed):
+        return attempt.remembered
+    return attempt.response.remembered if attempt.response else None
+
+
+def _charged(result: StepResult, summary: Summary) -> StepResult:
+    """Return the result with what the summary made in that step took."""
+    usage = (result.usage or UsageStats()) + summary.usage
+    cost = result.cost_usd + summary.cost_usd
+    return result.model_copy(update={"usage": usage, "cost_usd": cost})
+
+
 def _finish(state: AgentState, outcome: ContinuationOutcome) -> Verdict:
     """End the run as `outcome` says; one that does not forbid ends as cancelled work does."""
     reason = outcome.stop_reason
@@ -153,6 +181,29 @@ def _finish(state: AgentState, outcome: ContinuationOutcome) -> Verdict:
     )
 
 
+def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts: Facts) -> Verdict:
+    if claim.state.stop_requested is not None:
+        return _committed(claim, attempt.otherwise, criteria, facts)
+    response = attempt.otherwise.response
+    usage = response.usage if response else None
+    paid = LostAttempt(
+        kind="interrupted",
+        step=claim.number,
+        seconds=attempt.span.seconds,
+        tokens=usage.total_tokens if usage else 0,
+        cost_usd=attempt.otherwise.cost_usd,
+    )
+    seconds = attempt.span.seconds - claim.journal.spent
+    late = paid.model_copy(update={"kind": "late", "seconds": seconds})
+    waiting = Waiting(
+        calls=attempt.waits,
+        patience=patience(claim.config, claim.state, facts.now),
+        seconds=seconds,
+        began=attempt.span.started_at,
+    )
+    return Verdict(Move.WAIT, claim.state, lost=paid, dropped=late, waiting=waiting)
+
+
 def _with_lost(verdict: Verdict, lost: LostAttempt) -> Verdict:
     return Verdict(
         verdict.move,
@@ -164,8 +215,18 @@ def _with_lost(verdict: Verdict, lost: LostAttempt) -> Verdict:
     )
 
 
-def _may_try_again(claim: Claim, failed: Failed) -> bool:
-    return failed.limited or claim.attempts + 1 < claim.config.model_attempts
+def _may_be_deferred(claim: Claim, failed: Failed) -> bool:
+    stopped = claim.state.stop_requested is not None
+    return stopped or failed.limited or claim.attempts + 1 < claim.config.model_attempts
+
+
+def _deferred(
+    claim: Claim, failed: Failed, criteria: ContinuationCriteria, facts: Facts
+) -> Verdict:
+    if claim.state.stop_requested is None:
+        return _try_again(claim, failed, facts)
+    verdict = _finish(claim.state, criteria.evaluate(claim.state))
+    return _with_lost(verdict, _lost(claim, failed, "deferred"))
 
 
 def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
@@ -200,7 +261,8 @@ def _lost(
     return LostAttempt(
         kind=kind,
         step=claim.number,
-        seconds=attempt.span.seconds,
+        # What was spent before a wait stays in the journal, and counts with the step.
+        seconds=attempt.span.seconds - claim.journal.spent,
         ambiguous=unanswered or timed_out,
         reason=reason,
     )
@@ -225,11 +287,17 @@ def _step_result(
     assert response is not None  # noqa: S101 - decide() has matched the other case
     errors = tuple(
         record.error
-        for record in attempt.records
-        if record.error and record.error.code != NOT_EXECUTED
+        for index, record in enumerate(attempt.records)
+        if record.error and record.error.code != NOT_EXECUTED and index not in attempt.handled
     )
+    progress = attempt.progress
+    if progress and progress.error:
+        errors += (progress.error,)
+    step_type = _step_type(has_errors=bool(errors), has_tools=bool(attempt.records))
+    if progress and progress.step_type and not errors:
+        step_type = progress.step_type
     usage = response.usage or UsageStats()
-    return StepResult(
+    return StepResult.model_construct(
         step=claim.number,
         thought=response.content or None,
         tool_calls=attempt.records,
@@ -237,7 +305,7 @@ def _step_result(
         usage_reported=response.usage is not None,
         cost_usd=attempt.cost_usd,
         finish_reason=response.finish_reason,
-        type=_step_type(has_errors=bool(errors), has_tools=bool(attempt.records)),
+        type=step_type,
         errors=errors,
         started_at=span.started_at,
         duration_ms=span.seconds * 1000,
@@ -253,9 +321,13 @@ def _step_type(*, has_errors: bool, has_tools: bool) -> StepType:
 
 
 def _messages(attempt: Answered | Interrupted) -> tuple[Message, ...]:
-    """Return the assistant's message and, behind it, one tool message per call in call order."""
+    """Return the assistant's message and, behind it, one tool message per call in call order.
+
+    Images that tools returned stand in one message more.
+    """
     response = attempt.response
     assert response is not None  # noqa: S101 - decide() has matched the other case
     calls: tuple[ToolCall, ...] = response.tool_calls or ()
     answers = (Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True))
-    return (Message.assistant(response.content, calls), *answers)
+    shown = media_messages(attempt.records)
+    return (Message.assistant(response.content, calls), *answers, *shown)

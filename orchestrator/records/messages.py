@@ -19,6 +19,9 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
+ADDED = "added_by"
+"""Metadata of a user message that no user wrote: a reminder, a note, a request to go on."""
+
 Block = dict[str, Any]
 Content = str | list[Block]
 
@@ -48,6 +51,11 @@ class Message(Record):
         return cls(role=Role.USER, content=content)
 
     @classmethod
+    def added(cls, content: Content, by: str) -> "Message":
+        """Return a user message that `by`, a part of the fleet, adds; it is never the prompt."""
+        return cls(role=Role.USER, content=content, metadata={ADDED: by})
+
+    @classmethod
     def assistant(cls, text: str, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
         """Return an assistant message, with the calls it asks for."""
         return cls(role=Role.ASSISTANT, content=text, tool_calls=tool_calls)
@@ -71,6 +79,10 @@ class Message(Record):
     def is_user(self) -> bool:
         """Return whether a user speaks."""
         return self.role is Role.USER
+
+    def is_prompt(self) -> bool:
+        """Return whether a user speaks, and not a part of the fleet in a user's place."""
+        return self.role is Role.USER and ADDED not in self.metadata
 
     def is_assistant(self) -> bool:
         """Return whether the model speaks."""

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -31,10 +32,20 @@ class ModelSettings(Record):
     extra_body: dict[str, Any] = Field(default_factory=dict)
 
 
+class OutputFormat(Record):
+    """JSON as the form of an answer: any object, or one that fits `json_schema`.
+
+    `name` is what the provider is told the schema is called.
+    """
+
+    name: str = "response"
+    json_schema: dict[str, Any] | None = None
+
+
 class ModelRequest(Record):
     """One call: the whole conversation, the tools on offer, the settings.
 
-    `tool_choice`: `auto`, `any`, `none` or the name of one tool.
+    `tool_choice`: `auto`, `any`, `none` or the name of one tool. `output` None means: text.
     """
 
     model: str
@@ -43,12 +54,13 @@ class ModelRequest(Record):
     tool_choice: str = "auto"
     parallel_tool_calls: bool | None = None
     settings: ModelSettings = ModelSettings()
+    output: OutputFormat | None = None
 
 
 class LLMResponse(Record):
     """One answer. `usage` is None when the provider reported none.
 
-    `raw` is the provider's payload for hooks in the same process; it is never stored.
+    `remembered` is what a memory policy had made of the conversation before the call. `raw` is the provider's payload for hooks in the same process; it is never stored.
     """
 
     content: str = ""
@@ -56,4 +68,5 @@ class LLMResponse(Record):
     usage: UsageStats | None = None
     model: str = ""
     finish_reason: FinishReason = FinishReason.STOP
+    remembered: Remembered | None = None
     raw: Any = Field(default=None, exclude=True, repr=False)

@@ -3,6 +3,7 @@
 from typing import TypeVar
 
 from stepfleet.orchestrator.records.agent_steps import AgentStep
+from stepfleet.orchestrator.records.debugging import DebugSummary, debugged
 from stepfleet.orchestrator.records.endings import RunStatus, end_state, run_status
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.raising import check_ended_well
@@ -22,6 +23,10 @@ class AgentRunResult(RunFacts):
     def summary(self) -> str:
         """Return one line: status, agent, steps, tool calls, tokens, duration in seconds."""
         return summarized(self)
+
+    def debug(self) -> DebugSummary:
+        """Return what the run came to, in short: why it stopped, its errors, what it used."""
+        return debugged(self)
 
     def replay(self) -> str:
         """Return a readable trace of the run, a line or two per step."""

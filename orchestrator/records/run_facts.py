@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, computed_field
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.endings import RunStatus
 from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.origin import RunOrigin
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
@@ -84,6 +85,7 @@ class RunFacts(Record):
     line_id: str | None = None
     row: int | None = None
     parent_agent_id: str | None = None
+    origin: RunOrigin | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     outcome: ContinuationOutcome | None = None
     lost_attempts: tuple[LostAttempt, ...] = ()

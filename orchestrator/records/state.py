@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic import Field
 
+from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.remembered import Window
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -77,7 +79,7 @@ class LastStep(Record):
     @classmethod
     def of(cls, result: StepResult) -> "LastStep":
         """Return the facts of `result`."""
-        return cls(
+        return cls.model_construct(
             step=result.step,
             type=result.type,
             has_tool_calls=result.has_tool_calls,
@@ -114,6 +116,8 @@ class AgentState(Record):
     last_result: Any = None
     last_error: str | None = None
     last_output: str | None = None
+    answer: Answer | None = None
+    window: Window | None = None
     last_continuation_outcome: ContinuationOutcome | None = None
 
     def with_message(self, message: Message) -> "AgentState":
@@ -131,8 +135,8 @@ class AgentState(Record):
     def next_execution(self) -> "AgentState":
         """Return the state at the start of a further turn on the same session.
 
-        Counters, clocks and failures of the execution start anew; the conversation, identity,
-        metadata and the session's totals stay.
+        Counters, clocks, failures and the strategy's state of the execution start anew; the
+        conversation, identity, metadata, custom state and the session's totals stay.
         """
         number = self.info.execution + 1
         info = self.info.model_copy(
@@ -152,6 +156,8 @@ class AgentState(Record):
             failures=ErrorContext(),
             stop_requested=None,
             last_error=None,
+            strategy_state={},
+            answer=None,
             last_continuation_outcome=None,
         )
 

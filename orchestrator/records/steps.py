@@ -2,13 +2,16 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
-from pydantic import ConfigDict, computed_field
+from pydantic import ConfigDict, Field, computed_field
 
+from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
@@ -18,6 +21,7 @@ class StepType(StrEnum):
 
     TOOL_EXECUTION = "tool_execution"
     FINAL_RESPONSE = "final_response"
+    PLANNING = "planning"
     ERROR = "error"
 
 
@@ -64,10 +68,31 @@ class StepResult(Record):
         return bool(self.tool_calls)
 
 
+class Progress(Record):
+    """What a turn means beyond its tools, as the agent's conduct reads it.
+
+    `messages` go behind the turn. `step_type` replaces the step's type. The entries of
+    `strategy_state` and `custom_state` replace those of the same name in the run's state;
+    `strategy_append` puts items at the end of lists of the strategy state. `output` is the
+    turn's text for people where the model's own is not. `error` makes the step a failed one.
+    """
+
+    messages: tuple[Message, ...] = ()
+    step_type: StepType | None = None
+    answer: Answer | None = None
+    output: str | None = None
+    strategy_state: dict[str, Any] = Field(default_factory=dict)
+    strategy_append: dict[str, list[Any]] = Field(default_factory=dict)
+    custom_state: dict[str, Any] = Field(default_factory=dict)
+    error: ErrorInfo | None = None
+
+
 class LoggedStep(Record):
     """What one committed step added: a log field of the run. Writing it twice is harmless.
 
     `execution` numbers the run's executions (turns) from 1; `committed_at` is Redis's time.
+    `progress` is what the step changed in the state beyond its result; its messages are among
+    `messages`. `remembered` is set where the step moved the window of the run's memory.
     """
 
     result: StepResult
@@ -75,3 +100,5 @@ class LoggedStep(Record):
     outcome: ContinuationOutcome | None = None
     execution: int = 1
     committed_at: datetime | None = None
+    progress: Progress | None = None
+    remembered: Remembered | None = None

@@ -1,9 +1,11 @@
 """Says how a tool's outcome reads for the model. Pure."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.messages import Block, Message
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 ERROR_PREFIX = "Error: "
@@ -18,6 +20,19 @@ def result_text(record: ToolCallRecord) -> str:
     if record.error is not None:
         return ERROR_PREFIX + value_text(error_data(record.error))
     return value_text(record.result)
+
+
+def media_messages(records: Iterable[ToolCallRecord]) -> tuple[Message, ...]:
+    """Return the message that shows the images of a turn's results; nothing where there are none.
+
+    It is a user's, since no provider takes images in a tool's answer.
+    """
+    blocks: list[Block] = []
+    for record in records:
+        if record.media:
+            said = f"Shown by tool {record.tool_name} (call {record.call_id}):"
+            blocks += [{"text": said}, *record.media]
+    return (Message.added(blocks, by="tools"),) if blocks else ()
 
 
 def value_text(value: Any) -> str:

@@ -48,3 +48,9 @@ class ToolCallRecord(Record):
     error: ErrorInfo | None = None
     repeated: bool = False
     """True when an earlier attempt had started this call and its outcome stayed unknown."""
+    custom_state: dict[str, Any] = Field(default_factory=dict)
+    """Entries of the run's custom state that the call set (`tools.StateUpdate`)."""
+    media: tuple[dict[str, Any], ...] = ()
+    """Content blocks that the model is shown behind the turn's results (`tools.WithMedia`)."""
+    version: str | None = None
+    """The digest of a server's tool; the versions of other tools stand in the configuration."""

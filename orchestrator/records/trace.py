@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.endings import RunStatus
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run_facts import RunFacts
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.tool_text import result_text
+from stepfleet.orchestrator.records.tool_text import media_messages, result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 ANSWER_TOOLS = frozenset({"final_answer", "structured_response"})
@@ -86,6 +86,7 @@ def _messages_of(step: StepResult) -> Iterator[Message]:
     yield Message.assistant(step.thought or "", calls)
     for call, record in zip(calls, step.tool_calls, strict=True):
         yield Message.tool(call, result_text(record))
+    yield from media_messages(step.tool_calls)
 
 
 def _call(record: ToolCallRecord) -> ToolCall:

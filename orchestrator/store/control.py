@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.dispatch import Dispatch
-from stepfleet.orchestrator.events import Event, Events, EventType
+from stepfleet.orchestrator.events import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
@@ -16,9 +16,10 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.loading import MESSAGES, slim
+from stepfleet.orchestrator.store.loading import MESSAGES, check_version, log_end, slim
 from stepfleet.orchestrator.store.reading import StoredRun
 from stepfleet.orchestrator.store.steps import NANO, ending
+from stepfleet.orchestrator.store.versions import note_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Answer:
 
     word: str
     detail: str = ""
+
+    @property
+    def in_hands(self) -> bool:
+        """Whether workers may be at work on the run, and are to be told."""
+        return self.word == "requested" or self.detail == "waiting"
 
 
 class Control:
@@ -54,27 +60,13 @@ class Control:
 
     async def cancel(self, run: StoredRun, note: str) -> Answer:
         """Cancel a run: at once if nobody holds it, else its worker ends it."""
-        state = run.state
-        payload = {
-            "status": Lifecycle.CANCELLED.value,
-            "step_count": state.step_count,
-            "error_message": None,
-            "last_response": state.last_output,
-        }
-        info = state.info
-        told = Event(EventType.STATUS, run.run_id, info.execution_id, info.updated_at, payload)
-        return await self._cancel(run.run_id, note, Events([told]))
+        return await self.cancel_unread(run.run_id, note)
 
     async def cancel_unread(self, run_id: str, note: str) -> Answer:
-        """Cancel a run whose records this version cannot read."""
-        return await self._cancel(run_id, note, Events())
-
-    async def _cancel(self, run_id: str, note: str, told: Events) -> Answer:
+        """Cancel a run by its id, also one whose records this version cannot read."""
         fields = {
             "outcome": cancelled_outcome(note).to_json(),
             "note": note,
-            "events": told.to_json(),
-            "event_count": len(told),
             **ending(StopReason.USER_REQUESTED, None, self._retention),
         }
         return await self._run("cancel", run_id, *_flat(fields))
@@ -96,23 +88,29 @@ class Control:
         self, run: StoredRun, revision: Revision, given: tuple[Message, ...] = ()
     ) -> Answer:
         """Take an ended run up again where `revision` says, with messages `given` before it."""
+        if check_version(run.header):
+            await note_version(self._connection, self._keys, run.run_id)
         hint = StepHint(run.run_id, revision.step)
+        state = revision.state
+        payload = status_payload(
+            Lifecycle.IN_PROGRESS.value,
+            before=run.state.status.value,
+            steps=state.step_count,
+            last_response=state.last_output,
+        )
         told = Event(
             EventType.STATUS,
             run.run_id,
-            revision.state.info.execution_id,
-            revision.state.info.updated_at,
-            {
-                "status": Lifecycle.IN_PROGRESS.value,
-                "step_count": revision.state.step_count,
-                "error_message": None,
-                "last_response": revision.state.last_output,
-            },
+            state.info.execution_id,
+            state.info.updated_at,
+            payload,
+            state.parent_agent_id,
         )
         fields = {
             "expected": run.header.get("seq", ""),
             "step": revision.step,
             "slim": slim(revision.state),
+            "since": log_end(revision.state.window),
             "overrides": orjson.dumps(revision.overrides).decode() if revision.overrides else "",
             "journal": orjson.dumps(revision.journal).decode(),
             "message": self._dispatch.message(hint, run.agent),

@@ -6,26 +6,38 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.memory.window import History, Part
 from stepfleet.orchestrator.protocol.claim import Journal
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.remembered import Remembered, Window
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.serialization.handoff import handoff
 
 Fields = dict[str, str]
 READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES = TypeAdapter(tuple[Message, ...])
-NOT_IN_SLIM = frozenset({"messages", "tool_results", "last_continuation_outcome", "status"})
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 def moment(milliseconds: str | float) -> datetime:
     """Return Redis's time in milliseconds as UTC."""
     return EPOCH + timedelta(milliseconds=int(milliseconds))
+
+
+def milliseconds(at: datetime) -> int:
+    """Return a time as Redis's time in milliseconds."""
+    return round((at - EPOCH).total_seconds() * 1000)
+
+
+def in_milliseconds(at: datetime) -> datetime:
+    """Return a time with the precision of stored ones."""
+    return moment(milliseconds(at))
 
 
 def pairs(flat: list[str]) -> Fields:
@@ -35,18 +47,27 @@ def pairs(flat: list[str]) -> Fields:
 
 def slim(state: AgentState) -> str:
     """Return the hand-off form of a state: all counters, no messages."""
-    return state.model_dump_json(exclude=set(NOT_IN_SLIM), exclude_defaults=True)
+    return handoff(state)
 
 
-def check_version(header: Fields) -> None:
-    """Raise `SerializationError` for a run written by a newer or a far older version."""
-    version = int(header.get("v", "0"))
+def check_version(header: Fields) -> bool:
+    """Return whether the run's records are of an older version; then the first writer notes ours.
+
+    Raises `SerializationError` for a run written by a newer or a far older version.
+    """
+    version = version_of(header)
     if version not in READABLE_VERSIONS:
         msg = (
             f"the run's records have version {version}; this version reads "
             f"{SCHEMA_VERSION - 1} and {SCHEMA_VERSION}: upgrade this worker or client"
         )
         raise SerializationError(msg)
+    return version < SCHEMA_VERSION
+
+
+def version_of(header: Fields) -> int:
+    """Return the version of a run's records; those of the very first had no number."""
+    return int(header.get("v", "0"))
 
 
 def stored_step(logged: LoggedStep) -> str:
@@ -54,14 +75,35 @@ def stored_step(logged: LoggedStep) -> str:
     return logged.model_copy(update={"outcome": None}).to_json()
 
 
-def load_log(fields: Fields, outcomes: Fields | None = None) -> list[LoggedStep]:
-    """Return the committed steps in order, with their outcomes where those were read too.
+def log_end(window: Window | None) -> str:
+    """Return what a claim has to read of the log, as the scripts take it; '' for all of it.
+
+    The log from the window's beginning on, and from before it: the first input, which may hold
+    instructions, the task, and the step with the summary.
+    """
+    if window is None or window.since == 0:
+        return ""
+    names = [str(window.since), "input:0"]
+    if window.task:
+        names.append(f"input:{window.task}")
+    if window.summary is not None and window.summary < window.since:
+        names.append(str(window.summary))
+    return " ".join(names)
+
+
+def log_begin(header: Fields) -> int:
+    """Return the first step that a claim with this header has read (see `log_end`)."""
+    return int((header.get("since") or "0").partition(" ")[0])
+
+
+def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> list[LoggedStep]:
+    """Return the committed steps from `first` on, with their outcomes where those were read too.
 
     Raises `SerializationError` when a record cannot be read.
     """
     numbers = sorted(int(name) for name in fields if name.isdigit())
     try:
-        log = [LoggedStep.from_json(fields[str(number)]) for number in numbers]
+        log = [LoggedStep.from_json(fields[str(number)]) for number in numbers if number >= first]
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
     except ValidationError as error:
         msg = f"a record of the run cannot be read: {error}"
@@ -78,11 +120,18 @@ def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
     return step.model_copy(update={"outcome": outcome})
 
 
-def load_messages(system: str, fields: Fields, log: list[LoggedStep]) -> tuple[Message, ...]:
-    """Return the conversation: instructions, then inputs and steps in the order of the log."""
+def load_messages(
+    system: str, fields: Fields, log: list[LoggedStep], first: int = 0
+) -> tuple[Message, ...]:
+    """Return the conversation: instructions, then inputs and steps in the order of the log.
+
+    Where the log was read from a later step on, what was read of earlier inputs comes first.
+    """
     messages = [Message.system(system)] if system else []
+    for number in _earlier_inputs(fields, first):
+        messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
     for number in range(len(log) + 1):
-        given = fields.get(f"input:{number}")
+        given = fields.get(f"input:{first + number}")
         if given:
             messages.extend(MESSAGES.validate_json(given))
         if number < len(log):
@@ -90,10 +139,58 @@ def load_messages(system: str, fields: Fields, log: list[LoggedStep]) -> tuple[M
     return tuple(messages)
 
 
+def load_history(
+    fields: Fields, log: list[LoggedStep], system: str, window: Window | None, first: int = 0
+) -> History:
+    """Return the conversation as memory policies see it: step by step.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    try:
+        inputs = {
+            int(name[6:]): MESSAGES.validate_json(given)
+            for name, given in fields.items()
+            if name.startswith("input:")
+        }
+        summary = None
+        if window and window.summary is not None:
+            made = LoggedStep.from_json(fields[str(window.summary)])
+            summary = made.remembered.summary if made.remembered else None
+    except (ValidationError, KeyError) as error:
+        msg = f"a record of the run cannot be read: {error}"
+        raise SerializationError(msg) from error
+    told = tuple(one for one in inputs.get(0, ()) if one.is_system())
+    if told:
+        inputs[0] = tuple(one for one in inputs[0] if not one.is_system())
+    said = [step.messages for step in log]
+    parts = tuple(
+        Part(inputs.get(first + place, ()), messages) for place, messages in enumerate([*said, ()])
+    )
+    return History(
+        parts=parts,
+        system=((Message.system(system),) if system else ()) + told,
+        first=first,
+        earlier={number: given for number, given in inputs.items() if number < first},
+        summary=summary,
+    )
+
+
+def _earlier_inputs(fields: Fields, first: int) -> list[int]:
+    if not first:
+        return []
+    numbers = (int(name[6:]) for name in fields if name.startswith("input:"))
+    return sorted(number for number in numbers if number < first)
+
+
 def load_state(
-    header: Fields, fields: Fields, log: list[LoggedStep], system: str, now: datetime
+    header: Fields,
+    fields: Fields,
+    log: list[LoggedStep],
+    system: str,
+    now: datetime,
+    first: int = 0,
 ) -> AgentState:
-    """Return the run's state at `now`, with its conversation and tool results.
+    """Return the run's state at `now`, with its conversation and tool results from `first` on.
 
     Raises `SerializationError` when a record cannot be read.
     """
@@ -111,7 +208,7 @@ def load_state(
         update: dict[str, Any] = {
             "info": info,
             "status": Lifecycle(header["status"]),
-            "messages": load_messages(system, fields, log),
+            "messages": load_messages(system, fields, log, first),
             "tool_results": tuple(call for step in log for call in step.result.tool_calls),
             "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,
         }
@@ -125,16 +222,19 @@ def load_journal(fields: Fields) -> Journal:
     """Return what the open step has done already. Raises `SerializationError`."""
     if not fields:
         return Journal()
-    response = fields.get("response")
+    response, memory = fields.get("response"), fields.get("memory")
     try:
         return Journal(
             response=LLMResponse.from_json(response) if response else None,
+            remembered=Remembered.from_json(memory) if memory else None,
             started=frozenset(int(name[2:]) for name in fields if name.startswith("s:")),
             results={
                 int(name[2:]): ToolCallRecord.from_json(value)
                 for name, value in fields.items()
                 if name.startswith("r:")
             },
+            spent=int(fields.get("spent", "0")) / 1000,
+            began=moment(fields["began"]) if "began" in fields else None,
         )
     except ValidationError as error:
         msg = f"the journal of the run's open step cannot be read: {error}"

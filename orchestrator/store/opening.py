@@ -9,16 +9,22 @@ from urllib.parse import urlsplit
 
 from celery import Celery
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 
+from stepfleet.orchestrator.cluster_url import is_cluster, parse_cluster
 from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.sentinel_url import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.brokers import kombu_conf, kombu_url
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.opening_clusters import FirstContact, cluster_connection
 from stepfleet.orchestrator.store.packing import pack_faster
+from stepfleet.orchestrator.store.pool import RenewablePool
+from stepfleet.orchestrator.store.sentinel import master_pool
 
 SILENCE_SECONDS = 5.0
 FIRST_CONTACT_SECONDS = 5.0
@@ -44,7 +50,10 @@ class OpenStore:
 def celery_app(settings: Settings, **conf: Any) -> Celery:
     """Return a Celery app that sends and accepts JSON only and keeps no results."""
     app = Celery("stepfleet", broker=kombu_url(settings.broker), set_as_current=False)
+    told = kombu_conf(settings.broker)
+    told["broker_transport_options"] |= conf.pop("broker_transport_options", {})
     app.conf.update(
+        **told,
         task_serializer="json",
         accept_content=["json"],
         result_backend=None,
@@ -54,14 +63,6 @@ def celery_app(settings: Settings, **conf: Any) -> Celery:
         **conf,
     )
     return app
-
-
-def kombu_url(url: str) -> str:
-    """Return a broker URL as kombu writes it: it has a scheme of its own for unix sockets."""
-    if not url.startswith("unix://"):
-        return url
-    path = re.sub(r"([?&])db=", r"\1virtual_host=", url.removeprefix("unix://"))
-    return f"redis+socket://{path}"
 
 
 def client_app(settings: Settings) -> Celery:
@@ -79,8 +80,8 @@ async def open_store(settings: Settings, app: Celery | None = None) -> OpenStore
     after a few seconds when Redis cannot be reached, `ConfigurationError` when the URL is
     unusable, the password is refused, or the settings ask for another number of shards.
     """
-    client = _client(settings)
-    connection = Connection(client, patience=settings.patience)
+    in_script = settings.enqueues_in_script
+    connection, client = _connection(settings)
     try:
         shards = await _first_contact(client, settings)
     except BaseException:
@@ -95,32 +96,50 @@ async def open_store(settings: Settings, app: Celery | None = None) -> OpenStore
             app or client_app(settings),
             connection,
             settings.queue,
-            in_script=settings.enqueues_in_script,
+            in_script=in_script,
+            signing=settings.signing,
         ),
     )
 
 
 def place_of(url: str) -> str:
     """Return where a URL points to, without user and password."""
+    if is_sentinel(url):
+        return parse_sentinel(url).place
+    if is_cluster(url):
+        return parse_cluster(url).place
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return parts.path
     return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
 
 
+def _connection(settings: Settings) -> tuple[Connection, Redis | FirstContact]:
+    """Return the connection, and what asks the first questions without waiting."""
+    if is_cluster(settings.store):
+        cluster = cluster_connection(settings, **_options(settings))
+        return cluster, FirstContact(cluster.cluster)
+    client = _client(settings)
+    return Connection(client, patience=settings.patience), client
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {
+        "max_connections": settings.connections,
+        "timeout": settings.patience or None,
+        "decode_responses": True,
+        "protocol": 2,
+        "socket_connect_timeout": SILENCE_SECONDS,
+        "socket_timeout": SILENCE_SECONDS,
+        "health_check_interval": 30,
+    }
+
+
 def _client(settings: Settings) -> Redis:
     url = settings.store
     try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=settings.connections,
-            timeout=settings.patience or None,
-            decode_responses=True,
-            protocol=2,
-            socket_connect_timeout=SILENCE_SECONDS,
-            socket_timeout=SILENCE_SECONDS,
-            health_check_interval=30,
-        )
+        make_pool = master_pool if is_sentinel(url) else RenewablePool.from_url
+        pool = make_pool(url, **_options(settings))
     except ValueError as error:
         msg = f"STEPFLEET_REDIS_URL is no usable address ({error}); write redis://host:6379/0"
         raise ConfigurationError(msg) from None
@@ -128,7 +147,7 @@ def _client(settings: Settings) -> Redis:
     return Redis.from_pool(pool)
 
 
-async def _first_contact(client: Redis, settings: Settings) -> int:
+async def _first_contact(client: Redis | FirstContact, settings: Settings) -> int:
     """Return the store's number of shards; wait a little for a server that just starts."""
     where = place_of(settings.store)
     deadline = time.monotonic() + min(FIRST_CONTACT_SECONDS, settings.patience)
@@ -150,14 +169,22 @@ async def _first_contact(client: Redis, settings: Settings) -> int:
                     "STEPFLEET_REDIS_URL"
                 )
                 raise StoreError(msg) from None
+        except exceptions.MovedError:
+            msg = (
+                f"Redis at {where} is a node of a Redis Cluster; write "
+                f"STEPFLEET_REDIS_URL=redis+cluster://{where}"
+            )
+            raise ConfigurationError(msg) from None
         except exceptions.RedisError as error:
             raise StoreError(f"Redis at {where} refuses: {error}") from None
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def _shards(client: Redis, settings: Settings) -> int:
-    await client.setnx(keys.SHARDS, settings.shards)
+async def _shards(client: Redis | FirstContact, settings: Settings) -> int:
     stored = await client.get(keys.SHARDS)
+    if stored is None:  # a full Redis refuses even a write that changes nothing
+        await client.setnx(keys.SHARDS, settings.shards)
+        stored = await client.get(keys.SHARDS)
     shards = int(stored) if stored and stored.isdigit() else 0
     if not 1 <= shards <= LARGEST_SHARDS:
         msg = f"key {keys.SHARDS!r} holds {stored!r}; this is no store of Stepfleet: name another"

@@ -1,6 +1,6 @@
 """Runs as their callers read them: from anywhere, while they run and after."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -8,19 +8,23 @@ import orjson
 
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.events import numbered
+from stepfleet.orchestrator.records.origin import RunOrigin
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.results import AgentRunResult, LostAttempt, run_status
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import LoggedStep
+from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import (
     Fields,
+    check_version,
     load_log,
     load_lost,
     load_outcome,
     load_state,
+    log_begin,
     moment,
 )
 
@@ -37,6 +41,10 @@ class StoredRun:
     config: AgentConfig
     log: tuple[LoggedStep, ...]
     lost: tuple[LostAttempt, ...]
+    fields: Fields = field(default_factory=dict)
+    """The log as it is stored: steps and inputs by their numbers."""
+    first: int = 0
+    """The step at which the log begins: what is before it was trimmed by the run's memory."""
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -58,6 +66,8 @@ class StoredRun:
             stop_reason=reason,
             status=run_status(reason) if reason else None,
             output=state.last_output,
+            structured=state.answer.structured if state.answer else None,
+            schema_name=state.answer.schema_name if state.answer else None,
             steps=steps,
             usage=state.session_usage,
             cost_usd=state.session_cost_usd,
@@ -70,6 +80,7 @@ class StoredRun:
             line_id=header.get("line") or None,
             row=int(header["row"]) if header.get("row") else None,
             parent_agent_id=state.parent_agent_id,
+            origin=RunOrigin.from_json(header["origin"]) if header.get("origin") else None,
             metadata=state.metadata,
             outcome=state.last_continuation_outcome,
             lost_attempts=tuple(lost.estimated_by(steps) for lost in self.lost),
@@ -85,7 +96,11 @@ class Runs:
         self._configs = configs
 
     async def get(self, run_id: str) -> StoredRun:
-        """Return a run. Raises `ConfigurationError` if there is none of that id."""
+        """Return a run.
+
+        Raises `ConfigurationError` if there is none of that id, `SerializationError` if this
+        version cannot read it.
+        """
         run_key = self._keys.run(run_id)
         header, fields, outcomes, lost = await self._connection.execute_all(
             *(("HGETALL", f"{run_key}{part}") for part in ("", ":log", ":outcomes", ":lost"))
@@ -93,11 +108,15 @@ class Runs:
         if not header:
             msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
             raise ConfigurationError(msg)
+        check_version(header)
         config = await self._configs.load(header["config"])
         if header.get("overrides"):
             config = config.with_overrides(orjson.loads(header["overrides"]))
-        log = load_log(fields, outcomes)
-        state = load_state(header, fields, log, config.instructions, moment(header["updated"]))
+        whole = sum(name.isdigit() for name in fields) >= int(header["step"])
+        first = 0 if whole else log_begin(header)
+        log = load_log(fields, outcomes, first)
+        now = moment(header["updated"])
+        state = load_state(header, fields, log, config.instructions, now, first)
         if outcome := load_outcome(header.get("outcome")):
             state = state.with_continuation_outcome(outcome)
         return StoredRun(
@@ -109,20 +128,27 @@ class Runs:
             config=config,
             log=tuple(log),
             lost=load_lost(lost),
+            fields=fields,
+            first=first,
         )
+
+    async def step(self, run_id: str, number: int) -> StepResult | None:
+        """Return one committed step of a run, counted from 1; None if there is no such one."""
+        log = f"{self._keys.run(run_id)}:log"
+        stored = await self._connection.execute("HGET", log, number - 1)
+        return load_log({str(number): stored})[0].result if stored else None
 
     async def events(self, run_id: str, after: str = "0") -> tuple[list[dict[str, Any]], str]:
         """Return the events behind the position `after`, and the position to go on from.
 
-        Each has its `sequence` number, from 1 without gaps.
+        Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """
         key = f"{self._keys.run(run_id)}:events"
         reply = await self._connection.execute("XREAD", "COUNT", 500, "STREAMS", key, after)
         told: list[dict[str, Any]] = []
         for position, fields in _entries(reply):
             first = int(fields["first"])
-            for offset, event in enumerate(orjson.loads(fields["events"])):
-                told.append({"sequence": first + offset, **event})
+            told += numbered(orjson.loads(fields["events"]), first, moment(position.partition("-")[0]))
             after = position
         return told, after
 

@@ -3,7 +3,8 @@
 The one place where this is judged: for clients, workers, the command line and `doctor`.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +15,12 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.worry import Worry
 
 OLDEST = (7, 0)
+_WORST: dict[str, Callable[[Any], Any]] = {
+    "redis_version": lambda version: version_of(str(version)),
+    "aof_enabled": lambda enabled: str(enabled) != "0",
+    "maxmemory_policy": lambda policy: policy == "noeviction",
+}
+"""Of facts that are judged: what is least for the worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +43,31 @@ class ServerFacts:
 
 
 async def server_info(connection: Connection) -> dict[str, Any]:
-    """Return what the server says of itself; empty where it may not be asked."""
+    """Return what the server says of itself; empty where it may not be asked.
+
+    Of a cluster's masters each fact is that of the one which is worst off.
+    """
     try:
-        parts = await connection.execute_all(
-            ("INFO", "server"), ("INFO", "persistence"), ("INFO", "memory")
+        parts = await asyncio.gather(
+            *(connection.everywhere("INFO", part) for part in ("server", "persistence", "memory"))
         )
     except (RedisError, AgentException):
         return {}
-    return {name: value for part in parts for name, value in part.items()}
+    servers = [
+        {name: value for part in server for name, value in part.items()}
+        for server in zip(*parts, strict=False)
+    ]
+    return worst_of(servers)
+
+
+def worst_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one server's facts for several: those that are judged as the worst server has them."""
+    found = dict(servers[0])
+    for name, rank in _WORST.items():
+        told = [server[name] for server in servers if server.get(name) is not None]
+        if told:
+            found[name] = min(told, key=rank)
+    return found
 
 
 def warnings(info: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,10 @@ from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
+from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.results import LostAttempt, end_state
 from stepfleet.orchestrator.records.tools import ToolCallRecord
@@ -24,17 +27,25 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import (
     Fields,
     check_version,
+    load_history,
     load_journal,
     load_log,
     load_state,
+    log_begin,
+    log_end,
     moment,
     pairs,
     slim,
     stored_step,
+    version_of,
 )
+from stepfleet.orchestrator.store.tool_calls import ToolCalls
+from stepfleet.orchestrator.store.versions import note_version
 
 NANO = 1_000_000_000
 MOST_DOUBLINGS = 6
+MOST_DOUBLINGS_OF_A_ROLLOUT = 3
+"""Newer workers that come up meanwhile should not wait for minutes for what older ones refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,15 @@ class StepStore:
         self._dispatch = dispatch
         self.terms = terms
         self._crash = crash
+        self.calls = ToolCalls(
+            connection,
+            keys,
+            configs,
+            dispatch,
+            lease=terms.lease,
+            grace=terms.grace,
+            crash=crash,
+        )
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Take the step: fence, lease, load, in one round trip.
@@ -108,11 +128,14 @@ class StepStore:
         response: LLMResponse | None = None,
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
+        remembered: Remembered | None = None,
     ) -> Held:
         """Renew the lease and note what must not be done twice. `seconds`: since the claim."""
         entries: list[str] = []
         if response is not None:
             entries += ["response", response.to_json()]
+        if remembered is not None:
+            entries += ["memory", remembered.to_json()]
         for index in started:
             entries += [f"s:{index}", "1"]
         for index, record in (results or {}).items():
@@ -131,19 +154,20 @@ class StepStore:
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Write what `verdict` says, all or nothing, and make the next step due."""
+        if verdict.waiting is not None:
+            return _told(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
         message = self._dispatch.message(following, claim.config.name) if goes_on else ""
         fields = self._commit_fields(verdict, events, message)
+        if verdict.state.window and claim.config.memory.trim_log:
+            fields += ["trim", "1"]
         reply = await self._run("commit", claim.run_id, claim.step, claim.token, *fields)
         if reply[0] in ("committed", "mine"):
             self._crash("end-applied" if verdict.move is Move.FINISH else "commit-applied")
             if goes_on and reply[1] == "in_progress":
                 await self._dispatch.published(following, claim.config.name)
-            return Committed(applied=True, status=reply[1])
-        if reply[0] == "wanted":
-            return Committed(applied=False, wanted=reply[1])
-        return Committed(applied=False, status=reply[1])
+        return _told(reply)
 
     def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> list[Any]:
         result = verdict.logged.result if verdict.logged else None
@@ -168,6 +192,8 @@ class StepStore:
             "lost": _ledger(verdict.lost),
             "dropped": _ledger(verdict.dropped),
         }
+        if state.window and (since := log_end(state.window)):
+            fields["since"] = since
         if verdict.move is Move.FINISH:
             fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
         return [item for pair in fields.items() for item in pair]
@@ -175,12 +201,19 @@ class StepStore:
     async def _load(
         self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
     ) -> Claim:
-        check_version(header)
+        if check_version(header):
+            await note_version(self._connection, self._keys, hint.run_id)
         config = await self._configs.load(header["config"])
         if header.get("overrides"):
             config = config.with_overrides(orjson.loads(header["overrides"]))
         fields = pairs(reply[3])
-        state = load_state(header, fields, load_log(fields), config.instructions, now)
+        first = log_begin(header) if header.get("since") else 0
+        log = load_log(fields, first=first)
+        state = load_state(header, fields, log, config.instructions, now, first)
+        history = None
+        if config.memory.active or state.window:
+            history = load_history(fields, log, config.instructions, state.window, first)
+        waiting = header.get("waiting")
         return Claim(
             run_id=hint.run_id,
             step=hint.step,
@@ -194,11 +227,15 @@ class StepStore:
             crashes=int(header["crashes"]),
             decided=bool(header.get("outcome")),
             batch_id=header.get("batch") or None,
+            overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
+            history=history,
         )
 
     async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
         """Leave a run that this worker cannot read to one that can, at growing intervals."""
-        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
+        newer = version_of(header) > SCHEMA_VERSION
+        most = MOST_DOUBLINGS_OF_A_ROLLOUT if newer else MOST_DOUBLINGS
+        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), most)
         fields = {
             "verdict": "retry",
             "slim": header.get("slim", ""),
@@ -235,6 +272,12 @@ def ending(reason: StopReason | None, error: str | None, retention: int) -> dict
         "error": error or "",
         "retention": retention,
     }
+
+
+def _told(reply: list[str]) -> Committed:
+    if reply[0] == "wanted":
+        return Committed(applied=False, wanted=reply[1])
+    return Committed(applied=reply[0] != "lost", status=reply[1])
 
 
 def _ledger(lost: LostAttempt | None) -> str:

@@ -1,13 +1,19 @@
 """Tools: what they are, how their calls are parsed, what a running one may know.
 
-Pure: neither Celery nor Redis nor HTTP. Execution lives in the worker.
+Neither Celery nor Redis nor HTTP. Execution lives in the worker.
 """
 
 from stepfleet.orchestrator.tools.bounded_json import canonical_json
 from stepfleet.orchestrator.tools.calls import drop_leaked_arguments, parse_tool_call
+from stepfleet.orchestrator.tools.catalog import ToolCatalog, tool_catalog
 from stepfleet.orchestrator.tools.definition import Tool, ToolLike, ToolOptions, as_tool, tool
 from stepfleet.orchestrator.tools.invocation import ToolInvocation, current_invocation, running
+from stepfleet.orchestrator.tools.lazy import lazy_tool
+from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
+from stepfleet.orchestrator.tools.media import WithMedia
+from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
 from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of
+from stepfleet.orchestrator.tools.state_update import StateUpdate
 
 __all__ = [
     # defining tools
@@ -18,6 +24,16 @@ __all__ = [
     "as_tool",
     "ToolRegistry",
     "registry_of",
+    "ToolCatalog",
+    "tool_catalog",
+    "lazy_tool",
+    "McpServer",
+    "ToolSourceError",
+    "mcp_server",
+    # around calls
+    "Middleware",
+    "NextModel",
+    "NextTool",
     # calls
     "parse_tool_call",
     "drop_leaked_arguments",
@@ -26,4 +42,6 @@ __all__ = [
     "ToolInvocation",
     "current_invocation",
     "running",
+    "StateUpdate",
+    "WithMedia",
 ]

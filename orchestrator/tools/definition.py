@@ -22,6 +22,7 @@ R = TypeVar("R")
 StatusHook = Callable[[ToolInvocation], Any]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _MAX_TIMEOUT = 7 * 24 * 3600
 
 
@@ -47,7 +48,8 @@ class ToolOptions:
 
     `timeout` is in seconds; None means the worker's default. An idempotent tool may be run
     again when the outcome of an earlier start is unknown; by default that holds for tools that
-    say they only read. `queue` makes each call a Celery task of its own on that queue.
+    say they only read. `queue` makes each call a Celery task of its own on that queue; the run
+    waits for it without a worker's slot, and `timeout` counts from the call's start there.
     `thread=False` runs a plain function inside the event loop: only for those that take
     microseconds. `status`, a plain or coroutine function, is asked for a call that is not
     idempotent and whose worker was lost: it gets the `ToolInvocation` as `invocation`, and
@@ -225,4 +227,10 @@ def _check_tool(tool: Tool[..., Any]) -> None:
         raise ConfigurationError(
             f"tool {tool.name!r}: timeout must be seconds, above 0 and at most {_MAX_TIMEOUT} (7 "
             f"days), and is {timeout!r}"
+        )
+    queue = tool.options.queue
+    if queue is not None and (not isinstance(queue, str) or not _QUEUE.fullmatch(queue)):
+        raise ConfigurationError(
+            f"tool {tool.name!r}: queue must be 1 to 100 letters, digits, _, . or -, and is "
+            f"{queue!r}"
         )

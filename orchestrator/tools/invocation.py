@@ -4,10 +4,12 @@ Pure but for one context variable, which the executor sets around a tool's code.
 """
 
 import contextlib
+import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import datetime
+from typing import Any
 
 from pydantic import Field
 
@@ -23,7 +25,8 @@ class ToolInvocation(Record):
     `execution` and `step` count from 1, `index` is the call's place in its turn, from 0.
     `attempt` counts the starts of this call from 1. `idempotency_key` is the same for every
     attempt, so that a tool can hand it to a service that ignores repetitions. `deadline` is
-    the UTC time at which the tool's timeout ends.
+    the UTC time at which the tool's timeout ends. `custom_state` is the run's before this step,
+    for reading; a tool changes it by what it returns (`StateUpdate`).
     """
 
     run_id: str
@@ -35,6 +38,7 @@ class ToolInvocation(Record):
     idempotency_key: str
     attempt: int = Field(default=1, ge=1)
     deadline: datetime | None = None
+    custom_state: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def of(
@@ -46,6 +50,7 @@ class ToolInvocation(Record):
         step: int,
         index: int,
         attempt: int = 1,
+        custom_state: Mapping[str, Any] | None = None,
     ) -> "ToolInvocation":
         """Return the invocation of `call`, its idempotency key computed."""
         return cls(
@@ -57,6 +62,8 @@ class ToolInvocation(Record):
             tool=call.name,
             idempotency_key=_key(call, run_id, execution, step, index),
             attempt=attempt,
+            # A copy, since what a tool does to it must not reach the run's state.
+            custom_state=copy.deepcopy(dict(custom_state)) if custom_state else {},
         )
 
 

@@ -6,23 +6,51 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolNotFoundError
 from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.tools.catalog import tool_catalog
 from stepfleet.orchestrator.tools.definition import Tool, as_tool
+from stepfleet.orchestrator.tools.mcp import McpServer
+from stepfleet.orchestrator.tools.middleware import Middleware
 
 _NAMED = 20
 
 
 class ToolRegistry:
-    """Tools by unique names, in the order in which they were registered."""
+    """Tools by unique names, in the order in which they were registered.
+
+    `middleware` goes around every call of a run's tools. `servers` have tools that only workers
+    know; where they are in, `late` is true and `listed()` is awaited before any tool is looked up.
+    """
+
+    middleware: tuple[Middleware, ...] = ()
+    servers: tuple[McpServer, ...] = ()
+    late = False
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool[..., Any]] = {}
         self._specs: tuple[ToolSpec, ...] | None = None
+        self._queues: dict[str, str] | None = None
 
     def process(self, tools: Iterable[Any]) -> "ToolRegistry":
-        """Register each of `tools`: decorated functions and `ToolLike` objects, mixed."""
+        """Register each of `tools`: functions, `ToolLike` objects, references, servers, mixed.
+
+        A reference is text: `module:attribute`, a package's module with tools, or the name of a
+        tool in the catalog (`name`, `name@version`).
+        """
         for one in tools:
-            self.register(one)
+            for found in tool_catalog().resolve(one) if isinstance(one, str) else (one,):
+                if isinstance(found, McpServer):
+                    self._add_server(found)
+                else:
+                    self.register(found)
         return self
+
+    async def listed(self) -> None:
+        """Return when all tools are known; they are, but for those of servers."""
+
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of a server's tool, None for all others."""
+        del name
+        return None
 
     def register(self, given: Any) -> Tool[..., Any]:
         """Add one tool and return it.
@@ -35,7 +63,7 @@ class ToolRegistry:
                 f"tool {tool.name!r} is there twice; give one of them another name"
             )
         self._tools[tool.name] = tool
-        self._specs = None
+        self._specs = self._queues = None
         return tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -43,6 +71,13 @@ class ToolRegistry:
         if self._specs is None:
             self._specs = tuple(one.spec for one in self)
         return self._specs
+
+    @property
+    def queues(self) -> Mapping[str, str]:
+        """The queues of the tools whose calls are tasks of their own, by the tools' names."""
+        if self._queues is None:
+            self._queues = {one.name: one.options.queue for one in self if one.options.queue}
+        return self._queues
 
     def get(self, name: str) -> Tool[..., Any]:
         """Return the tool called `name`. Raises `ToolNotFoundError` that names the close ones."""
@@ -66,6 +101,13 @@ class ToolRegistry:
 
     def __len__(self) -> int:
         return len(self._tools)
+
+    def _add_server(self, server: McpServer) -> None:
+        if any(one.name == server.name for one in self.servers):
+            raise ConfigurationError(
+                f"MCP server {server.name!r} is there twice; give one of them another name"
+            )
+        self.servers = (*self.servers, server)
 
     def _missing(self, name: str) -> str:
         close = difflib.get_close_matches(name[:200], self._tools, n=3)

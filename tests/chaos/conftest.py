@@ -41,7 +41,8 @@ def launch(model: ModelServer, effects: Path) -> Iterator[Launch]:
             url: str, *, env: dict[str, str] | None = None, **given: object
         ) -> FleetWorker:
             own = {"STEPFLEET_AGENTS": str(AGENTS), "EFFECTS": str(effects), **(env or {})}
-            worker = FleetWorker(folder, url, model.url, env=own, **given)  # type: ignore[arg-type]
+            options = (*given.pop("options", ()), "-Q", "stepfleet,heavy")  # type: ignore[misc]
+            worker = FleetWorker(folder, url, model.url, env=own, options=options, **given)  # type: ignore[arg-type]
             cleanup.callback(lambda: sys.stderr.write(f"\n{worker.name}\n{worker.log[-5000:]}"))
             cleanup.callback(worker.end)
             return worker.launch()

@@ -48,6 +48,8 @@ IN_THE_GATE = {
     ("asyncio", "script", "end-applied:1-answer"),
     ("asyncio", "publish", "commit-applied:1"),
     ("asyncio", "publish", "rescue-saved:1"),
+    ("asyncio", "script", "call-made:1-heavy"),
+    ("asyncio", "publish", "tool-parked:1-heavy"),
     ("prefork", "script", "during-tool:1"),
     ("prefork", "script", "before-commit:2-answer"),
     ("prefork", "publish", "message-popped:2"),
@@ -113,10 +115,11 @@ def reference(
         "STEPFLEET_AGENTS": str(AGENTS_FILE),
         "EFFECTS": str(folder / "effects"),
     }
-    worker = FleetWorker(folder, redis_server.url, model.url, env=env).start()
+    queues = ("-Q", "stepfleet,heavy")
+    worker = FleetWorker(folder, redis_server.url, model.url, env=env, options=queues).start()
     try:
         with Fleet(redis_server.url) as fleet:
-            given = [*lines("work"), *lines("answer")]
+            given = [*lines("work"), *lines("answer"), *lines("heavy")]
             results = list(fleet.submit_batch(given, agent=AGENTS["plain"]).results())
     finally:
         worker.end()

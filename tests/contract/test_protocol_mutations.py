@@ -108,6 +108,12 @@ MUTATIONS = {
         "common", "redis.call('ZREM', due_key, run_id)\n  retain", "retain"
     ),
     "finish lets the run live for ever": Mutation("common", "  retain(a.retention)\n", ""),
+    "a run begins untold": Mutation(
+        "claim", "if status ~= 'in_progress' then tell_status(status, 'in_progress') end", ""
+    ),
+    "a pause at a commit is not told": Mutation("commit", "  tell_status(status, 'paused')\n", ""),
+    "a pause of a waiting run is not told": Mutation("pause", "tell_status(h[1], 'paused')", ""),
+    "the end of a pause is not told": Mutation("resume", "tell_status('paused', to)", ""),
     "events have gaps": Mutation("common", "'first', last - n + 1", "'first', last"),
     "a replaced entry of the ledger is counted again": Mutation(
         "common",
@@ -150,12 +156,71 @@ MUTATIONS = {
     ),
     "rescue forgets what it has published": Mutation(
         "rescue",
-        "redis.call('ZADD', due_key, now + (publish and wait or wait * 16), run_id)",
+        "redis.call('ZADD', due_key, now + (publish and wait or PUT_OFF + wait * 16), run_id)",
         "redis.call('ZREM', due_key, run_id)",
+    ),
+    "rescue never looks at what it has put off": Mutation(
+        "rescue", "if ARGV[3] ~= '1' and #overdue", "if false and #overdue"
     ),
     "rescue does not publish retries while the queue is long": Mutation(
         "rescue", "or h[1] == 'in_progress' or (waited and n == 1)", ""
     ),
+    "park leaves the step to be claimed while it waits": Mutation(
+        "park", "'not_before', #calls > 0 and patience or 0)", "'not_before', 0)"
+    ),
+    "park keeps the lease": Mutation("park", "'token', '', 'last_token'", "'last_token'"),
+    "park does not know its own token": Mutation(
+        "park", "redis.call('HSET', log_key, by, step)\n", ""
+    ),
+    "park does not heed a cancel": Mutation(
+        "park",
+        "if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end",
+        "",
+    ),
+    "park waits for results that are there": Mutation(
+        "park", "if redis.call('HEXISTS', journal_key, 'r:' .. index) == 0 then", "if true then"
+    ),
+    "park forgets the time before it": Mutation(
+        "park", "redis.call('HINCRBY', journal_key, 'spent', a.spent)\n", ""
+    ),
+    "take gives one call to two workers": Mutation(
+        "take", "if number(j[2]) > now then return { 'leased', number(j[2]) - now } end", ""
+    ),
+    "take does not count crashes": Mutation(
+        "take", "redis.call('HINCRBY', journal_key, 'c:' .. index, 1)", ""
+    ),
+    "take starts a call of a paused run": Mutation(
+        "take", "if status == 'paused' then return { 'paused' } end", ""
+    ),
+    "take starts a call that nobody waits for": Mutation(
+        "take", " or not has_call(calls, index)", ""
+    ),
+    "keep renews what another worker has": Mutation("keep", "j[1] ~= ARGV[4] or ", ""),
+    "leave counts a start that was none": Mutation("leave", "ARGV[6] == '1'", "ARGV[6] == '2'"),
+    "deliver writes for anybody": Mutation("deliver", "j[1] ~= ARGV[4] or ", ""),
+    "deliver writes a second result": Mutation(
+        "deliver", "if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine' } end", ""
+    ),
+    "deliver does not count the call's time": Mutation(
+        "deliver", "redis.call('HINCRBY', journal_key, 'spent', a.spent)\n", ""
+    ),
+    "deliver does not make the run due": Mutation(
+        "deliver", "redis.call('ZADD', due_key, now_ms() + number(a.grace), run_id)\n", ""
+    ),
+    "deliver wakes a run that still waits": Mutation(
+        "deliver", "if #left > 0 then", "if false then"
+    ),
+    "deliver wakes a paused run": Mutation(
+        "deliver", "if status == 'paused' then", "if false then"
+    ),
+    "resume ends a wait": Mutation("resume", "'not_before', patience", "'not_before', 0"),
+    "rescue dispatches a call that is held": Mutation(
+        "rescue", "if till <= now then", "if true then"
+    ),
+    "cancel does not list an answer that was paid for": Mutation(
+        "cancel", "if paid then note_lost(h[3], 'paid', paid) end", ""
+    ),
+    "retry lists an answer that it uses": Mutation("retry", "count(batch, 'lost', -1)\n", ""),
 }
 
 
@@ -175,7 +240,7 @@ def test_the_model_finds_a_seeded_bug(
 def texts_with(mutation: Mutation) -> dict[str, str]:
     """Return the texts of all scripts, with the mutation where it belongs."""
     folder = files("stepfleet.orchestrator.store") / "scripts"
-    names = {path.name.removesuffix(".lua") for path in folder.iterdir()} - {"common"}
+    names = {path.name.removesuffix(".lua") for path in folder.iterdir()} - {"common", "waiting"}
     texts = {name: calls.source(name) for name in names}
     affected = names - calls.STANDALONE if mutation.script == "common" else {mutation.script}
     for name in affected:

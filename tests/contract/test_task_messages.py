@@ -6,9 +6,10 @@ from typing import Any
 
 import redis
 
-from stepfleet.orchestrator.dispatch import StepMessages, step_label
+from stepfleet.orchestrator.dispatch import CallMessages, StepMessages, call_label, step_label
+from stepfleet.orchestrator.message_signing import HEADER, signing_keys
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.settings import TASK, load_settings
+from stepfleet.orchestrator.settings import TASK, TOOL_TASK, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 
 # Made anew for every message: ids, and who sent it.
@@ -40,6 +41,18 @@ def test_a_hand_built_message_equals_celerys_own(redis_url: str) -> None:
     assert without_own(ours) == without_own(celerys(redis_url))
 
 
+def test_a_hand_built_message_of_a_tool_call_equals_celerys_own(redis_url: str) -> None:
+    """DIST-15: on the tool's queue."""
+    app = celery_app(load_settings(redis_url=redis_url))
+    label = call_label("solver", 2, "render")
+    app.send_task(TOOL_TASK, args=["r1", 2, 0], queue="gpu", shadow=label, ignore_result=True)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        celerys_own: dict[str, Any] = json.loads(client.lindex("gpu", 0))
+    app.close()
+    ours = json.loads(CallMessages("gpu").filled(["r1", 2, 0], label))
+    assert without_own(ours) == without_own(celerys_own)
+
+
 def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
     messages = StepMessages("stepfleet")
     first, second = (json.loads(messages.build(StepHint("r1", 2), "solver")) for _ in range(2))
@@ -57,3 +70,31 @@ def test_a_message_tells_agent_step_and_run_and_nothing_of_the_prompt() -> None:
     assert message["headers"]["argsrepr"] == "['r1', 2]"
     assert message["content-type"] == "application/json"
     assert len(text) < 1200
+
+
+KEY = "a key of the fleet no. 1"
+
+
+def test_a_signed_message_equals_what_celery_sends_with_the_signature(redis_url: str) -> None:
+    signing = signing_keys(KEY)
+    assert signing is not None
+    app = celery_app(load_settings(redis_url=redis_url))
+    signature = signing.sign(TASK, "stepfleet", ["r1", 2])
+    app.send_task(
+        TASK,
+        args=["r1", 2],
+        queue="stepfleet",
+        shadow=step_label("solver", 2),
+        ignore_result=True,
+        headers={HEADER: signature},
+    )
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        theirs = json.loads(client.lindex("stepfleet", 0))
+    app.close()
+    ours = json.loads(StepMessages("stepfleet", signing).build(StepHint("r1", 2), "solver"))
+    assert without_own(ours) == without_own(theirs)
+    assert ours["headers"][HEADER] == signature
+
+
+def test_without_keys_nothing_is_signed() -> None:
+    assert HEADER not in StepMessages("stepfleet").build(StepHint("r1", 2), "solver")

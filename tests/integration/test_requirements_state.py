@@ -164,11 +164,20 @@ async def test_a_state_that_is_rebuilt_from_the_log_equals_the_stored_one(redis_
 def test_a_conversation_changes_in_one_place() -> None:
     """STATE-07: the fold over the log adds messages; what else names them reads or starts anew."""
     places = {
+        "orchestrator/checkpoints/capture.py": "a checkpoint's parts, each fact once",
+        "orchestrator/checkpoints/record.py": "those parts joined again",
         "orchestrator/protocol/fold.py": "adds what a step added",
+        "orchestrator/protocol/rewind.py": "starts the fold with no messages",
+        "orchestrator/serialization/slim.py": "reads a snapshot's messages",
+        "orchestrator/store/snapshots.py": "reads the end of a conversation from its log",
         "orchestrator/protocol/revision.py": "starts the fold with no messages",
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
         "orchestrator/store/loading.py": "reads a conversation from its log",
         "worker/model_call.py": "a pruned copy of one request",
+        "orchestrator/answers/contract.py": "a copy of one request",
+        "orchestrator/protocol/verdict.py": "a step's progress, its messages being in the log",
+        "orchestrator/strategies/conducting.py": "a copy of one request",
+        "orchestrator/strategies/json_mode.py": "a copy of one request",
     }
     root = Path(inspect.getfile(AgentState)).parents[2]
     assert set(_writers(root)) == set(places)

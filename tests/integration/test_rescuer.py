@@ -95,6 +95,29 @@ async def test_ready_runs_are_left_in_a_long_queue(desk: Bench) -> None:
     assert await rescued(desk, rescuer(desk, long_queue=3)) == 3
 
 
+async def test_runs_left_in_a_queue_that_is_lost_come_back_at_once(desk: Bench) -> None:
+    """DIST-10: however long they were put off, an empty queue says that their hints are gone."""
+    for _ in range(3):
+        await desk.create()
+    patient = rescuer(desk, long_queue=2)
+
+    async def all_put_off() -> bool:
+        assert await patient.rescue() == 0
+        return sum([await put_off(desk, shard) for shard in range(desk.opened.keys.shards)]) == 3
+
+    await until(all_put_off, within=5)
+    await empty_the_queue(desk)
+    assert await patient.rescue() == 3
+    assert await desk.queued() == 3
+    assert await patient.rescue() == 0
+
+
+async def put_off(desk: Bench, shard: int) -> int:
+    key, hour = desk.opened.keys.due(shard), 3_600_000
+    later = (await desk.runs.now()).timestamp() * 1000 + hour
+    return int(await desk.opened.connection.execute("ZCOUNT", key, later, "+inf"))
+
+
 async def test_the_wait_between_dispatches_of_a_run_doubles(desk: Bench) -> None:
     run_id = await desk.create()
     one = rescuer(desk)

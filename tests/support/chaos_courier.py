@@ -38,6 +38,9 @@ class Courier:
 
     def wipe(self) -> None:
         """Delete everything that the broker holds."""
+        waiting = self._client.lrange(READ, 0, -1)
+        self.counts["wiped"] += len(waiting) + int(self._client.llen(WRITTEN))
+        self.counts["wiped twice"] += len(waiting) - len(set(waiting))
         self._client.delete(*BROKER_KEYS)
 
     def _run(self) -> None:

@@ -77,8 +77,13 @@ class Calls:
 
 @dataclass
 class Recount:
-    """What came out."""
+    """What came out.
 
+    Where the store itself has lost records, `unlisted` model calls were paid for that no record
+    tells of any more, and `redone` effects happened again since nothing told of the first time.
+    """
+
+    lossy: bool = False
     runs: int = 0
     steps: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -89,6 +94,8 @@ class Recount:
     ambiguous_cost: float = 0.0
     unknown: int = 0
     effects: int = 0
+    unlisted: int = 0
+    redone: int = 0
     ledger: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -150,9 +157,14 @@ def _read(client: "redis.Redis", key: str, run_id: str, shard: int, due: set[str
     )
 
 
-def recount(client: "redis.Redis", log: Path, effects: Path, expected: Iterable[str]) -> Recount:
-    """Hold everything against everything; `expected` are the keys that were submitted."""
-    runs, calls, out = read_runs(client), read_calls(log), Recount()
+def recount(
+    client: "redis.Redis", log: Path, effects: Path, expected: Iterable[str], *, lossy: bool = False
+) -> Recount:
+    """Hold everything against everything; `expected` are the keys that were submitted.
+
+    `lossy`: the store has lost records, so what they told of may have been done again.
+    """
+    runs, calls, out = read_runs(client), read_calls(log), Recount(lossy=lossy)
     there = Counter(run.key for run in runs)
     for key in expected:
         if there[key] != 1:
@@ -161,7 +173,10 @@ def recount(client: "redis.Redis", log: Path, effects: Path, expected: Iterable[
     done = [line.split(maxsplit=3) for line in effects.read_text().splitlines()]
     out.effects = len(done)
     keyed = Counter(line[2] for line in done)
-    out.violations += _of_keys(done, keyed, {run.run_id: run for run in runs})
+    if lossy:
+        out.redone = out.effects - len({line[3] for line in done})
+    else:
+        out.violations += _of_keys(done, keyed, {run.run_id: run for run in runs})
     named = Counter(line[3] for line in done)
     for run in runs:
         out.statuses[run.header["status"]] += 1
@@ -171,7 +186,7 @@ def recount(client: "redis.Redis", log: Path, effects: Path, expected: Iterable[
             *_of_record(run),
             *_of_sums(run),
             *_of_plan(run),
-            *_of_effects(run, named),
+            *_of_effects(run, named, lossy=lossy),
             *_of_calls(run, calls, out),
         ]
         out.violations += [f"{run.key} ({run.header['status']}): {one}" for one in problems]
@@ -247,15 +262,16 @@ def _of_keys(done: list[list[str]], keyed: Counter[str], runs: dict[str, RawRun]
             yield f"effect {what} happened {keyed[key]} times, its step was retried {asked} times"
 
 
-def _of_effects(run: RawRun, named: Counter[str]) -> Iterable[str]:
+def _of_effects(run: RawRun, named: Counter[str], *, lossy: bool) -> Iterable[str]:
+    repeatable = run.retried or lossy
     for step in run.steps:
         for call in step.get("tool_calls", ()):
             if call["tool_name"] != "effect":
                 continue
             happened = named[call["arguments"]["what"]]
-            if not call.get("is_error") and happened != 1 and not (run.retried and happened):
+            if not call.get("is_error") and happened != 1 and not (repeatable and happened):
                 yield f"{call['arguments']} is committed and happened {happened} times"
-            if call.get("is_error") and happened > 1 and not run.retried:
+            if call.get("is_error") and happened > 1 and not repeatable:
                 yield f"{call['arguments']} is not known and happened {happened} times"
 
 
@@ -291,7 +307,9 @@ def _of_calls(run: RawRun, calls: Calls, out: Recount) -> Iterable[str]:
         surplus = paid - (bool(step.get("usage")) or kept)
         out.repeated += surplus
         out.repeated_answers += max(calls.answered[place] - (bool(step.get("usage")) or kept), 0)
-        if surplus > listed[number]:
+        if surplus > listed[number] and out.lossy:
+            out.unlisted += surplus - listed[number]
+        elif surplus > listed[number]:
             yield f"turn {place[1]} was paid for {paid} times, listed are {dict(listed)}"
         usage = step.get("usage")
         if usage and (usage["prompt_tokens"], usage["completion_tokens"]) not in calls.usage[place]:

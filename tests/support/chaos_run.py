@@ -55,6 +55,7 @@ class Size:
     redis_kills: int = 1
     redis_terms: int = 1
     wipes: int = 2
+    losses: int = 0
     pace: float = 1.2
     latency: float = 0.4
 
@@ -72,7 +73,7 @@ class Size:
         """The events in the order that the seed gives."""
         events = ["kill"] * self.kills + ["stop"] * self.stops + ["roll"] * self.rolls
         events += ["redis-kill"] * self.redis_kills + ["redis-term"] * self.redis_terms
-        events += ["wipe"] * self.wipes
+        events += ["wipe"] * self.wipes + ["loss"] * self.losses
         random.Random(self.seed).shuffle(events)
         return events
 
@@ -93,12 +94,21 @@ def scripted(latency: float) -> Callable[[RequestRecord], Reply]:
 
 
 class ChaosRun:
-    """A fleet on a Redis of its own, and everything that happens to it."""
+    """A fleet on a Redis of its own, and everything that happens to it.
+
+    `lose` makes the Redis lose what it had acknowledged; all batches are then submitted again.
+    """
 
     def __init__(
-        self, size: Size, server: RedisServer, launch: Callable[[str], FleetWorker]
+        self,
+        size: Size,
+        server: RedisServer,
+        launch: Callable[[str], FleetWorker],
+        lose: Callable[[], None] | None = None,
     ) -> None:
         self.size = size
+        self._lose = lose
+        self._orders: list[tuple[list[dict[str, str]], Agent]] = []
         self.happened: Counter[str] = Counter()
         self.keys: list[str] = []
         self._server = server
@@ -138,6 +148,7 @@ class ChaosRun:
             return
         lines = [{"id": key, "input": key} for key in keys]
         self._fleet.submit_batch(lines, agent=agent)
+        self._orders.append((lines, agent))
         self.keys += keys
         with redis.Redis.from_url(self._server.url, decode_responses=True) as client:
             for shard in range(16):
@@ -155,6 +166,11 @@ class ChaosRun:
             self.workers.roll()
         elif event == "wipe":
             self.courier.wipe()
+        elif event == "loss":
+            assert self._lose, "nothing is there that loses"
+            self._lose()
+            for lines, agent in self._orders:
+                self._fleet.submit_batch(lines, agent=agent)
         else:
             (self._server.kill if event == "redis-kill" else self._server.stop)()
             time.sleep(self._draw.uniform(0, 1))  # an outage
@@ -184,7 +200,7 @@ def worker_env(name: str, agents: Path, effects: Path) -> dict[str, str]:
     return {**WORKER, **own, **enqueue}
 
 
-def worker_options(name: str) -> tuple[str, ...]:
-    """Return a worker's options; the first one has a pool of processes."""
-    prefork = ("-P", "prefork", "-c", "4") if name.startswith("w0-") else ()
+def worker_options(name: str, *, processes: bool = True) -> tuple[str, ...]:
+    """Return a worker's options; the first one has a pool of processes, if any has."""
+    prefork = ("-P", "prefork", "-c", "4") if processes and name.startswith("w0-") else ()
     return ("-Q", READ, *prefork)

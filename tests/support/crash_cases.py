@@ -19,7 +19,8 @@ UNKNOWN = "OUTCOME_UNKNOWN"
 class CrashCase:
     """A point, at which visit of it the process ends, and what that costs.
 
-    `work` chooses the script: three steps with tools, or one answer. `crashes` is how many
+    `work` chooses the script: three steps with tools, one answer, or a step with a tool on a queue
+    of its own. `crashes` is how many
     attempts the ledger gets, `repeats` how many model calls are made again, and `unknown` how
     many tool calls nobody knows the outcome of.
     """
@@ -32,7 +33,7 @@ class CrashCase:
     unknown: int = 0
 
     def __str__(self) -> str:
-        return f"{self.point}:{self.visit}" + ("-answer" if self.work == "answer" else "")
+        return f"{self.point}:{self.visit}" + ("" if self.work == "work" else f"-{self.work}")
 
 
 CASES = (
@@ -55,6 +56,13 @@ CASES = (
     CrashCase("after-commit", 2),
     CrashCase("before-acknowledge", 2),
     CrashCase("rescue-saved"),
+    # A call on a queue of its own: its step parks, its task is taken and delivered.
+    CrashCase("before-commit", 1, "heavy", crashes=1),
+    CrashCase("tool-parked", 1, "heavy"),
+    CrashCase("call-taken", 1, "heavy", crashes=1, unknown=1),
+    CrashCase("during-call-task", 1, "heavy", crashes=1, unknown=1),
+    CrashCase("call-made", 1, "heavy", crashes=1, unknown=1),
+    CrashCase("call-delivered", 1, "heavy"),
 )
 
 
@@ -66,6 +74,9 @@ def script(request: RequestRecord) -> Reply:
         1: ToolCallReply("effect", {"what": f"{place}/1"}),
         2: ToolCallReply("look", {"what": place}),
     }
+    if request.key.startswith("heavy") and request.turn == 1:
+        calls = (ToolCallReply("render", {"what": place}), ToolCallReply("look", {"what": place}))
+        return Reply(tool_calls=calls, latency=0.1)
     if request.key.startswith("work") and request.turn in seconds:
         return Reply(tool_calls=(first, seconds[request.turn]), latency=0.1)
     return Reply(f"answer to {request.key}", latency=0.1)
@@ -124,7 +135,7 @@ def check_effects(results: Sequence[AgentRunResult], effects: Path) -> None:
     for result in results:
         for step in result.steps:
             for call in step.tool_calls:
-                if call.tool_name == "effect":
+                if call.tool_name in ("effect", "render"):
                     what = str(call.arguments["what"])
                     asked.add(what)
                     assert named[what] == 1 or (call.is_error and not named[what]), what

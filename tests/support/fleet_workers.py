@@ -30,11 +30,12 @@ class FleetWorker:
         name: str = "w1",
         options: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
+        program: tuple[str, ...] = ("-m", "celery"),
     ) -> None:
         self.name = f"{name}@test"
         self.log_path = folder / f"{name}.log"
         self._command = [
-            *(sys.executable, "-m", "celery", "-A", "stepfleet.worker.app", "worker"),
+            *(sys.executable, *program, "-A", "stepfleet.worker.app", "worker"),
             *("-n", self.name, "-l", "INFO", "--without-gossip", "--without-mingle", *options),
         ]
         self._env = {

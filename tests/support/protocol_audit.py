@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from protocol_model import ENDED, SHARDS, Model, Run, shard_of
+from protocol_call_model import WaitingModel
+from protocol_model import ENDED, SHARDS, Run, shard_of
 from redis import Redis
 
 BATCHES = ("b0", "b1")
@@ -37,7 +38,8 @@ for i = 2, #ARGV do
     { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost'),
       left(key .. ':outcomes'), left(key .. ':journal') }, redis.call('HKEYS', key .. ':outcomes') }
 end
-return { t[1] * 1000 + math.floor(t[2] / 1000), redis.call('LLEN', 'stepfleet'), shards, runs }
+return { t[1] * 1000 + math.floor(t[2] / 1000), redis.call('LLEN', 'stepfleet'), shards, runs,
+  redis.call('LLEN', 'heavy') }
 """
 
 _SHIFT = """
@@ -46,6 +48,11 @@ for i = 2, #ARGV, 3 do
   for _, name in ipairs({ 'lease', 'not_before' }) do
     if tonumber(redis.call('HGET', key, name)) > 0 then
       redis.call('HINCRBY', key, name, -ARGV[1])
+    end
+  end
+  for _, name in ipairs({ 'l:0', 'l:1', 'n:0', 'n:1' }) do
+    if redis.call('HEXISTS', key .. ':journal', name) == 1 then
+      redis.call('HINCRBY', key .. ':journal', name, -ARGV[1])
     end
   end
   if redis.call('ZSCORE', ARGV[i + 1], ARGV[i + 2]) then
@@ -95,6 +102,7 @@ class Dump:
     runs: dict[str, Raw]
     counted: dict[tuple[int, str], Counted]
     due: list[str] = field(default_factory=list)
+    calls_queued: int = 0
 
 
 class Auditor:
@@ -109,7 +117,7 @@ class Auditor:
         self._client.flushdb()
 
     def dump(self, run_ids: list[str]) -> Dump:
-        now, queued, shards, runs = self._dump(args=[SHARDS, *map(run_key, run_ids)])
+        now, queued, shards, runs, calls = self._dump(args=[SHARDS, *map(run_key, run_ids)])
         due: dict[str, float] = {}
         counted = {}
         for shard, (scores, batches) in enumerate(shards):
@@ -130,7 +138,7 @@ class Auditor:
             )
             for run_id, one in zip(run_ids, runs, strict=True)
         }
-        return Dump(now, queued, raw, counted, list(due))
+        return Dump(now, queued, raw, counted, list(due), calls)
 
     def shift(self, run_ids: list[str], milliseconds: int) -> None:
         """Move every stored time of these runs `milliseconds` towards the past."""
@@ -154,6 +162,19 @@ class Auditor:
     def lose_messages(self) -> None:
         self._client.delete("stepfleet")
 
+    def newest_calls(self, count: int) -> list[tuple[str, int, int]]:
+        """Return the tool calls at the head of their queue, the newest last."""
+        return [call_of(str(text)) for text in self._client.lrange("heavy", -count, -1)]
+
+    def take_call(self, *, keep: bool) -> tuple[str, int, int]:
+        """Return the tool call at the head of the queue; `keep` leaves it there."""
+        text = self._client.lindex("heavy", -1) if keep else self._client.rpop("heavy")
+        assert isinstance(text, str)
+        return call_of(text)
+
+    def lose_calls(self) -> None:
+        self._client.delete("heavy")
+
 
 def tag(shard: int) -> str:
     return f"sf:{{s{shard:02d}}}:"
@@ -166,6 +187,19 @@ def run_key(run_id: str) -> str:
 def hint_of(message: str) -> tuple[str, int]:
     run_id, step = orjson.loads(orjson.loads(message)["headers"]["argsrepr"].replace("'", '"'))
     return run_id, step
+
+
+def call_of(message: str) -> tuple[str, int, int]:
+    shown = orjson.loads(orjson.loads(message)["headers"]["argsrepr"].replace("'", '"'))
+    run_id, step, index = shown
+    return run_id, step, index
+
+
+def awaited_in(raw: Raw) -> tuple[int, ...]:
+    """Return the calls that the header says the open step waits for."""
+    step, *calls = raw.header.get("waiting", "").split() or [""]
+    here = step == raw.header["step"]
+    return tuple(int(call.partition(":")[0]) for call in calls) if here else ()
 
 
 def _pairs(flat: list[str]) -> dict[str, str]:
@@ -181,6 +215,10 @@ def check_invariants(dump: Dump) -> None:
         unanswered = raw.journal and "response" not in raw.journal
         assert not unanswered, f"{run_id}: a tool started without a journaled response"
         assert not (raw.header["token"] and not active), f"{run_id}: held though not active"
+        waits = not raw.header["token"] and raw.number("not_before") > 0
+        awaited = awaited_in(raw) if waits else ()
+        answered = [index for index in awaited if f"r:{index}" in raw.journal]
+        assert not answered, f"{run_id}: waits for calls {answered}, which have results"
         _check_expiry(run_id, raw)
         if raw.newest_events:
             newest = dict(zip(*[iter(raw.newest_events[0][1])] * 2, strict=True))
@@ -281,9 +319,10 @@ def _calls(step: dict[str, Any]) -> int:
     return int((step.get("usage") or {}).get("llm_calls", 0))
 
 
-def check_model(dump: Dump, model: Model) -> None:
+def check_model(dump: Dump, model: WaitingModel) -> None:
     """Assert that Redis holds what the model holds."""
     assert dump.queued == len(model.queue), "messages in the queue"
+    assert dump.calls_queued == len(model.call_queue), "messages in the tools' queue"
     for run_id, run in model.runs.items():
         _check_run(dump.runs[run_id], run, dump.now, model.now)
     for group, counted in dump.counted.items():
@@ -306,6 +345,7 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
         "seq": raw.number("seq"),
         "ledger": len(raw.lost),
         "journal": raw.journal.keys(),
+        "awaited": awaited_in(raw),
     }
     expected = {name: getattr(run, name) for name in stored}
     expected |= {"ledger": len(run.ledger), "journal": run.journal.keys()}
@@ -323,6 +363,11 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
     assert run.due is None or waits == (run.not_before > 0), f"{run.run_id}: a wait"
     if run.not_before and run.due is not None:
         times.append(("not_before", raw.number("not_before"), run.not_before))
+    for index in run.awaited:
+        call = run.calls[index]
+        times.append((f"look at {index}", float(raw.journal[f"n:{index}"]), call.look))
+        if call.owner:
+            times.append((f"lease of {index}", float(raw.journal[f"l:{index}"]), call.lease))
     for name, at, expected_at in times:
         late = (expected_at - model_now) - (at - now)
         assert 0 <= late < SLACK, f"{run.run_id}: {name} is {late} ms from where it should be"

@@ -12,18 +12,20 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 from protocol_audit import BATCHES, check_invariants, check_model
-from protocol_model import GRACE, LEASE, RETRY_WAIT, Decision, Model, Run
-from protocol_rig import Rig
+from protocol_call_model import Park, WaitingModel
+from protocol_calls import CallRules, Maker
+from protocol_model import GRACE, LEASE, RETRY_WAIT, Decision, Run
+from protocol_rig import Rig, check_as_clients_see_it
 from protocol_worker import AGENTS, KINDS, Worker, record_of
 
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.store.reading import StoredRun
 from stepfleet.orchestrator.store.submission import NewRun
@@ -45,14 +47,15 @@ def run_machine(shared: Rig, profile: settings) -> None:
     run_state_machine_as_test(machine, settings=profile)
 
 
-class ProtocolMachine(RuleBasedStateMachine):
+class ProtocolMachine(CallRules):
     """Five runs at most, any number of workers, every operation of the protocol."""
 
     def __init__(self, rig: Rig) -> None:
         super().__init__()
         self.rig = rig
-        self.model = Model()
+        self.model = WaitingModel()
         self.workers: list[Worker] = []
+        self.makers: list[Maker] = []
         self.seen: list[tuple[StoredRun, int]] = []
         self.tokens = 0
         self.sound = True
@@ -132,6 +135,18 @@ class ProtocolMachine(RuleBasedStateMachine):
         if again:
             self.workers.remove(worker)
 
+    def note(self, worker: Worker, size: int) -> None:
+        self._journal(worker, *worker.next_entries(size))
+
+    def park(self, worker: Worker, kind: str, size: int) -> None:
+        self._commit(worker, kind, size)
+
+    def ask(self, run: Run, word: str) -> None:
+        if word != "retry":
+            return self._control(run, word)
+        stored = self.rig.do(self.rig.bench.stored(run.run_id))
+        return self._retry(stored, run.seq, raised=False)
+
     def _may_claim_again(self, worker: Worker) -> bool:
         run = self.model.runs[worker.claim.run_id]
         return worker.token not in run.committed or worker.token == run.last_token
@@ -156,6 +171,8 @@ class ProtocolMachine(RuleBasedStateMachine):
             run = self.model.runs[run_id]
             stored = (reply.crashes, reply.attempts, reply.limited, reply.state.step_count)
             assert stored == (run.crashes, run.attempts, run.limited, run.step)
+            assert round(reply.journal.spent * 2) == run.spent
+            assert sorted(reply.overdue) == list(run.awaited)
             self.workers.append(Worker(reply))
             if run.want == "cancel":
                 self.workers[-1].hears_of_cancel()
@@ -225,7 +242,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         verdict, events, decision = worker.sent
         claim = worker.claim
         with self.operation(f"commit {decision.move}"):
-            expected = self._expected(worker, decision)
+            expected = self._expected(worker, verdict, decision)
             reply = self.rig.do(self.rig.bench.steps.commit(claim, verdict, events))
             word = "committed" if reply.applied else "wanted" if reply.wanted else "lost"
             told = (word, reply.wanted or reply.status)
@@ -234,8 +251,12 @@ class ProtocolMachine(RuleBasedStateMachine):
             worker.sent = None
             worker.hears_of_cancel()
 
-    def _expected(self, worker: Worker, decision: Decision) -> tuple[str, str]:
+    def _expected(self, worker: Worker, verdict: Verdict, decision: Decision) -> tuple[str, str]:
         claim = worker.claim
+        if verdict.waiting:
+            indexes = [wait.index for wait in verdict.waiting.calls]
+            park = Park(indexes, round(verdict.waiting.seconds * 2))
+            return self.model.park(claim.run_id, claim.step, worker.token, park, decision)
         return self.model.commit(claim.run_id, claim.step, worker.token, decision)
 
     # ------------------------------------------------------------- time, messages, the rescuer
@@ -277,8 +298,10 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(long_queue=st.booleans())
     def rescue(self, long_queue: bool) -> None:
         with self.operation("rescue"):
+            calls = self.model.rescue_calls()
             expected = self.model.rescue(long_queue=long_queue)
-            count = self.rig.do(self.rig.rescuer(long_queue=long_queue).rescue())
+            count = self.rig.do(self.rig.rescuer(long_queue=long_queue).rescue()) - len(calls)
+            self.calls_are_dispatched_again(calls)
             told = self.rig.auditor.newest_messages(count) if count else []
             assert sorted(told) == sorted(expected)
             self.model.queue += told
@@ -360,23 +383,10 @@ class ProtocolMachine(RuleBasedStateMachine):
                 worker = self._deliver(keep=False)
                 if worker:
                     self._commit(worker, "answer", 1)
+            self.calls_are_made()
         assert not self.model.pick(lambda run: not run.ended), "some runs are stuck"
         for run in self.model.runs.values():
-            self._check_as_clients_see_it(run)
-
-    def _check_as_clients_see_it(self, run: Run) -> None:
-        result = self.rig.do(self.rig.bench.stored(run.run_id)).result()
-        assert result.stop_reason == run.reason
-        assert len(result.steps) == len(run.log)
-        assert result.usage.total_tokens == sum(step.tokens for step in run.log)
-        assert result.usage.llm_calls == sum(step.calls for step in run.log)
-        assert result.cost_usd * 4 == sum(step.cost for step in run.log)
-        assert result.cumulative_execution_seconds * 2 == sum(step.time for step in run.log)
-        assert len(result.lost_attempts) == len(run.ledger)
-        told, _ = self.rig.do(self.rig.bench.runs.events(run.run_id))
-        assert [event["sequence"] for event in told] == list(range(1, run.seq + 1))
-        ends = [event for event in told if event["payload"].get("status") == run.status]
-        assert ends, "no event tells the end"
+            check_as_clients_see_it(self.rig, run)
 
     def _run(self, pick: int) -> Run:
         runs = list(self.model.runs.values())

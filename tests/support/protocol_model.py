@@ -13,7 +13,8 @@ GRACE = 100_000
 RETRY_WAIT = 300_000
 POISON = 3
 SHARDS = 2
-MOST_DOUBLINGS = 7
+MOST_DOUBLINGS, IDLE_DOUBLINGS = 7, 2
+PUT_OFF = 10_000_000_000_000
 
 STATUS_OF = {
     "completed": "completed",
@@ -65,6 +66,17 @@ class Decision:
 
 
 @dataclass
+class Call:
+    """A tool call of the open step that is a task of its own."""
+
+    owner: str = ""
+    lease: int = 0
+    look: int = 0
+    starts: int = 0
+    crashes: int = 0
+
+
+@dataclass
 class Run:
     """One run. `due` is None while nothing needs to look at it."""
 
@@ -91,6 +103,30 @@ class Run:
     journal: dict[str, str] = field(default_factory=dict)
     ledger: dict[str, str] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
+    calls: dict[int, Call] = field(default_factory=dict)
+    waiting: tuple[int, ...] = ()
+    waits_at: int = -1
+    spent: int = 0
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The calls that the open step waits for."""
+        return self.waiting if self.waits_at == self.step else ()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for them now: nobody holds the step, or has come in vain."""
+        return self.status == "in_progress" and bool(self.open_calls)
+
+    @property
+    def open_calls(self) -> tuple[int, ...]:
+        """The calls that may be taken."""
+        return self.awaited if self.not_before and not self.token else ()
+
+    @property
+    def owned_calls(self) -> list[int]:
+        """The calls that some worker makes, as far as anybody knows."""
+        return [index for index in self.awaited if self.calls[index].owner]
 
     @property
     def ended(self) -> bool:
@@ -140,6 +176,7 @@ class Model:
             return "paused"
         if run.not_before > self.now:
             return "early"
+        run.seq += run.status == "queued"
         run.status, run.token, run.lease = "in_progress", token, self.now + LEASE
         run.due, run.dispatches, run.not_before, run.begun = run.lease, 0, 0, True
         return "claimed"
@@ -231,7 +268,7 @@ class Model:
         if run.status != "paused":
             run.want = "" if run.want == "pause" else run.want
             return "active"
-        run.status = "in_progress" if run.begun else "queued"
+        run.status, run.seq = "in_progress" if run.begun else "queued", run.seq + 1
         run.due, run.not_before, run.dispatches = self.now + GRACE, 0, 0
         self.queue.append((run_id, step_seen))
         return "resumed"
@@ -262,23 +299,29 @@ class Model:
         """Return the hints that are published, in no particular order; the caller queues them."""
         hints = []
         for run in self.runs.values():
-            if run.due is None or run.due > self.now:
+            if run.due is None or not self._is_looked_at(run.due, long_queue=long_queue):
                 continue
             first = run.dispatches == 0
-            wait = GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
+            most = MOST_DOUBLINGS if long_queue else IDLE_DOUBLINGS
+            wait = GRACE * 2 ** min(run.dispatches, most)
             run.dispatches += 1
             begun = run.status == "in_progress"
             publish = not long_queue or begun or bool(run.not_before and first)
-            run.due = self.now + (wait if publish else wait * 16)
+            run.due = self.now + (wait if publish else PUT_OFF + wait * 16)
             if publish:
                 hints.append((run.run_id, run.step))
         return hints
+
+    def _is_looked_at(self, due: float, *, long_queue: bool) -> bool:
+        """The queue is long or as good as empty; what was put off waits for the latter."""
+        return due <= self.now or (due >= PUT_OFF and not long_queue)
 
     def pick(self, which: Callable[[Run], bool]) -> list[Run]:
         """Return the runs for which `which` holds."""
         return [run for run in self.runs.values() if which(run)]
 
     def _pause(self, run: Run) -> None:
+        run.seq += 1
         run.status, run.token, run.want, run.due = "paused", "", "", None
 
     def _end(self, run: Run, reason: str) -> None:

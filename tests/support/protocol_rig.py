@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from protocol_audit import Auditor
-from protocol_model import GRACE, LEASE, SHARDS
+from protocol_model import GRACE, LEASE, SHARDS, Run
 from protocol_worker import AGENTS
 from redis import Redis
 from stored_runs import Bench, bench
@@ -56,3 +56,19 @@ def rig(url: str) -> Iterator[Rig]:
             yield Rig(runner, opened, Auditor(client), configs)
         finally:
             runner.run(opening.__aexit__(None, None, None))
+
+
+def check_as_clients_see_it(rig: Rig, run: Run) -> None:
+    """Assert that a run which has ended looks to a client as the model has it."""
+    result = rig.do(rig.bench.stored(run.run_id)).result()
+    assert result.stop_reason == run.reason
+    assert len(result.steps) == len(run.log)
+    assert result.usage.total_tokens == sum(step.tokens for step in run.log)
+    assert result.usage.llm_calls == sum(step.calls for step in run.log)
+    assert result.cost_usd * 4 == sum(step.cost for step in run.log)
+    assert result.cumulative_execution_seconds * 2 == sum(step.time for step in run.log)
+    assert len(result.lost_attempts) == len(run.ledger)
+    told, _ = rig.do(rig.bench.runs.events(run.run_id))
+    assert [event["sequence"] for event in told] == list(range(1, run.seq + 1))
+    ends = [event for event in told if event["payload"].get("status") == run.status]
+    assert ends, "no event tells the end"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from protocol_call_model import PATIENCE
 from protocol_model import POISON, RETRY_WAIT, Decision, Step
 
 from stepfleet.orchestrator.agent import Agent, criteria_of
@@ -21,12 +22,15 @@ from stepfleet.orchestrator.protocol.attempt import (
     Failed,
     Interrupted,
     Interruption,
+    Parked,
     Prevented,
     Span,
+    Wait,
 )
-from stepfleet.orchestrator.protocol.claim import Claim, Journal
+from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.happenings import events_of
+from stepfleet.orchestrator.protocol.refusals import NOT_EXECUTED, not_run
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -34,7 +38,12 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
-KINDS = (*["call"] * 5, "answer", "broken", "transient", "limited", "error", "release")
+KINDS = (
+    *["call"] * 4,
+    *["park"] * 3,
+    "park one",
+    *("answer", "broken", "transient", "limited", "error", "release"),
+)
 CALLS = 2
 LIMITS: dict[str, Any] = {
     "model": "openai:none",
@@ -88,7 +97,9 @@ class Worker:
         if record is not None:
             results[int(record.call_id[-1])] = record
         marks = journal.started | ({started} if started is not None else set())
-        changed = Journal(response or journal.response, marks, results)
+        changed = replace(
+            journal, response=response or journal.response, started=marks, results=results
+        )
         self.claim = replace(self.claim, journal=changed)
 
     def decide(self, kind: str, size: int) -> tuple[Verdict, Events, Decision]:
@@ -98,6 +109,11 @@ class Worker:
         attempt = self._attempt(kind, size, criteria)
         facts = Facts(claim.now, jitter=0.0)
         verdict = decide(claim, attempt, criteria, facts)
+        if verdict.waiting:
+            waiting = replace(verdict.waiting, patience=PATIENCE / 1000)
+            verdict = replace(verdict, waiting=waiting)
+        if isinstance(attempt, Parked):
+            attempt = attempt if verdict.waiting else attempt.otherwise
         events = events_of(claim, attempt, verdict, facts)
         decision = Decision(
             move=verdict.move.value,
@@ -116,7 +132,7 @@ class Worker:
 
     def _attempt(self, kind: str, size: int, criteria: ContinuationCriteria) -> Attempt:
         claim, journal = self.claim, self.claim.journal
-        span = Span(claim.now, size / 2)
+        span = Span(journal.began or claim.now, journal.spent + size / 2)
         outcome = poisoned(claim, POISON) or prevented(claim, criteria)
         if outcome:
             return Prevented(span, outcome)
@@ -138,7 +154,28 @@ class Worker:
         )
         texts = tuple(record.call_id for record in records)
         assert response.usage is not None
+        open_calls = [index for index in range(len(records)) if index not in journal.results]
+        if kind.startswith("park") and journal.response and open_calls and not claim.overdue:
+            waits = open_calls[:1] if kind == "park one" else open_calls
+            return self._parked(span, journal.response, waits)
         return Answered(span, response, records, texts, response.usage.total_tokens * 0.25)
+
+    def _parked(self, span: Span, response: LLMResponse, open_calls: list[int]) -> Parked:
+        results = self.claim.journal.results
+        records = tuple(
+            results.get(index) or not_run(call, Interruption.CANCELLED, self.claim.now)
+            for index, call in enumerate(response.tool_calls or ())
+        )
+        assert response.usage is not None
+        otherwise = Interrupted(
+            span,
+            Interruption.CANCELLED,
+            response,
+            records,
+            tuple(record.call_id for record in records),
+            response.usage.total_tokens * 0.25,
+        )
+        return Parked(span, tuple(Wait(index, "heavy", "look") for index in open_calls), otherwise)
 
 
 @cache
@@ -179,12 +216,12 @@ def record_of(claim: Claim, index: int, *, broken: bool = False) -> ToolCallReco
 def _step(attempt: Attempt) -> Step:
     """Return what the model is to know of a committed attempt."""
     time = round(attempt.span.seconds * 2)
-    if not isinstance(attempt, Answered):
+    if not isinstance(attempt, Answered | Interrupted) or attempt.response is None:
         return Step(failed=True, time=time)
     records = attempt.records
     tokens = attempt.response.usage.total_tokens if attempt.response.usage else 0
     return Step(
-        failed=any(record.is_error for record in records),
+        failed=any(one.error and one.error.code != NOT_EXECUTED for one in records),
         author=attempt.response.content,
         results={
             index: str(record.result) for index, record in enumerate(records) if not record.is_error

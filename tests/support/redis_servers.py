@@ -106,6 +106,14 @@ class RedisServer:
         """End it with SIGKILL: with appendfsync everysec nothing that reached the OS is lost."""
         self._end(signal.SIGKILL)
 
+    def promote(self, port: int) -> None:
+        """Make a replica a master that listens on another port."""
+        self._settings.pop("replicaof", None)
+        with contextlib.closing(redis.Redis.from_url(self.unix_url)) as client:
+            client.replicaof("NO", "ONE")
+            client.config_set("port", port)
+        self.port = port
+
     def restart(self) -> None:
         """Stop it where it runs, and start it with the same port and data."""
         self.stop()

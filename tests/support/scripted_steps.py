@@ -12,15 +12,18 @@ from stored_runs import Bench
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.models import LLM
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.agents import LocalAgents
+from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.tool_task import CallReport, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
@@ -80,11 +83,17 @@ class Hands:
     agent: Agent
     crash_at: str = ""
     leases: Leases = field(default_factory=lambda: Leases(time.monotonic))
+    call_leases: CallLeases = field(default_factory=lambda: CallLeases(time.monotonic))
     models: Models = field(default_factory=Models)
 
     async def step(self, run_id: str, step: int) -> StepReport:
         """Do one step."""
         return await run_step(StepHint(run_id, step), self.ports(), self.leases)
+
+    async def call(self, run_id: str, step: int, index: int) -> CallReport:
+        """Make one tool call that the run waits for, as a task of its own."""
+        hint = ToolHint(run_id, step, index)
+        return await run_call(hint, self.desk.steps.calls, self.ports(), self.call_leases)
 
     async def finish(self, run_id: str, most: int = 20) -> None:
         """Do steps until the run has ended."""

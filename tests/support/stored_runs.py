@@ -110,7 +110,7 @@ class Bench:
 
     async def queued(self) -> int:
         """Return how many messages wait."""
-        return int(await self.opened.connection.execute("LLEN", self.opened.settings.queue))
+        return await self.opened.dispatch.waiting()
 
     async def stored(self, run_id: str) -> StoredRun:
         """Read a run as a client does."""

@@ -10,6 +10,7 @@ LOCAL = (
     "orchestrator/cli",
     "orchestrator/dashboard",
     "orchestrator/embedded",
+    "orchestrator/broadcast/webhook",  # a receiver compares the signature's time with its own clock
     "orchestrator/pricing",
     "orchestrator/tools/builtin",
     "worker/testing",

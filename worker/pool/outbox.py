@@ -68,7 +68,9 @@ class HubOutbox:
     def wait(self, seconds: float) -> None:
         """Wait for a post with the signal handlers of the main thread running meanwhile."""
         if not self._calls and self._reader.fileno() >= 0:
-            select.select([self._reader], [], [], seconds)
+            # A signal's handler may end the pool, and close this, while we wait here.
+            with suppress(OSError, ValueError):
+                select.select([self._reader], [], [], seconds)
 
     def close(self) -> None:
         """Close both ends."""

@@ -1,13 +1,17 @@
 """The toolbox of a worker process: execution with its threads, recall of lost calls, texts."""
 
+import os
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.redaction import Redactor
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.toolbox.execution import execute_call
+from stepfleet.worker.toolbox.layers import call_through_layers
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 
@@ -16,6 +20,7 @@ class LocalToolbox:
 
     def __init__(self, threads: int) -> None:
         self._threads = ToolThreads(threads)
+        self._hide = Redactor(os.environ)
 
     async def execute(
         self,
@@ -26,7 +31,18 @@ class LocalToolbox:
         clock: Callable[[], datetime],
     ) -> ToolCallRecord:
         """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
-        return await execute_call(call, tools, invocation, clock=clock, limiter=self._threads)
+        if tools.middleware:
+            once = partial(
+                execute_call,
+                tools=tools,
+                invocation=invocation,
+                clock=clock,
+                limiter=self._threads,
+            )
+            return self._clean(await call_through_layers(call, tools, invocation, clock, once))
+        return self._clean(
+            await execute_call(call, tools, invocation, clock=clock, limiter=self._threads)
+        )
 
     async def recall(
         self,
@@ -54,7 +70,15 @@ class LocalToolbox:
         record = await execute_call(
             call, ToolRegistry().process([asked]), invocation, clock=clock, limiter=self._threads
         )
-        return None if record.result is None or record.is_error else record
+        return None if record.result is None or record.is_error else self._clean(record)
+
+    def _clean(self, record: ToolCallRecord) -> ToolCallRecord:
+        """Return the record without secrets of this process's environment."""
+        result, kept = self._hide.data(record.result), record.custom_state
+        kept = self._hide.data(kept) if kept else kept
+        if result is record.result and kept is record.custom_state:
+            return record
+        return record.model_copy(update={"result": result, "custom_state": kept})
 
     def text(self, record: ToolCallRecord) -> str:
         """Return what the model reads of a record."""

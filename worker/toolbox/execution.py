@@ -18,7 +18,13 @@ from stepfleet.orchestrator.errors import (
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.redaction import redact
-from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+from stepfleet.orchestrator.tools import (
+    StateUpdate,
+    Tool,
+    ToolInvocation,
+    ToolRegistry,
+    WithMedia,
+)
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads
@@ -47,17 +53,25 @@ async def execute_call(
     """
     timestamp = clock()
     begun = time.monotonic()
-    result, error = None, None
+    result, error, kept, media = None, None, {}, ()
     try:
+        if tools.late:
+            await tools.listed()
         tool, bound = _prepared(call, tools)
         timeout = tool.options.timeout or default_timeout
         known = invocation.model_copy(update={"deadline": timestamp + timedelta(seconds=timeout)})
         value = await run_tool(tool, bound, known, limiter=limiter, timeout=timeout)
+        if isinstance(value, StateUpdate):
+            kept = json_data(dict(value.custom_state), limit=result_limit)
+            value = value.result
+        if isinstance(value, WithMedia):
+            media = tuple(json_data(value.media, limit=result_limit))
+            value = value.result
         result = json_data(value, limit=result_limit)
     except AgentException as raised:
-        error = _described(raised, call)
+        error = described(raised, call)
     except Exception as raised:  # noqa: BLE001 - tools may raise anything; it becomes the result
-        error = _described(ToolExecutionError(_said(raised)), call)
+        error = described(failure_of(raised), call)
     return ToolCallRecord(
         tool_name=call.name,
         call_id=call.id,
@@ -68,6 +82,9 @@ async def execute_call(
         timestamp=timestamp,
         error=error,
         repeated=invocation.attempt > 1,
+        custom_state={} if error else kept,
+        media=() if error else media,
+        version=tools.digest_of(call.name) if tools.late else None,
     )
 
 
@@ -79,6 +96,11 @@ def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any], dict
     return tool, tool.check(call.arguments)
 
 
+def failure_of(error: Exception) -> ToolExecutionError:
+    """Return the error of a call whose code raised `error`: its type and message."""
+    return ToolExecutionError(_said(error))
+
+
 def _said(error: Exception) -> str:
     try:
         text = str(error)
@@ -87,7 +109,8 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _described(error: AgentException, call: ToolCall) -> ErrorInfo:
+def described(error: AgentException, call: ToolCall) -> ErrorInfo:
+    """Return what a failed call's record says: secrets blacked out, long messages cut."""
     message = redact(error.message.encode("utf-8", "backslashreplace").decode())
     if len(message) > _MAX_MESSAGE:
         more = len(message) - _MAX_MESSAGE

@@ -2,7 +2,8 @@
 
 Call ``register()`` once where the Celery app is made; then broker URLs may begin with
 ``redis-batch://``, ``rediss-batch://`` (TLS), ``redis-batch+socket://`` (unix socket) or
-``sentinel-batch://`` (whose Sentinels stand in the transport options). Only workers gain by it: clients and stock workers use the same broker with kombu's own transport.
+``sentinel-batch://`` (whose Sentinels stand in the transport options). Only workers gain by it:
+clients and stock workers use the same broker with kombu's own transport.
 """
 
 import re
@@ -11,9 +12,9 @@ from urllib.parse import quote
 from kombu.transport import TRANSPORT_ALIASES
 
 from stepfleet.orchestrator.sentinel_url import is_sentinel, parse_sentinel
+from stepfleet.orchestrator.store.keys import QUARANTINE as QUARANTINE
+from stepfleet.orchestrator.store.quarantine import read_entry as read_entry
 from stepfleet.worker.transport.ledger import counts as counts
-from stepfleet.worker.transport.quarantine import QUARANTINE as QUARANTINE
-from stepfleet.worker.transport.quarantine import read_entry as read_entry
 from stepfleet.worker.transport.quick_json import EVENTS as EVENTS
 from stepfleet.worker.transport.quick_json import register_events
 

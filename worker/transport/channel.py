@@ -19,13 +19,14 @@ from uuid import uuid4
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from stepfleet.orchestrator.store.keys import QUARANTINE
+from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
 from stepfleet.orchestrator.store.troubles import Trouble, Watch, trouble_of
 from stepfleet.worker.transport.debts import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
 from stepfleet.worker.transport.guard import MESSAGE_LIMIT, Refused, examine
 from stepfleet.worker.transport.ledger import LostFetch
 from stepfleet.worker.transport.poller import EAR
 from stepfleet.worker.transport.qos import QoS
-from stepfleet.worker.transport.quarantine import KEPT_BYTES, KEPT_ENTRIES, QUARANTINE
 from stepfleet.worker.transport.quick_json import encode_plain
 from stepfleet.worker.transport.scripts import script
 from stepfleet.worker.transport.stock import StockChannel, fixed_order

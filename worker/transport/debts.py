@@ -12,8 +12,9 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
+from stepfleet.orchestrator.store.keys import QUARANTINE
+from stepfleet.orchestrator.store.quarantine import KEPT_ENTRIES, entry
 from stepfleet.worker.transport.ledger import Ledger, ledger_of, running_tags
-from stepfleet.worker.transport.quarantine import KEPT_ENTRIES, QUARANTINE, entry
 from stepfleet.worker.transport.scripts import script
 from stepfleet.worker.transport.stock import StockChannel, dumps, loads, to_text
 
@@ -145,6 +146,14 @@ class IndebtedChannel(StockChannel):
             self.plain.lpush(QUARANTINE, about)
             self.plain.ltrim(QUARANTINE, 0, KEPT_ENTRIES - 1)
             return [], b""
+
+    def put_aside(self, made: bytes) -> None:
+        """Keep the entry of a message that Celery has and cannot use; it is rejected apart."""
+        with self.plain.pipeline() as pipe:
+            pipe.lpush(QUARANTINE, made)
+            pipe.ltrim(QUARANTINE, 0, KEPT_ENTRIES - 1)
+            pipe.execute()
+        self._ledger.counts["quarantined"] += 1
 
     def quarantine(self, raw: bytes, reason: str, queue: str, tag: str) -> None:
         """Move a delivery out of Celery's reach."""

@@ -18,6 +18,12 @@ from stepfleet.worker.transport.stock import loads as kombu_loads
 MESSAGE_LIMIT = 4 * 1024 * 1024
 """Largest message in bytes, as it lies in the broker."""
 
+LONGEST_HEADER = 4096
+"""Characters of a text in the headers: Celery logs some, and tells others to every monitor."""
+
+_JSON = "application/json"
+_SMALL = 8192
+_OPTIONS = frozenset({"callbacks", "errbacks", "chain", "chord"})
 _NOT_JSON = (ValueError, TypeError, RecursionError, LookupError, AttributeError, ArithmeticError)
 
 
@@ -33,13 +39,18 @@ def examine(raw: bytes) -> dict[str, Any]:
     headers = _field(message, "headers", dict, {})
     properties = _field(message, "properties", dict)
     _field(properties, "delivery_info", dict, {})
-    for name in ("content-type", "content-encoding"):
-        _field(message, name, str, "")
+    _field(message, "content-encoding", str, "")
+    if (kind := message.get("content-type")) != _JSON:
+        raise Refused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
+    if len(raw) > _SMALL:
+        _examine_texts(headers)
     if headers.get("compression"):
         raise Refused("the body is compressed, which stepfleet refuses: it may be of any size")
     body = _body(message.get("body"), properties.get("body_encoding"))
     if "task" in headers:
-        _examine_task(headers, message, body)
+        _examine_task(headers, body)
+    else:
+        _examine_other(body)
     return message
 
 
@@ -80,7 +91,13 @@ def _body(body: object, encoding: object) -> bytes:
         raise Refused(f"the body is no base64: {error}"[:300]) from None
 
 
-def _examine_task(headers: dict[str, Any], message: dict[str, Any], body: bytes) -> None:
+def _examine_texts(headers: dict[str, Any]) -> None:
+    for name, value in headers.items():
+        if isinstance(value, str) and len(value) > LONGEST_HEADER:
+            raise Refused(f"header {name[:50]!r} is longer than {LONGEST_HEADER} characters")
+
+
+def _examine_task(headers: dict[str, Any], body: bytes) -> None:
     for name in ("task", "id"):
         _field(headers, name, str)
     for name in ("root_id", "parent_id", "eta", "expires", "shadow", "group"):
@@ -89,13 +106,17 @@ def _examine_task(headers: dict[str, Any], message: dict[str, Any], body: bytes)
     limits = _field(headers, "timelimit", list, [None, None])
     if len(limits) != 2 or not all(isinstance(x, (int, float, type(None))) for x in limits):  # noqa: PLR2004 hard and soft
         raise Refused("timelimit is not [hard, soft], in seconds or null")
-    if message.get("content-type") == "application/json":
-        _examine_arguments(_decoded(body, "body"))
+    _examine_arguments(_decoded(body, "body"))
+
+
+def _examine_other(body: bytes) -> None:
+    """Judge what is no task: answers to remote control, say. An old task would be run unseen."""
+    content = _decoded(body, "body")
+    if isinstance(content, dict) and "task" in content:
+        raise Refused("the message is of Celery's task protocol 1; send it with protocol 2")
 
 
 def _examine_arguments(body: object) -> None:
-    if isinstance(body, dict):  # task protocol 1 and its hybrids, which Celery checks itself
-        return
     if not isinstance(body, list) or len(body) != 3:  # noqa: PLR2004 protocol 2: args, kwargs, embed
         raise Refused("the body is not [args, kwargs, options]")
     args, kwargs, options = body
@@ -103,3 +124,5 @@ def _examine_arguments(body: object) -> None:
         raise Refused("args of the body is no list, or kwargs no object")
     if options is not None and not isinstance(options, dict):
         raise Refused("options of the body is no object")
+    if options and not options.keys() <= _OPTIONS:
+        raise Refused("options of the body has fields that Celery does not know")

@@ -6,6 +6,8 @@ not know what a fetch does.
 
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from stepfleet.worker.transport.stock import StockPoller
 
 FETCHING = "BRPOP"
@@ -18,12 +20,18 @@ class Poller(StockPoller):
     def on_poll_start(self) -> None:
         """Send what is due; called before every poll."""
         for channel in tuple(self._channels):
-            if channel.active_queues:
-                channel.settle_debts()
-                if channel.wants_to_fetch():
-                    self._fetch(channel)
+            if channel.active_queues and not channel.rests:
+                try:
+                    self._do_what_is_due(channel)
+                except ResponseError as error:  # unlike a lost connection: nothing was done
+                    channel.put_off(error)
             if channel.active_fanout_queues:
                 self._register_LISTEN(channel)
+
+    def _do_what_is_due(self, channel: Any) -> None:
+        channel.settle_debts()
+        if channel.wants_to_fetch():
+            self._fetch(channel)
 
     def _fetch(self, channel: Any) -> None:
         if not self._client_registered(channel, channel.client, FETCHING):

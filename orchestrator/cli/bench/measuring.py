@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import redis
+from redis.cluster import RedisCluster
 
 from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.cli.bench.agents import bench
@@ -26,6 +27,8 @@ from stepfleet.orchestrator.cli.bench.workload import (
     mean_step_seconds,
     warming,
 )
+from stepfleet.orchestrator.cli.cluster_facts import asked_cluster, infos
+from stepfleet.orchestrator.cluster_url import is_cluster
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.records.results import AgentRunResult
@@ -34,6 +37,7 @@ from stepfleet.orchestrator.settings import Settings
 READY_SECONDS = 90.0
 SAMPLED_RUNS = 2000
 _LOOK_SECONDS = 0.05
+_SILENCE_SECONDS = 5.0
 _MS = 1000
 
 
@@ -142,6 +146,14 @@ def _own(worker: str) -> list[int]:
     return [int(pid)] if host == socket.gethostname() and pid.isdigit() else []
 
 
+def _used_by_all(client: RedisCluster) -> dict[str, Any]:
+    used = infos(client, "cpu", "memory")
+    names = ("used_cpu_user", "used_cpu_sys", "used_memory")
+    return {name: sum(float(one[name]) for one in used) for name in names}
+
+
 def _redis_info(url: str) -> dict[str, Any]:
+    if is_cluster(url):
+        return asked_cluster(url, _used_by_all, seconds=_SILENCE_SECONDS)
     with redis.Redis.from_url(url) as client:
         return {**client.info("cpu"), **client.info("memory")}

@@ -54,14 +54,27 @@ def worker(
         typer.Option("--concurrency", "-c", min=1, help="The same as --slots, Celery's word."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Node name, unique.")] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            "-Q",
+            metavar="NAME",
+            help="Serve this queue of tools instead of steps; again, or with commas, for several.",
+        ),
+    ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
     from stepfleet.orchestrator.cli.one_worker import become_worker
     from stepfleet.orchestrator.cli.pools import slots_of
+    from stepfleet.orchestrator.cli.served_queues import asked_queues
     from stepfleet.orchestrator.cli.worker_command import WorkerOptions
 
-    become_worker(WorkerOptions(agents, slots_of(pool, concurrency or slots), pool, name), data)
+    options_of_it = WorkerOptions(
+        agents, slots_of(pool, concurrency or slots), pool, name, queues=asked_queues(queue or ())
+    )
+    become_worker(options_of_it, data)
 
 
 def flower(

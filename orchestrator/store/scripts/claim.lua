@@ -2,8 +2,32 @@
 -- ARGV[5] worker. Returns {'claimed', now, header, log, journal}, or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
 -- Invariant: at most one token owns a run, and only until its lease runs out.
+-- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
+-- from that step on, and those fields. Memory for the reply is bounded by the policy.
+local function read_log(since, step)
+  if not since or since == '' then return redis.call('HGETALL', log_key) end
+  local first, others = string.match(since, '^(%d+) ?(.*)$')
+  local names, log = {}, {}
+  for name in string.gmatch(others, '%S+') do names[#names + 1] = name end
+  for i = number(first), step do
+    names[#names + 1] = tostring(i)
+    names[#names + 1] = 'input:' .. i
+  end
+  -- Lua can pass some thousand arguments at once.
+  for at = 1, #names, 1000 do
+    local values = redis.call('HMGET', log_key, unpack(names, at, math.min(at + 999, #names)))
+    for i, value in ipairs(values) do
+      if value then
+        log[#log + 1] = names[at + i - 1]
+        log[#log + 1] = value
+      end
+    end
+  end
+  return log
+end
+
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before', 'last_token')
+  'elapsed', 'not_before', 'last_token', 'since')
 local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -28,6 +52,7 @@ if owner ~= ARGV[3] then
     redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', now)
     redis.call('ZREM', due_key, run_id)
     move(h[6], status, 'paused')
+    tell_status(status, 'paused')
     return { 'paused' }
   end
   if number(h[9]) > now then return { 'early', number(h[9]) - now } end
@@ -36,6 +61,7 @@ if owner ~= ARGV[3] then
   redis.call('HSETNX', run_key, 'execution_started', now)
   redis.call('ZADD', due_key, now + number(ARGV[4]), run_id)
   move(h[6], status, 'in_progress')
+  if status ~= 'in_progress' then tell_status(status, 'in_progress') end
 end
-return { 'claimed', now, redis.call('HGETALL', run_key), redis.call('HGETALL', log_key),
+return { 'claimed', now, redis.call('HGETALL', run_key), read_log(h[11], step),
   redis.call('HGETALL', journal_key) }

@@ -1,6 +1,8 @@
 -- Ends the current attempt at a step. ARGV[2] step, ARGV[3] token, ARGV[4..] name, value pairs:
 --   verdict     continue | retry | finish | release
 --   slim        the state after the step (JSON); log: what the step added, or '' if it was none
+--   since       what of the log claims read from here on (see claim), if less than all; trim: 1 if
+--               the rest is to be forgotten (then the log is since..step-1)
 --   outcome     the newest continuation outcome; want: what the worker knew to be wanted
 --   delay, grace  ms: until the next attempt may start; until the run counts as overdue
 --   message     next step's task, pushed here where store and broker are one Redis
@@ -13,7 +15,7 @@
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
 -- state is entered once.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -42,7 +44,24 @@ if a.log ~= '' then
 end
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'slim', a.slim, 'outcome', a.outcome,
   'updated', now)
-emit(a.events, a.event_count)
+if a.since then
+  if a.trim == '1' and redis.call('HGET', run_key, 'since') ~= a.since then
+    local first, kept = number(string.match(a.since, '^%d+')), {}
+    for name in string.gmatch(a.since, '%S+') do kept[name] = true end
+    local log = redis.call('HGETALL', log_key)
+    for i = 1, #log, 2 do
+      local name = log[i]
+      local at = tonumber(name) or tonumber(string.match(name, '^input:(%d+)$') or
+        string.match(name, '^by:') and log[i + 1])
+      if at and at < first and not kept[name] then
+        redis.call('HDEL', log_key, name)
+        redis.call('HDEL', outcomes_key, name)
+      end
+    end
+  end
+  redis.call('HSET', run_key, 'since', a.since)
+end
+emit(a.events, a.event_count, h[7])
 if a.verdict == 'finish' then
   finish(status, batch, a, now)
   return { 'committed', a.status, step }
@@ -53,6 +72,7 @@ if want == 'pause' then
   redis.call('HSET', run_key, 'status', 'paused', 'want', '')
   redis.call('ZREM', due_key, run_id)
   move(batch, status, 'paused')
+  tell_status(status, 'paused')
   return { 'committed', 'paused', step }
 end
 local delay = number(a.delay)

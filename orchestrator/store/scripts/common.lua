@@ -45,11 +45,33 @@ local function move(batch, from, to)
 end
 
 -- One stream entry holds all events of one write; their sequence numbers have no gap.
-local function emit(events, n)
+-- `feed` is the header's field: where it is set, the shard's feed points to the entry, and workers
+-- broadcast from there.
+local function emit(events, n, feed)
   n = number(n)
   if n == 0 then return end
   local last = redis.call('HINCRBY', run_key, 'seq', n)
-  redis.call('XADD', events_key, 'MAXLEN', '~', '1000', '*', 'first', last - n + 1, 'events', events)
+  local at = redis.call('XADD', events_key, 'MAXLEN', '~', '1000', '*', 'first', last - n + 1, 'events', events)
+  if feed == '1' then
+    local place = redis.call('INCR', shard .. 'feed:count')
+    redis.call('XADD', shard .. 'feed', 'MAXLEN', '~', '20000', '*', 'n', place, 'run', run_id, 'at', at)
+  end
+end
+
+-- Whether the events of a run that begins now are broadcast: some worker has asked for it.
+local function feeds() return redis.call('EXISTS', shard .. 'feed:on') == 1 and '1' or '0' end
+
+-- Tells a change of status that no caller tells. Readers take its time from the stream's entry.
+local function tell_status(from, to)
+  local h = redis.call('HMGET', run_key, 'slim', 'feed')
+  local readable, state = pcall(cjson.decode, h[1])
+  if not readable or type(state) ~= 'table' then state = {} end
+  local payload = { status = to, previous_status = from, step_count = state.step_count or 0,
+    error_message = cjson.null, last_response = state.last_output or cjson.null }
+  local event = { type = 'agent.status', session_id = run_id, payload = payload,
+    execution_id = state.info and state.info.execution_id or run_id .. ':1',
+    parent_agent_id = state.parent_agent_id }
+  emit('[' .. cjson.encode(event) .. ']', 1, h[2])
 end
 
 local function retain(seconds)

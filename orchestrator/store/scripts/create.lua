@@ -20,6 +20,8 @@ if a.batch ~= '' and redis.call('HINCRBY', batch_key(a.batch), 'open', 1) == 1 t
   redis.call('PERSIST', batch_key(a.batch) .. ':ended')
 end
 count(a.batch, 'status:queued', 1)
-emit(ARGV[5], ARGV[6])
+local feed = feeds()
+if feed == '1' then redis.call('HSET', run_key, 'feed', feed) end
+emit(ARGV[5], ARGV[6], feed)
 if ARGV[4] ~= '' and queue_key and delay == 0 then redis.call('LPUSH', queue_key, ARGV[4]) end
 return 'created'

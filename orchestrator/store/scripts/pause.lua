@@ -11,4 +11,5 @@ end
 redis.call('HSET', run_key, 'status', 'paused', 'updated', now_ms())
 redis.call('ZREM', due_key, run_id)
 move(h[3], h[1], 'paused')
+tell_status(h[1], 'paused')
 return { 'paused' }

@@ -1,24 +1,61 @@
 -- Takes up to ARGV[1] overdue runs of one shard, re-arms them, and returns those to publish.
--- KEYS[1] the shard's due index. ARGV[2] grace ms, ARGV[3] '1' while the broker queue is long.
--- Returns how many it took, then a flat list: run id, step, agent, ... of those to publish. Each run
+-- KEYS[1] the shard's due index. ARGV[2] grace ms, ARGV[3] '1' while the broker queue is long, 'idle'
+-- while it is nearly empty, else '0'.
+-- Returns how many it took, a flat list of tool calls to publish: run id, step, agent, index,
+-- queue:tool, ...; then a flat list: run id, step, agent, ... of those to publish. Each run
 -- is re-armed at grace x 2^n, so that a long queue is not flooded with duplicates. While it is long,
--- runs that were not begun are left in it and looked at much later; hints of begun runs go to its
--- head, so one that is overdue is lost.
+-- runs that were not begun are left in it and put off: they stay in the index, behind everything
+-- that has a time, and cost nothing there. They are looked at much later, or as soon as the queue
+-- is nearly empty: then their hints were lost. Hints of begun runs go to its head, so one that is
+-- overdue is lost.
 local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local overdue = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', 0, ARGV[1])
-local out = { #overdue }
+-- Added to a time, it is later than all times; sums are exact in a score.
+local PUT_OFF = 10000000000000
+if ARGV[3] ~= '1' and #overdue < tonumber(ARGV[1]) then
+  local till = ARGV[3] == 'idle' and '+inf' or PUT_OFF + now
+  local left = tonumber(ARGV[1]) - #overdue
+  for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', due_key, PUT_OFF, till, 'LIMIT', 0, left)) do
+    overdue[#overdue + 1] = run_id
+  end
+end
+-- Where nothing waits, one more hint harms nobody: a run that lost several need not wait long.
+local most = ARGV[3] == 'idle' and 3 or 8
+local calls = {}
+local out = { #overdue, calls }
+
+-- Arms a run that waits for tool calls, and tells those that nobody holds and nobody took up.
+local function look_at_calls(run_id, run_key, h)
+  local journal_key = run_key .. ':journal'
+  local at = tonumber(h[4])
+  local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
+  for index, rest in string.gmatch(h[6], ' (%d+):(%S+)') do
+    local till = tonumber(redis.call('HGET', journal_key, 'n:' .. index)) or 0
+    if till <= now then
+      till = now + tonumber(ARGV[2]) * 2 ^ (n - 1)
+      redis.call('HSET', journal_key, 'n:' .. index, till)
+      for _, part in ipairs({ run_id, h[2], h[3], index, rest }) do calls[#calls + 1] = part end
+    end
+    at = math.min(at, till)
+  end
+  redis.call('ZADD', due_key, at, run_id)
+end
+
 for _, run_id in ipairs(overdue) do
   local run_key = shard .. 'run:' .. run_id
-  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before')
-  if h[1] == 'queued' or h[1] == 'in_progress' then
-    local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
+  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting')
+  local waits = h[6] and string.match(h[6], '^(%d+) ') == h[2] and h[5] == ''
+  if waits and h[1] == 'in_progress' and (tonumber(h[4]) or 0) > now then
+    look_at_calls(run_id, run_key, h)
+  elseif h[1] == 'queued' or h[1] == 'in_progress' then
+    local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), most)
     local wait = tonumber(ARGV[2]) * 2 ^ (n - 1)
     local waited = (tonumber(h[4]) or 0) > 0
     local publish = ARGV[3] ~= '1' or h[1] == 'in_progress' or (waited and n == 1)
-    redis.call('ZADD', due_key, now + (publish and wait or wait * 16), run_id)
+    redis.call('ZADD', due_key, now + (publish and wait or PUT_OFF + wait * 16), run_id)
     if publish then
       out[#out + 1] = run_id
       out[#out + 1] = h[2]

@@ -1,6 +1,6 @@
 -- Takes an ended run up again. ARGV[2..] pairs: expected (number of events that the caller saw: every
 -- end has told one, so that no older end of the run is mistaken for this one), step (to
--- go on at), slim (the state before it), overrides, journal (JSON list of field, value), message,
+-- go on at), slim (the state before it), since (what of the log claims read, or '' for all), overrides, journal (JSON list of field, value), message,
 -- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or '').
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
@@ -32,17 +32,29 @@ if a.input ~= '' then
 end
 -- An open step's answer is of no use where the run goes on before it, or the conversation has changed.
 if step < number(h[2]) or a.input ~= '' then
-  if redis.call('HEXISTS', journal_key, 'response') == 1 then
+  if redis.call('HEXISTS', journal_key, 'response') == 1 and redis.call('HEXISTS', lost_key, 'paid') == 0 then
     note_lost(batch, 'open:' .. h[4], '{"kind":"retried","step":' .. (number(h[2]) + 1) .. ',"ambiguous":true}')
   end
   redis.call('DEL', journal_key)
+  -- An older wait's entry stays; the next one gets its own.
+  local paid = redis.call('HGET', lost_key, 'paid')
+  if paid then
+    redis.call('HDEL', lost_key, 'paid')
+    redis.call('HSET', lost_key, 'paid:' .. h[4], paid)
+  end
+elseif redis.call('HDEL', lost_key, 'paid') == 1 then
+  -- What was listed when the wait was cancelled is used after all.
+  count(batch, 'lost', -1)
 end
 if #entries > 0 then redis.call('HSET', journal_key, unpack(entries)) end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
-  'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'updated', now)
-redis.call('HDEL', run_key, 'ended', 'execution_started')
+  'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'waiting', '', 'updated', now)
+redis.call('HDEL', run_key, 'ended', 'execution_started', 'since')
+if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end
 redis.call('ZADD', due_key, now + number(a.grace), run_id)
-emit(a.events, a.event_count)
+local feed = feeds()
+redis.call('HSET', run_key, 'feed', feed)
+emit(a.events, a.event_count, feed)
 push(a.message)
 return { 'retried', step }

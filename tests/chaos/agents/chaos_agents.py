@@ -24,6 +24,14 @@ async def effect(what: str) -> str:
     return f"did {what}"
 
 
+@tool(queue="heavy")
+async def render(what: str) -> str:
+    """Have an effect on a queue of its own."""
+    _note(what)
+    await asyncio.sleep(TOOL_SECONDS)
+    return f"rendered {what}"
+
+
 def _note(what: str) -> None:
     invocation = current_invocation()
     line = f"{invocation.run_id} {invocation.step} {invocation.idempotency_key} {what}\n"
@@ -36,7 +44,7 @@ plain = Agent(
     "plain",
     model="openai:gpt-4o-mini",
     instructions="Be brief.",
-    tools=[look, effect],
+    tools=[look, effect, render],
     max_steps=20,
     token_limit=None,
     error_policy=ErrorPolicy.ignore_tool_errors(),

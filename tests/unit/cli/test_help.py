@@ -6,7 +6,8 @@ import pytest
 HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
 COMMANDS = (
     *("run", "up", "worker", "flower", "submit", "status", "watch", "results"),
-    *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor"),
+    *("snapshot", "checkpoint", "restore", "fork", "compare"),
+    *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor", "bench"),
 )
 
 

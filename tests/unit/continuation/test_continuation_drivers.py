@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from agent_records import a_failed_state, a_last_step, a_state, failures
 
@@ -6,17 +8,15 @@ from stepfleet.orchestrator.continuation import (
     ErrorPolicyCriterion,
     PendingRetry,
     ResponseContentCheck,
+    SelfCritique,
     StepsLimit,
     ToolCallPresenceCheck,
     when,
 )
 from stepfleet.orchestrator.error_policy import ErrorHandlingDecision, ErrorPolicy
 from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import (
-    ContinuationDecision,
-    ContinuationEvaluation,
-    StopReason,
-)
+from stepfleet.orchestrator.records.messages import Message, Role
+from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 
@@ -88,40 +88,42 @@ def test_a_function_becomes_a_criterion_with_its_name_in_the_reason() -> None:
     assert ContinuationCriteria(when(out_of_office)).can_continue(a_state(0))
 
 
-class SelfCritique:
-    """Asks for revisions of an answer that is marked as a draft, a limited number of times."""
+def a_state_behind(*texts: str, **last: Any) -> AgentState:
+    messages = (Message.user("q"), *(Message.assistant(text) for text in texts))
+    step = a_last_step(text=texts[-1], **last)
+    return a_state(len(texts), messages=messages, current_step=step)
 
-    def __init__(self, revisions: int) -> None:
-        self.revisions = revisions
 
-    def decide(self, state: AgentState) -> ContinuationDecision:
-        return self.explain(state).decision
-
-    def explain(self, state: AgentState) -> ContinuationEvaluation:
-        text = state.current_step.text if state.current_step else None
-        if not text or not text.startswith("draft"):
-            decision, reason = STOP, "nothing to revise"
-        elif state.step_count > self.revisions:
-            decision, reason = FORBID, f"no good after {self.revisions} revisions"
-        else:
-            decision, reason = REQUEST, "the draft needs a revision"
-        used_up = StopReason.RETRY_LIMIT if decision is FORBID else None
-        return ContinuationEvaluation(
-            criterion="SelfCritique", decision=decision, reason=reason, stop_reason=used_up
-        )
+def is_draft(text: str) -> bool:
+    return text.startswith("draft")
 
 
 def test_a_self_critique_asks_for_revisions_and_ends_with_retry_limit() -> None:
     """CONT-32"""
-    criteria = ContinuationCriteria(StepsLimit(10), ToolCallPresenceCheck(), SelfCritique(2))
-    drafts = [
-        criteria.evaluate(a_state(n, current_step=a_last_step(text=f"draft {n}")))
-        for n in (1, 2, 3)
-    ]
+    critique = SelfCritique(is_draft, revisions=2)
+    criteria = ContinuationCriteria(StepsLimit(10), ToolCallPresenceCheck(), critique)
+    drafts = [criteria.evaluate(a_state_behind(*["draft"] * n)) for n in (1, 2, 3)]
     assert [one.should_continue for one in drafts] == [True, True, False]
+    assert [one.resolved_by for one in drafts] == ["SelfCritique"] * 3
     assert drafts[2].stop_reason is StopReason.RETRY_LIMIT
-    good = criteria.evaluate(a_state(3, current_step=a_last_step(text="final")))
+    assert drafts[2].reason == "answer 3 is not good enough after 2 revisions"
+    good = criteria.evaluate(a_state_behind("draft", "draft", "final"))
     assert good.stop_reason is StopReason.COMPLETED
+
+
+def test_a_self_critique_judges_answers_alone() -> None:
+    """CONT-32: neither tools, nor plans, nor failures, and each turn has its own revisions."""
+    critique = SelfCritique(is_draft, revisions=1)
+    for step_type in (StepType.TOOL_EXECUTION, StepType.PLANNING, StepType.ERROR):
+        assert critique.decide(a_state_behind("draft", type=step_type)) is ALLOW
+    assert critique.decide(a_state(0)) is ALLOW
+    turns = a_state_behind("draft", "draft")
+    asked = (*turns.messages, Message.user("again"), Message.assistant("draft"))
+    assert critique.decide(turns) is FORBID
+    assert critique.decide(turns.model_copy(update={"messages": asked})) is REQUEST
+    nudge = Message(role=Role.USER, content="better", metadata={"added_by": "strategy"})
+    nudged = (*asked, nudge, Message.assistant("draft"))
+    assert critique.decide(turns.model_copy(update={"messages": nudged})) is FORBID
 
 
 @pytest.mark.parametrize(

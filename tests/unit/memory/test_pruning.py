@@ -58,3 +58,13 @@ def test_what_is_kept_fits_or_is_a_single_exchange(
 def test_half_is_kept_where_the_limit_is_unknown() -> None:
     messages = tuple(Message.assistant("x" * 400) for _ in range(10))
     assert len(prune_to_token_limit(messages, None)) == 5
+
+
+def test_a_summary_and_the_task_stay_and_notes_go_with_what_they_are_behind() -> None:
+    """MEM-10"""
+    summary = Message.added("s" * 100, "memory")
+    turns = [Message.assistant(f"{n}" * 100) for n in range(1, 6)]
+    note = Message.added("n" * 100, "memory")
+    messages = (Message.system("rules"), summary, Message.user("task"), *turns, note)
+    kept = prune_to_token_limit(messages, 60)
+    assert [one.text[0] for one in kept] == ["r", "s", "t", "5", "n"]

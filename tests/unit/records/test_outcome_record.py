@@ -64,7 +64,8 @@ def test_both_spellings_are_read(name: str) -> None:
     assert not ContinuationOutcome.model_validate(data).should_continue
 
 
-def test_a_step_has_one_of_three_types_and_a_finish_reason() -> None:
-    """STATE-11, RUN-06"""
-    assert {one.value for one in StepType} == {"tool_execution", "final_response", "error"}
+def test_a_step_has_one_of_three_types_or_plans_and_has_a_finish_reason() -> None:
+    """STATE-11, RUN-06, PLAN-05: only agents with planning have steps of the fourth type."""
+    types = {"tool_execution", "final_response", "error"}
+    assert {one.value for one in StepType} == types | {"planning"}
     assert {"stop", "tool_calls", "error"} <= {one.value for one in FinishReason}

@@ -363,6 +363,7 @@ async def test_a_tool_reads_its_invocation_in_a_thread_and_in_the_loop(
             "idempotency_key": record.result["idempotency_key"],
             "attempt": 2,
             "deadline": "2024-05-01T12:00:30Z",
+            "custom_state": {},
         }
         assert len(record.result["idempotency_key"]) == 32
 

@@ -24,8 +24,9 @@ def test_one_module_runs_tools_and_one_function_calls_it() -> None:
 
 
 def test_the_parser_of_arguments_is_used_by_the_one_parser_of_calls_alone() -> None:
-    """TOOL-06: code inspection; JSON of strangers is read in one place."""
+    """TOOL-06: code inspection; the JSON of answers is read elsewhere, that of calls is not."""
     users = places_that_name("load_bounded", ORCHESTRATOR) | places_that_name(
         "load_bounded", WORKER
     )
-    assert users == {"tools/calls.py"}
+    of_answers = {"answers/answering.py", "strategies/json_mode.py"}
+    assert users - of_answers == {"tools/calls.py"}

@@ -1,0 +1,57 @@
+"""A user's own memory policy: found by its reference where the agent's code is.
+
+Runs the user's code, and turns what goes wrong there into the framework's `MemoryError`.
+"""
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from stepfleet.orchestrator.errors import AgentException, AgentMemoryError
+from stepfleet.orchestrator.memory.limits import paired
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.state import AgentState
+
+CustomPolicy = Callable[
+    [Sequence[Message], AgentState], Sequence[Message] | Awaitable[Sequence[Message]]
+]
+
+
+def find_policy(reference: str) -> CustomPolicy:
+    """Return the function that `module:attribute` names. Raises `AgentMemoryError`."""
+    module, _, path = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise AgentMemoryError(
+            f"memory.custom {reference!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise AgentMemoryError(f"memory.custom {reference!r} is no function")
+    policy: CustomPolicy = found
+    return policy
+
+
+async def chosen(
+    policy: CustomPolicy, messages: Sequence[Message], state: AgentState
+) -> tuple[Message, ...]:
+    """Return the messages that `policy` wants sent. Calls and results stay together or go.
+
+    Raises `AgentMemoryError`.
+    """
+    try:
+        answer: Any = policy(messages, state)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        kept = paired(tuple(answer))
+    except AgentException:
+        raise
+    except Exception as error:
+        name = getattr(policy, "__qualname__", type(policy).__name__)
+        raise AgentMemoryError(f"memory.custom {name} failed: {error!r}") from error
+    if not kept:
+        raise AgentMemoryError("memory.custom left no message; return at least the newest")
+    return kept

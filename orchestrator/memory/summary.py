@@ -1,0 +1,60 @@
+"""The request for a summary of a conversation's older part. Pure; the worker makes the call."""
+
+from collections.abc import Sequence
+
+import orjson
+
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+
+INSTRUCTIONS = (
+    "You keep the notes of a conversation between a user, an assistant and the assistant's tools. "
+    "Write one summary that can stand in place of what you are shown: the task, facts and results "
+    "with their exact names and numbers, decisions, and what is still open. Write nothing else."
+)
+SUMMARY = "Summary of the conversation so far:\n"
+LONGEST_MESSAGE = 8_000
+"""Characters of one message that a summary sees; the middle of a longer one is left out."""
+
+
+def summary_request(
+    model: str,
+    settings: ModelSettings,
+    earlier: str | None,
+    messages: Sequence[Message],
+    longest: int = LONGEST_MESSAGE,
+) -> ModelRequest:
+    """Return the request for a summary of `messages` behind the summary `earlier`.
+
+    Each message is told in at most `longest` characters. Without tools, in the run's settings
+    as far as they say how a model is called and not what it should write.
+    """
+    lines = [f"summary so far: {earlier}"] if earlier else []
+    lines += [_line(message, longest) for message in messages]
+    return ModelRequest(
+        model=model,
+        messages=(Message.system(INSTRUCTIONS), Message.user("\n\n".join(lines))),
+        settings=settings.model_copy(update={"stop": (), "stream": False, "extra_body": {}}),
+    )
+
+
+def summary_message(text: str) -> Message:
+    """Return a summary as the message that a request shows in place of what it stands for."""
+    return Message.added(SUMMARY + text, "memory")
+
+
+def _line(message: Message, longest: int) -> str:
+    said = [message.text] if message.text else []
+    said += [
+        f"calls {call.name} with {orjson.dumps(call.arguments).decode()}"
+        for call in message.tool_calls
+    ]
+    name = f"tool {message.name}" if message.is_tool() and message.name else message.role.value
+    return f"{name}: {_clipped(' '.join(said), longest)}"
+
+
+def _clipped(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} [...] {text[-half:]}"

@@ -1,0 +1,169 @@
+"""A step that waits, without a slot, for tool calls that are tasks of their own. Pure.
+
+Decides which calls of a turn are such tasks, how long the run waits for them, and what a call is
+answered with that nobody has finished by then. Knows neither queues' contents nor who works there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.protocol.attempt import Wait
+from stepfleet.orchestrator.protocol.refusals import refused
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+
+LONGEST_WAIT = timedelta(days=7)
+"""How long a run without a wall-clock limit waits for tool calls."""
+NOTHING: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a step waits for, and for how many seconds at most.
+
+    `seconds` is what the attempt took that ends here; `began` is when the step began (UTC).
+    """
+
+    calls: tuple[Wait, ...]
+    patience: float
+    seconds: float
+    began: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ToolHint:
+    """What a tool task's message says: this call of this run's open step. Steps count from 0."""
+
+    run_id: str
+    step: int
+    index: int
+
+
+class NotTaken(StrEnum):
+    """Why a tool call was not given to a worker. Each means: acknowledge, drop."""
+
+    UNKNOWN = "unknown"
+    ENDED = "ended"
+    PAUSED = "paused"
+    STALE = "stale"
+    AHEAD = "ahead"
+    LEASED = "leased"
+    UNREADABLE = "unreadable"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class NotTakenNow:
+    """A tool call that was refused, and what more is known."""
+
+    why: NotTaken
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Answer to a renewal: whether the result is still wanted from this worker."""
+
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Answer to a delivery. `left` counts the calls that the run still waits for."""
+
+    applied: bool
+    left: int = 0
+    status: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCall:
+    """A tool call that this worker owns until its lease runs out.
+
+    `token` fences every write, `now` is Redis's time. `attempt` counts the starts of this call
+    from 1, `crashes` the workers that vanished with it. `custom_state` is the run's, for reading.
+    """
+
+    hint: ToolHint
+    token: str
+    now: datetime
+    call: ToolCall
+    config: AgentConfig
+    execution: int
+    attempt: int = 1
+    crashes: int = 0
+    custom_state: dict[str, Any] = field(default_factory=dict)
+
+
+def divided(
+    open_calls: Sequence[int],
+    calls: Sequence[ToolCall],
+    queues: Mapping[str, str],
+    *,
+    parallel: bool,
+) -> tuple[list[int], tuple[Wait, ...]]:
+    """Return which calls run now, in the step, and which the step waits for behind them.
+
+    At once: all light ones run, and it waits for all others together. In order: the light ones
+    up to the first heavy one run, and it waits for that one; what comes behind is done after it.
+    """
+    waits = [
+        Wait(index, queues[calls[index].name], calls[index].name)
+        for index in open_calls
+        if calls[index].name in queues and calls[index].error is None
+    ]
+    if not parallel:
+        waits = waits[:1]
+        end = open_calls.index(waits[0].index) if waits else len(open_calls)
+        return list(open_calls[:end]), tuple(waits)
+    heavy = {wait.index for wait in waits}
+    return [index for index in open_calls if index not in heavy], tuple(waits)
+
+
+def awaited(text: str, step: str) -> frozenset[int]:
+    """Return the indexes of the calls that a stored `waiting` names, if it is of that step."""
+    if not text.startswith(f"{step} "):
+        return NOTHING
+    return frozenset(int(call.partition(":")[0]) for call in text.split()[1:])
+
+
+def patience(config: AgentConfig, state: AgentState, now: datetime) -> float:
+    """Return for how many seconds a run waits: until its wall-clock limit, a week at most.
+
+    A cumulative timeout counts workers' time, and so sets no end to waiting.
+    """
+    started = state.info.execution_started_at
+    if config.cumulative_timeout is not None or config.time_limit is None or started is None:
+        return LONGEST_WAIT.total_seconds()
+    left = (started + timedelta(seconds=config.time_limit) - now).total_seconds()
+    return min(max(left, 0.0), LONGEST_WAIT.total_seconds())
+
+
+def waited_in_vain(call: ToolCall, at: datetime) -> ToolCallRecord:
+    """Return the record of a call that had no result when the run's patience ended."""
+    return refused(
+        call,
+        at,
+        error_type=ErrorType.TIMEOUT,
+        code="TIMEOUT_ERROR",
+        message=(
+            f"tool {call.name!r} had no result when the run's time limit had passed; start more "
+            "workers for its queue, or raise time_limit"
+        ),
+    )
+
+
+def gave_up(call: ToolCall, at: datetime, crashes: int) -> ToolCallRecord:
+    """Return the record of a call that ended its worker again and again."""
+    return refused(
+        call,
+        at,
+        error_type=ErrorType.TOOL,
+        code="WORKER_LOST",
+        message=f"tool {call.name!r} ended its worker {crashes} times; it is not tried again",
+    )

@@ -1,0 +1,36 @@
+"""What a memory policy has made of a conversation: kept in the log beside the step that did it."""
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+class Window(Record):
+    """Which part of its log a run still shows to its model.
+
+    `since` is the first step of the log that is shown (counted from 0); `task` the step before
+    whose input is shown in front of it, where none is given at `since` itself; `summary` the step
+    whose record holds the summary of what is left out. `limit` is a number of tokens, learned
+    from the provider's refusal of a longer conversation.
+    """
+
+    since: int = 0
+    task: int | None = None
+    summary: int | None = None
+    limit: int | None = None
+
+
+class Summary(Record):
+    """A summary that stands for the older part of a conversation, and what making it took."""
+
+    text: str
+    model: str = ""
+    usage: UsageStats = UsageStats()
+    usage_reported: bool = True
+    cost_usd: float = 0.0
+
+
+class Remembered(Record):
+    """What one step's memory work came to: the window from here on, a summary if one was made."""
+
+    window: Window
+    summary: Summary | None = None

@@ -1,0 +1,103 @@
+"""What a client asks of one run by its id: read it, wait for it, steer it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from stepfleet.orchestrator.batch_results import Pause
+from stepfleet.orchestrator.fleet_connection import FleetConnection
+from stepfleet.orchestrator.following import Steps
+from stepfleet.orchestrator.records.results import AgentRunResult
+from stepfleet.orchestrator.run_control import CANCEL_NOTE
+from stepfleet.orchestrator.store.control import Answer
+from stepfleet.orchestrator.store.reading import StoredRun
+
+Events = AsyncGenerator[dict[str, Any], None]
+
+
+class RunVerbs(FleetConnection):
+    """Verbs on runs that exist."""
+
+    async def show(self, run_id: str) -> StoredRun:
+        """Return all that is stored of a run. Raises `ConfigurationError` if there is none."""
+        return await (await self._open()).runs.get(run_id)
+
+    async def result(self, run_id: str) -> AgentRunResult:
+        """Return a run's result, as far as it has come."""
+        return (await self.show(run_id)).result()
+
+    async def wait(
+        self,
+        run_id: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - the run goes on behind it
+    ) -> AgentRunResult:
+        """Return a run's result when it has ended; `TimeoutError` after `timeout` seconds."""
+        client = await self._open()
+        await client.runs.get(run_id)
+        async with asyncio.timeout(timeout):
+            pause = Pause()
+            while True:
+                (status,) = await client.batches.statuses([run_id])
+                if status is None or status.is_terminal:
+                    return await self.result(run_id)
+                await pause.wait(idle=True)
+
+    async def events(self, run_id: str, *, follow: bool = False) -> Events:
+        """Yield a run's events in order; with `follow`, new ones until the run has ended."""
+        client = await self._open()
+        await client.runs.get(run_id)
+        after = "0"
+        pause = Pause()
+        while True:
+            (status,) = await client.batches.statuses([run_id])
+            told, after = await client.runs.events(run_id, after)
+            for event in told:
+                yield event
+            if not told:
+                if not follow or status is None or status.is_terminal:
+                    return
+                await pause.wait(idle=True)
+
+    async def stream(self, run_id: str, *, since: int = 0, chunks: bool = False) -> Events:
+        """Yield a run's events behind number `since`, those to come too, until it has ended.
+
+        With `chunks` also the text while it is written, where the run tells it
+        (`broadcast="standard"`); `StreamedText` folds it.
+        """
+        client = await self._open()
+        async for event in client.following.envelopes(run_id, since, chunks=chunks):
+            yield event
+
+    async def steps(self, run_id: str) -> Steps:
+        """Yield a run's steps as they are committed, until it has ended."""
+        async for step in (await self._open()).following.steps(run_id):
+            yield step
+
+    async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
+        """Cancel a run; a step under way is broken off at once."""
+        return await (await self._open()).control.cancel(run_id, note)
+
+    async def pause(self, run_id: str) -> Answer:
+        """Pause a run at its next step boundary."""
+        return await (await self._open()).control.pause(run_id)
+
+    async def resume(self, run_id: str) -> Answer:
+        """Take a pause back."""
+        return await (await self._open()).control.resume(run_id)
+
+    async def retry(self, run_id: str, **overrides: Any) -> Answer:
+        """Take an ended run up again at its failed step; what went well is kept.
+
+        `overrides` change its configuration, as `max_steps=20`. Raises `ConfigurationError`
+        when it completed, or when a limit that it has reached would end it at once again.
+        """
+        return await (await self._open()).control.retry(run_id, overrides)
+
+    async def send(self, run_id: str, text: str, **overrides: Any) -> Answer:
+        """Give an ended run a further user message; it goes on with its whole conversation.
+
+        Limits, counters and clocks start anew; the session's totals stay. `overrides` change
+        its configuration from here on. Raises `ConfigurationError` for an unknown run and for
+        one that has not ended.
+        """
+        return await (await self._open()).control.send(run_id, text, overrides)

@@ -1,0 +1,25 @@
+"""A pool whose connections can be told to be made anew, each before its next use.
+
+Closing idle connections at once would take them from under a caller that just got one.
+"""
+
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool
+
+
+class RenewablePool(BlockingConnectionPool):
+    """A blocking pool; `renew` lets every connection connect again before it is used again."""
+
+    generation = 0
+
+    def renew(self) -> None:
+        """Let all connections connect again: the server behind the address may be another."""
+        self.generation += 1
+
+    async def ensure_connection(self, connection: Any) -> None:
+        """Connect a connection that the pool hands out, if it is not or is of an old generation."""
+        if getattr(connection, "generation", self.generation) != self.generation:
+            await connection.disconnect()
+        connection.generation = self.generation
+        await super().ensure_connection(connection)

@@ -1,0 +1,73 @@
+"""Keeps broker messages that nobody may act on, for people to look at.
+
+An entry is one line of JSON (``at`` in seconds since the epoch, ``reason``, ``queue``, ``bytes``),
+a newline, and the first ``KEPT_BYTES`` of the message as they are. The worker's ``fetch.lua``
+writes the same. Must not know why a message is refused.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import orjson
+
+from stepfleet.orchestrator.store.keys import QUARANTINE
+
+KEPT_ENTRIES = 1000
+KEPT_BYTES = 4096
+
+_SHOWN = 300
+
+
+class Redis(Protocol):
+    """What sends one command to Redis."""
+
+    async def execute(self, *command: Any) -> Any:
+        """Return the reply to one command."""
+
+
+def entry(raw: bytes, reason: str, queue: str, at: float | None = None) -> bytes:
+    """Make the entry of a refused message."""
+    about = {
+        "at": time.time() if at is None else at,
+        "reason": reason,
+        "queue": queue,
+        "bytes": len(raw),
+    }
+    return orjson.dumps(about) + b"\n" + raw[:KEPT_BYTES]
+
+
+def read_entry(stored: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return what is known of a refused message, and its first bytes."""
+    about, _, payload = stored.partition(b"\n")
+    return orjson.loads(about), payload
+
+
+async def keep_aside(connection: Redis, made: bytes) -> None:
+    """Add an entry; the oldest ones make room. Raises `StoreError`."""
+    await connection.execute("LPUSH", QUARANTINE, made)
+    await connection.execute("LTRIM", QUARANTINE, 0, KEPT_ENTRIES - 1)
+
+
+def about_entries(stored: Iterable[str]) -> list[dict[str, Any]]:
+    """Return what is known of the messages behind `stored` entries, their contents left out."""
+    return [_about(one) for one in stored]
+
+
+def reasons(about: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return why messages were refused and how often, the most frequent reason first."""
+    return dict(Counter(str(one["reason"]) for one in about).most_common())
+
+
+def _about(stored: str) -> dict[str, Any]:
+    try:
+        told = orjson.loads(stored.partition("\n")[0])
+        return {
+            "at": float(told["at"]),
+            "reason": str(told["reason"])[:_SHOWN],
+            "queue": str(told["queue"])[:_SHOWN],
+            "bytes": int(told["bytes"]),
+        }
+    except (ValueError, TypeError, LookupError):  # whoever writes to Redis writes what he likes
+        return {"at": 0.0, "reason": "the entry cannot be read", "queue": "", "bytes": len(stored)}

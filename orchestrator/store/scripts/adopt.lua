@@ -1,0 +1,35 @@
+-- Creates a run that begins with a log (a fork, or one read from a checkpoint), once and whole.
+-- ARGV[2] what it is made of (a digest), ARGV[3] status, ARGV[4] step, ARGV[5] grace ms, ARGV[6]
+-- retention (s) of an end state, ARGV[7] message to enqueue or '', ARGV[8] events, ARGV[9] their
+-- count, ARGV[10..13] how many values follow for the header, the log, the outcomes, the ledger;
+-- ARGV[14..] those values, each a list of field, value.
+-- Returns {'created'}, {'mine'} (the same was created before) or {'exists'} (another run has the id).
+-- A run that has ended, or is paused, joins no index; any other is due, at the tail of the queue.
+if redis.call('EXISTS', run_key) == 1 then
+  return { redis.call('HGET', run_key, 'adopted') == ARGV[2] and 'mine' or 'exists' }
+end
+local now, status = now_ms(), ARGV[3]
+local place = 14
+for part, key in ipairs({ run_key, log_key, outcomes_key, lost_key }) do
+  -- The header's first field comes before any other write: a full Redis refuses there, and at once.
+  if part > 1 then redis.call('DEL', key) end
+  local values = number(ARGV[9 + part])
+  for i = place, place + values - 1, 2 do redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
+  place = place + values
+end
+redis.call('HSET', run_key, 'adopted', ARGV[2], 'status', status, 'step', ARGV[4], 'token', '',
+  'last_token', '', 'lease', 0, 'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '',
+  'not_before', 0)
+redis.call('HSETNX', run_key, 'created', now)
+redis.call('HSETNX', run_key, 'updated', now)
+redis.call('DEL', journal_key, events_key)
+local feed = feeds()
+if feed == '1' then redis.call('HSET', run_key, 'feed', feed) end
+emit(ARGV[8], ARGV[9], feed)
+if TERMINAL[status] then
+  retain(ARGV[6])
+elseif status ~= 'paused' then
+  redis.call('ZADD', due_key, now + number(ARGV[5]), run_id)
+  if ARGV[7] ~= '' and queue_key then redis.call('LPUSH', queue_key, ARGV[7]) end
+end
+return { 'created' }

@@ -1,0 +1,41 @@
+-- Delivers the result of a tool call. ARGV[2] step, ARGV[3] index, ARGV[4] token, ARGV[5..] name,
+-- value pairs: record (JSON), spent (ms), lost (ledger entry if it is refused), grace (ms), message
+-- (the step's task). Returns {'delivered', calls left, status}, {'mine'}: it was delivered, its
+-- reply was lost, or {'lost', status}: the run has ended or gone on, or another worker owns the
+-- call; then nothing is written but the ledger. The last result makes the run due, and pushes its
+-- step, in here.
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local status, index = h[1], ARGV[3]
+local a = named(5)
+if not status then return { 'lost', 'unknown' } end
+local by = 'by:' .. ARGV[4]
+if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine' } end
+local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
+local calls = waits_of(h[4], h[2])
+-- A worker took the step when the run's patience had ended: it answers this call by itself.
+local answered = h[3] ~= '' and has_call(calls, index)
+if TERMINAL[status] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered then
+  note_lost(h[5], ARGV[4], a.lost)
+  -- An ended run lives for a time; what is noted behind its end must not outlive it.
+  if TERMINAL[status] then redis.call('PEXPIRE', lost_key, math.max(redis.call('PTTL', run_key), 1)) end
+  return { 'lost', status }
+end
+redis.call('HSET', journal_key, 'r:' .. index, a.record)
+redis.call('HINCRBY', journal_key, 'spent', a.spent)
+redis.call('HSET', log_key, by, ARGV[2])
+local left = {}
+for _, call in ipairs(calls) do
+  if call[1] ~= index then left[#left + 1] = call end
+end
+-- A run that was retried, or has lost its patience, does not wait now: its step finds the result.
+if h[3] ~= '' or number(h[6]) == 0 or not has_call(calls, index) then return { 'delivered', #left, status } end
+redis.call('HSET', run_key, 'waiting', waiting_text(h[2], left))
+if #left == 0 then redis.call('HSET', run_key, 'not_before', 0, 'dispatches', 0) end
+if status == 'paused' then return { 'delivered', #left, status } end
+if #left > 0 then
+  arm(left, number(h[6]))
+  return { 'delivered', #left, status }
+end
+redis.call('ZADD', due_key, now_ms() + number(a.grace), run_id)
+push(a.message)
+return { 'delivered', 0, status }

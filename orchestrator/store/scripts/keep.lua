@@ -1,0 +1,11 @@
+-- Renews the lease of a tool call. ARGV[2] step, ARGV[3] index, ARGV[4] token, ARGV[5] lease ms,
+-- ARGV[6] ms since it was taken. Returns {'held', want} or {'lost'}: its result is not wanted any
+-- more, since the run has ended or gone on, or another worker has taken the call over.
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'want', 'not_before')
+local index = ARGV[3]
+local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
+if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then return { 'lost' } end
+local till = now_ms() + number(ARGV[5])
+redis.call('HSET', journal_key, 'l:' .. index, till, 'n:' .. index, till, 'e:' .. index, ARGV[6])
+rearm(h, index)
+return { 'held', h[5] }

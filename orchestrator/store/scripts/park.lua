@@ -1,0 +1,52 @@
+-- Lets a step wait, without a slot, for tool calls that are tasks of their own. ARGV[2] step,
+-- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message of each; behind them name,
+-- value pairs: want (what the worker knew to be wanted), patience, grace (ms), began (ms), spent (ms
+-- of this part of the step), paid, dropped (ledger entries), events, event_count.
+-- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
+-- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
+-- Invariants: nobody claims the step before the last result or the end of the run's patience.
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed')
+local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
+local n = number(ARGV[4])
+local a = named(5 + 3 * n)
+if not status then return { 'lost', 'unknown' } end
+local by = 'by:' .. ARGV[3]
+if h[4] == ARGV[3] then return { 'mine', status, step } end
+if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
+  if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
+  if a.dropped ~= '' then note_lost(batch, ARGV[3], a.dropped) end
+  return { 'lost', status }
+end
+if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
+local now = now_ms()
+local patience, calls, messages = now + number(a.patience), {}, {}
+for i = 0, n - 1 do
+  local index = ARGV[5 + 3 * i]
+  -- A call may have been delivered, or be in somebody's hands, since the wait before this one.
+  if redis.call('HEXISTS', journal_key, 'r:' .. index) == 0 then
+    calls[#calls + 1] = { index, ARGV[6 + 3 * i] }
+    if number(redis.call('HGET', journal_key, 'n:' .. index)) <= now then
+      redis.call('HSET', journal_key, 'n:' .. index, now + number(a.grace))
+      messages[#messages + 1] = { KEYS[3 + i], ARGV[7 + 3 * i] }
+    end
+  end
+end
+redis.call('HSET', log_key, by, step)
+redis.call('HSETNX', journal_key, 'began', a.began)
+redis.call('HINCRBY', journal_key, 'spent', a.spent)
+redis.call('HSET', journal_key, 'paid', a.paid)
+redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'updated', now,
+  'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)
+emit(a.events, a.event_count, h[7])
+if want == 'pause' then
+  redis.call('HSET', run_key, 'status', 'paused', 'want', '')
+  redis.call('ZREM', due_key, run_id)
+  move(batch, status, 'paused')
+  tell_status(status, 'paused')
+  return { 'committed', 'paused', step }
+end
+arm(calls, #calls > 0 and patience or now)
+for _, message in ipairs(messages) do
+  if message[2] ~= '' then redis.call('LPUSH', message[1], message[2]) end
+end
+return { 'committed', status, step }

@@ -1,0 +1,35 @@
+-- Takes one tool call of a waiting run: fence, lease, load. ARGV[2] step, ARGV[3] index, ARGV[4]
+-- token (random), ARGV[5] lease ms. Returns {'taken', now, header, response, starts, crashes} or
+-- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
+-- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
+-- a journaled response.
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local status, step, index = h[1], number(h[2]), ARGV[3]
+if not status then return { 'unknown' } end
+if TERMINAL[status] then return { 'ended', status } end
+if status == 'paused' then return { 'paused' } end
+local asked = number(ARGV[2])
+if asked < step then return { 'stale', step } end
+if asked > step then return { 'ahead', step } end
+local j = redis.call('HMGET', journal_key, 'o:' .. index, 'l:' .. index, 'e:' .. index, 'r:' .. index,
+  'response')
+local calls = waits_of(h[4], h[2])
+-- The step may have been taken up again, to answer the call without its result.
+if h[3] ~= '' or number(h[6]) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
+local now = now_ms()
+if j[1] ~= ARGV[4] then
+  if redis.call('HEXISTS', log_key, 'by:' .. ARGV[4]) == 1 then return { 'stale', step } end
+  if j[1] and j[1] ~= '' then
+    if number(j[2]) > now then return { 'leased', number(j[2]) - now } end
+    redis.call('HINCRBY', journal_key, 'c:' .. index, 1)
+    note_lost(h[5], j[1], '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":' .. (number(j[3]) / 1000)
+      .. ',"ambiguous":false}')
+  end
+  local till = now + number(ARGV[5])
+  redis.call('HSET', journal_key, 'o:' .. index, ARGV[4], 'l:' .. index, till, 'n:' .. index, till, 'e:' .. index, 0)
+  redis.call('HINCRBY', journal_key, 's:' .. index, 1)
+  redis.call('HSET', run_key, 'dispatches', 0)
+  arm(calls, number(h[6]))
+end
+return { 'taken', now, redis.call('HGETALL', run_key), j[5], redis.call('HGET', journal_key, 's:' .. index),
+  number(redis.call('HGET', journal_key, 'c:' .. index)) }

@@ -1,0 +1,63 @@
+"""A batch for plain code. Holds no logic: `async_batch.AsyncBatch` does everything."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from stepfleet.orchestrator.async_batch import AsyncBatch
+from stepfleet.orchestrator.batches import BatchProgress
+from stepfleet.orchestrator.portal import Portal
+from stepfleet.orchestrator.records.results import AgentRunResult
+
+
+class Batch:
+    """A batch; see `AsyncBatch` for what each verb does."""
+
+    def __init__(self, batch: AsyncBatch, portal: Portal) -> None:
+        self._batch = batch
+        self._portal = portal
+
+    @property
+    def id(self) -> str:
+        """The batch's id (UUID)."""
+        return self._batch.id
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """What was wrong with the lines that this submission left out."""
+        return self._batch.skipped
+
+    @property
+    def skipped_count(self) -> int:
+        """How many lines this submission left out."""
+        return self._batch.skipped_count
+
+    def progress(self) -> BatchProgress:
+        """Return how far the batch is."""
+        return self._portal.call(self._batch.progress())
+
+    def results(
+        self, *, ordered: bool = False, follow: bool = True, failed: bool = False
+    ) -> Iterator[AgentRunResult]:
+        """Yield results as runs end, or in the order of the lines."""
+        found = self._batch.results(ordered=ordered, follow=follow, failed=failed)
+        return self._portal.each(found)
+
+    def wait(self, timeout: float | None = None) -> BatchProgress:
+        """Return the progress when all runs have ended; `TimeoutError` after `timeout` seconds."""
+        return self._portal.call(self._batch.wait(timeout))
+
+    def cancel(self) -> int:
+        """Cancel every run that has not ended."""
+        return self._portal.call(self._batch.cancel())
+
+    def pause(self) -> int:
+        """Pause every run that has not ended."""
+        return self._portal.call(self._batch.pause())
+
+    def resume(self) -> int:
+        """Take pauses back."""
+        return self._portal.call(self._batch.resume())
+
+    def retry(self, *, failed_only: bool = True, **overrides: Any) -> int:
+        """Take runs that did not complete up again."""
+        return self._portal.call(self._batch.retry(failed_only=failed_only, **overrides))

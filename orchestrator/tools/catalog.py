@@ -1,0 +1,121 @@
+"""All tools of a process by name and version, whichever agents use them.
+
+Old versions stay in it for runs that began with them. Tools of installed packages are found by
+their entry points in the group `stepfleet.tools`, at the first name that is not known otherwise.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.tools.definition import Tool, as_tool
+from stepfleet.orchestrator.tools.references import referred, tools_in
+
+log = logging.getLogger(__name__)
+
+GROUP = "stepfleet.tools"
+
+
+def _installed() -> Iterable[EntryPoint]:
+    return entry_points(group=GROUP)
+
+
+class ToolCatalog:
+    """Tools by name and version. `installed` tells the entry points of installed packages."""
+
+    def __init__(self, installed: Callable[[], Iterable[EntryPoint]] = _installed) -> None:
+        self._tools: dict[str, dict[str, Tool[..., Any]]] = {}
+        self._installed = installed
+        self._discovered = False
+
+    def register(self, given: Any) -> Tool[..., Any]:
+        """Add a tool under its name and version, and return it; adding it again changes nothing.
+
+        Raises `ConfigurationError` where another tool has that name and version.
+        """
+        tool = as_tool(given)
+        known = self._tools.setdefault(tool.name, {}).setdefault(tool.version, tool)
+        if known is not tool:
+            raise ConfigurationError(
+                f"tool {tool.name!r} is in the catalog with version {tool.version!r} already; "
+                "give this one another version"
+            )
+        return tool
+
+    def find(self, name: str, version: str | None = None) -> Tool[..., Any] | None:
+        """Return the tool with that version, or the newest one; None where there is none."""
+        found = self._known(name, version)
+        if found is None and not self._discovered:
+            self.discover()
+            found = self._known(name, version)
+        return found
+
+    def get(self, name: str, version: str | None = None) -> Tool[..., Any]:
+        """Return what `find` does. Raises `ConfigurationError` that names what there is."""
+        found = self.find(name, version)
+        if found is None:
+            there = ", ".join(self.versions(name))
+            known = f"versions {there}" if there else f"tools {', '.join(self.names()) or 'none'}"
+            wanted = f"{name}@{version}" if version else name
+            raise ConfigurationError(
+                f"tool {wanted!r} is not in the catalog (it has: {known}); register it, install "
+                f"the package that offers it under {GROUP!r}, or write module:attribute"
+            )
+        return found
+
+    def versions(self, name: str) -> tuple[str, ...]:
+        """Return the versions of a tool, the oldest first."""
+        return tuple(sorted(self._tools.get(name, {}), key=_order))
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all tools, sorted."""
+        return tuple(sorted(self._tools))
+
+    def discover(self) -> tuple[Tool[..., Any], ...]:
+        """Register the tools of installed packages, and return them.
+
+        A package whose tools cannot be loaded is told in the log, and keeps no others out.
+        """
+        self._discovered = True
+        found: list[Tool[..., Any]] = []
+        for point in self._installed():
+            try:
+                offered = tools_in(point.load(), f"entry point {point.name!r} of {GROUP!r}")
+                found += [self.register(one) for one in offered]
+            except Exception as error:  # noqa: BLE001 - foreign packages
+                log.warning("tools of %s cannot be used: %s", point.value, error)
+        return tuple(found)
+
+    def resolve(self, reference: str) -> list[Tool[..., Any]]:
+        """Return what `name`, `name@version`, `module:attribute` or `package.module` names.
+
+        Raises `ConfigurationError` where there is nothing of the kind.
+        """
+        if ":" in reference or "." in reference.partition("@")[0]:
+            return tools_in(referred(reference), f"tool {reference!r}")
+        name, _, version = reference.partition("@")
+        return [self.get(name, version or None)]
+
+    def _known(self, name: str, version: str | None) -> Tool[..., Any] | None:
+        versions = self._tools.get(name, {})
+        if version is None:
+            return versions[max(versions, key=_order)] if versions else None
+        return versions.get(version)
+
+
+@cache
+def tool_catalog() -> ToolCatalog:
+    """Return this process's catalog, made at the first call."""
+    return ToolCatalog()
+
+
+def _order(version: str) -> tuple[int, Any]:
+    try:
+        return 1, Version(version)
+    except InvalidVersion:
+        return 0, version

@@ -1,0 +1,100 @@
+"""`stepfleet up` on a Redis of others, asked to stop: its workers hand their runs back."""
+
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from command_line import CommandLine
+from deadlines import wait_until
+from redis_servers import short_folder
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.worker.testing import ModelServer, Reply
+
+LONG = 90.0
+
+
+@pytest.fixture
+def fleet(redis_url: str) -> Iterator[Fleet]:
+    with Fleet(redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def commands(redis_url: str, model: ModelServer) -> Iterator[CommandLine]:
+    """Commands that share a Redis; nobody's lease runs out within a test."""
+    with short_folder() as folder:
+        opened = CommandLine(
+            folder,
+            STEPFLEET_REDIS_URL=redis_url,
+            STEPFLEET_LEASE="600",
+            STEPFLEET_GRACE="600",
+            OPENAI_BASE_URL=model.url,
+            OPENAI_API_KEY="unused",
+        )
+        try:
+            yield opened
+        finally:
+            opened.end()
+
+
+def busy_fleet(
+    commands: CommandLine, model: ModelServer, fleet: Fleet, drain: str
+) -> tuple[subprocess.Popen[str], str]:
+    """Start `up` and a run whose model call lasts; return both."""
+    model.follow(lambda request: Reply("late", latency=300.0 if request.attempt == 1 else 0.0))
+    up = commands.start("up", "--agents", "agents.py", STEPFLEET_DRAIN=drain)
+    commands.until_said("Ctrl-C stops it", within=LONG)
+    known = wait_until(lambda: "solver" in commands("agents").stdout, within=LONG, what="a worker")
+    assert known
+    run_id = fleet.submit("solver", "a long question")
+    wait_until(lambda: len(model.requests) == 1, within=LONG, what="the call under way")
+    return up, run_id
+
+
+def handed_back(fleet: Fleet, run_id: str) -> bool:
+    """Whether nobody holds the run, which is not over."""
+    shown = fleet.show(run_id)
+    kinds = [lost.kind for lost in shown.lost]
+    return not shown.header["token"] and not shown.state.status.is_terminal and bool(kinds)
+
+
+def test_what_the_drain_did_not_finish_is_handed_back(
+    commands: CommandLine, model: ModelServer, fleet: Fleet
+) -> None:
+    """DIST-11: within the bound of `up`, too."""
+    up, run_id = busy_fleet(commands, model, fleet, drain="0.5")
+
+    up.send_signal(signal.SIGTERM)
+
+    assert up.wait(timeout=LONG) == 0
+    commands.until_all_ended(within=LONG)
+    assert handed_back(fleet, run_id)
+
+
+def test_a_second_signal_hands_back_and_ends_at_once(
+    commands: CommandLine, model: ModelServer, fleet: Fleet
+) -> None:
+    """DIST-11"""
+    up, run_id = busy_fleet(commands, model, fleet, drain="600")
+
+    up.send_signal(signal.SIGINT)
+    commands.until_said("Stopping", within=LONG)
+    up.send_signal(signal.SIGINT)
+
+    assert up.wait(timeout=LONG) == 130
+    commands.until_all_ended(within=LONG)
+    assert handed_back(fleet, run_id)
+
+
+def test_workers_whose_starter_was_killed_hand_back(
+    commands: CommandLine, model: ModelServer, fleet: Fleet
+) -> None:
+    """DIST-11: after a few seconds, however long the drain could last."""
+    up, run_id = busy_fleet(commands, model, fleet, drain="600")
+
+    up.send_signal(signal.SIGKILL)
+
+    commands.until_all_ended(within=LONG)
+    assert handed_back(fleet, run_id)

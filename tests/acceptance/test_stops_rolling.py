@@ -1,0 +1,65 @@
+"""All workers of a fleet replaced, one after another, while a batch runs."""
+
+import signal
+from collections import Counter
+from collections.abc import Callable
+
+from deadlines import wait_until
+from fleet_workers import AGENTS, FleetWorker
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+Start = Callable[..., FleetWorker]
+PLAIN = load_agents(str(AGENTS))["plain"]
+RUNS = 300
+TURNS = 5
+LATENCY = 0.5
+WORKERS = ("w1", "w2", "w3")
+LONG = 150.0
+# Whatever had to wait for a lease or for the rescuer would not end within the test.
+ENV = {
+    "STEPFLEET_LEASE": "600",
+    "STEPFLEET_GRACE": "600",
+    "STEPFLEET_DRAIN": "60",
+    "STEPFLEET_SLOTS": "20",
+}
+
+
+def busy(request: RequestRecord) -> Reply:
+    """One lookup per turn, then an answer; each step takes its time."""
+    if request.turn < TURNS:
+        call = ToolCallReply("look", {"what": str(request.turn)})
+        return Reply(tool_calls=(call,), latency=LATENCY)
+    return Reply(f"answer to {request.key}", latency=LATENCY)
+
+
+def test_a_rolling_restart_repeats_no_step_and_leaves_no_run_waiting(
+    model: ModelServer, start_worker: Start, redis_url: str
+) -> None:
+    """DIST-11, DIST-14: every model call is made once; nobody waits for a lease or a rescue."""
+    model.follow(busy)
+    first = [start_worker(name=name, env=ENV) for name in WORKERS]
+    with Fleet(redis_url) as fleet:
+        given = [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)]
+        batch = fleet.submit_batch(given, agent=PLAIN)
+        wait_until(lambda: batch.progress().steps >= RUNS // 10, within=LONG, what="a busy fleet")
+
+        for old in first:
+            assert batch.progress().open, "the batch was over before the restart; make it longer"
+            old.signal(signal.SIGTERM)
+            assert old.wait(within=LONG) == 0
+            start_worker(name=f"new-{old.name.partition('@')[0]}", env=ENV)
+
+        wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")
+        results = list(batch.results())
+        assert batch.progress().steps == RUNS * TURNS
+    assert len(results) == RUNS
+    assert all(result.success for result in results)
+    assert {len(result.lost_attempts) for result in results} == {0}
+    calls = Counter((request.key, request.turn) for request in model.requests)
+    assert len(calls) == RUNS * TURNS
+    assert set(calls.values()) == {1}
+    served = {step.worker for result in results for step in result.steps}
+    assert len(served) >= len(WORKERS) + 1

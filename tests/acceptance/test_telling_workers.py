@@ -1,0 +1,126 @@
+"""What real workers tell: text over a kill, callbacks in order, events to a webhook over a kill."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+from deadlines import until
+from fleet_workers import FleetWorker
+from webhook_receiver import Receiver
+
+from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator.streamed_text import StreamedText
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+TELLING = str(Path(__file__).parent / "agents" / "telling.py")
+WORDS = " ".join(f"word{number}" for number in range(40))
+
+
+async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
+) -> None:
+    """STRM-09: the second worker's attempt has the next number, and resets the text."""
+    slow = Reply(WORDS, piece=5, pause=0.1)
+
+    def rules(request: RequestRecord) -> Reply:
+        return slow if model.count(request.key, 1) <= 1 else Reply(WORDS, piece=5)
+
+    model.follow(rules)
+    env = {"STEPFLEET_AGENTS": TELLING}
+    first = await asyncio.to_thread(start_worker, name="w1", env=env)
+    text, attempts, pieces = StreamedText(), [], {1: "", 2: ""}
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit("typist", "type")
+        async with asyncio.timeout(90):
+            async for event in fleet.stream(run_id, chunks=True):
+                if text.add(event):
+                    attempts.append(event["payload"]["attempt"])
+                    pieces[attempts[-1]] += event["payload"]["chunk"]
+                    assert text.text == pieces[attempts[-1]]
+                    if len(attempts) == 3:
+                        first.signal(signal.SIGKILL)
+                        await asyncio.to_thread(first.wait)
+                        await asyncio.to_thread(start_worker, name="w2", env=env)
+        assert (await fleet.result(run_id)).output == WORDS
+    assert text.text == WORDS
+    assert attempts[:3] == [1, 1, 1]
+    assert attempts[-1] == 2
+    assert attempts == sorted(attempts)
+    assert 0 < len(pieces[1]) < len(pieces[2])
+
+
+async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker], tmp_path: Path
+) -> None:
+    """EVT-17, EVT-18: on a worker whose clock is set to another time zone."""
+    model.script("hi", Reply(tool_calls=(ToolCallReply("look", {"what": "a"}),)), "done")
+    notes = tmp_path / "notes"
+    env = {"STEPFLEET_AGENTS": TELLING, "NOTES": str(notes), "TZ": "Asia/Tokyo"}
+    await asyncio.to_thread(start_worker, env=env)
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit("noted", "hi")
+        events = [event async for event in fleet.stream(run_id)]
+    stamps = [event["timestamp"] for event in events]
+    assert all(len(one) == 24 and one.endswith("Z") for one in stamps)
+    late = datetime.now(UTC) + timedelta(seconds=1)
+    assert all(before < datetime.fromisoformat(one) < late for one in stamps)
+
+    async def all_noted() -> bool:
+        return notes.exists() and "agent_finish" in notes.read_text()
+
+    await until(all_noted, within=30)
+    assert notes.read_text().splitlines() == [
+        *("step_start 1 AgentState", "llm_response 1 LLMResponse", "step_end 1 StepResult"),
+        *("step_start 2 AgentState", "llm_response 2 LLMResponse", "step_end 2 StepResult"),
+        "agent_finish 2 AgentState",
+    ]
+
+
+async def test_a_webhook_gets_every_event_though_workers_are_killed(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
+) -> None:
+    """EVT-19, EVT-20: without repetitions the sequence of each run has no gap."""
+
+    def rules(request: RequestRecord) -> Reply:
+        if request.turn <= 3:
+            calls = (ToolCallReply("look", {"what": str(request.turn)}),)
+            return Reply(tool_calls=calls, latency=0.1)
+        return Reply("done", latency=0.1)
+
+    model.follow(rules)
+    async with Receiver("secret") as receiver, AsyncFleet(redis_url) as fleet:
+        env = {
+            "STEPFLEET_WEBHOOKS": orjson.dumps([receiver.url]).decode(),
+            "STEPFLEET_WEBHOOK_SECRET": "secret",
+        }
+        workers = [
+            await asyncio.to_thread(start_worker, name=f"w{number}", env=env) for number in range(2)
+        ]
+        run_ids = [await fleet.submit("strict", f"question {number}") for number in range(20)]
+
+        async def some_came() -> bool:
+            return len(receiver.taken) > 20
+
+        await until(some_came, within=30)
+        for number, worker in enumerate(workers):
+            worker.signal(signal.SIGKILL)
+            await asyncio.to_thread(worker.wait)
+            await asyncio.to_thread(start_worker, name=f"w{number + 2}", env=env)
+        for run_id in run_ids:
+            await fleet.wait(run_id, timeout=60)
+        expected: dict[str, list[dict[str, Any]]] = {
+            run_id: [event async for event in fleet.stream(run_id)] for run_id in run_ids
+        }
+
+        async def all_came() -> bool:
+            return all(receiver.of(run_id) == events for run_id, events in expected.items())
+
+        await until(all_came, within=60, what="every event")
+    for run_id in run_ids:
+        numbers = [event["sequence"] for event in receiver.of(run_id)]
+        assert numbers == list(range(1, len(numbers) + 1))

@@ -1,0 +1,161 @@
+"""What a run is configured with, in a real store: kept, its own, and without what is not stored."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from scripted_steps import Hands, Script, call, say
+from stored_runs import bench
+
+from stepfleet.orchestrator import Agent, AsyncFleet, Subscribers, tool
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.settings import load_settings
+from stepfleet.worker.inline import InlineWorker
+
+MARKER = "raw-payload-marker"
+
+
+@tool(read_only=True)
+def look(what: str) -> str:
+    """Look something up."""
+    return f"seen {what}"
+
+
+async def dumped(redis_url: str) -> bytes:
+    """Return everything that is in Redis, as its own dump holds it."""
+    client = Redis.from_url(redis_url)
+    try:
+        found = b""
+        async for key in client.scan_iter("*"):
+            found += key
+            kind = await client.type(key)
+            match kind:
+                case b"hash":
+                    found += repr(await client.hgetall(key)).encode()
+                case b"stream":
+                    found += repr(await client.xrange(key)).encode()
+                case b"string":
+                    found += await client.get(key) or b""
+                case b"list":
+                    found += repr(await client.lrange(key, 0, -1)).encode()
+                case b"zset":
+                    found += repr(await client.zrange(key, 0, -1)).encode()
+                case b"set":
+                    found += repr(await client.smembers(key)).encode()
+                case _:
+                    raise AssertionError(kind)
+    finally:
+        await client.aclose()
+    return found
+
+
+async def finish(redis_url: str, agent: Agent, *ids: str) -> None:
+    async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
+        await worker.finish(*ids)
+
+
+async def test_the_raw_payload_is_for_hooks_alone(redis_url: str) -> None:
+    """LLM-13: neither state nor snapshots, checkpoints, events or journal have it."""
+    heard: list[Any] = []
+    answers = [
+        call(("look", {"what": "kept"}), text="Looking.").model_copy(update={"raw": {"x": MARKER}}),
+        say("It is there.", raw={"x": MARKER}),
+    ]
+    agent = Agent(
+        "looker",
+        model=Script(answers),
+        tools=[look],
+        broadcast="debug",
+        subscribers=Subscribers(llm_response=lambda _, response: heard.append(response.raw)),
+    )
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi")
+        await finish(redis_url, agent, run_id)
+        stored = await dumped(redis_url)
+        snapshot = str(await fleet.snapshot(run_id))
+        checkpoint = (await fleet.checkpoint(run_id)).to_json()
+        events = [str(one) async for one in fleet.events(run_id)]
+    assert heard == [{"x": MARKER}] * 2
+    assert b"seen kept" in stored
+    assert MARKER.encode() not in stored
+    assert not any(MARKER in text for text in (snapshot, checkpoint, *events))
+
+
+async def test_a_journaled_answer_has_no_raw_payload(redis_url: str) -> None:
+    """LLM-13: the journal of an open step."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait() -> str:
+        """Wait until the test has looked."""
+        reached.set()
+        await go_on.wait()
+        return "waited"
+
+    asked = call(("wait", {}), text="Waiting.").model_copy(update={"raw": {"x": MARKER}})
+    agent = Agent("waiter", model=Script([asked, say("Done.")]), tools=[wait])
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi")
+        working = asyncio.create_task(finish(redis_url, agent, run_id))
+        await asyncio.wait_for(reached.wait(), 30)
+        stored = await dumped(redis_url)
+        go_on.set()
+        await working
+    assert b"Waiting." in stored
+    assert MARKER.encode() not in stored
+
+
+async def test_settings_of_one_run_do_not_touch_another(redis_url: str) -> None:
+    """LLM-18: two runs at once on one worker, with different temperatures."""
+    both = asyncio.Barrier(2)
+    seen: dict[str, float | None] = {}
+
+    async def answer(request: Any) -> LLMResponse:
+        async with asyncio.timeout(30):
+            await both.wait()
+        seen[request.messages[-1].text] = request.settings.temperature
+        return say("Done.")
+
+    agent = Agent("writer", model=Script([answer]), settings={"temperature": 0.5, "max_tokens": 9})
+    async with AsyncFleet(redis_url) as fleet:
+        cold = await fleet.submit(agent, "cold", settings={"temperature": 0.0})
+        hot = await fleet.submit(agent, "hot", settings={"temperature": 1.5})
+        await finish(redis_url, agent, cold, hot)
+        stored = [(await fleet.show(one)).config.settings for one in (cold, hot)]
+    assert seen == {"cold": 0.0, "hot": 1.5}
+    assert [one.max_tokens for one in stored] == [9, 9]
+    assert agent.config.settings.temperature == 0.5
+
+
+async def test_a_run_keeps_its_configuration_when_its_agent_changes(redis_url: str) -> None:
+    """CONF-07: the code is deployed anew in the midst of it; another worker goes on."""
+    asked = Script([call(("look", {"what": "a"}))])
+    before = Agent("clerk", model=asked, tools=[look], instructions="Old words.", max_steps=4)
+    script = Script([say("unused"), say("Done.")])
+    after = Agent("clerk", model=script, tools=[look], instructions="New words.", max_steps=9)
+    async with bench(redis_url, before) as desk:
+        running = await desk.create()
+        await Hands(desk, before).step(running, 0)
+        desk.agent = after
+        fresh = await desk.create()
+        deployed = Hands(desk, after)
+        await deployed.finish(running)
+        await deployed.finish(fresh)
+        results = [(await desk.stored(one)).result() for one in (running, fresh)]
+    assert [one.messages[0].text for one in script.requests] == ["Old words.", "New words."]
+    assert [one.max_iterations for one in results] == [4, 9]
+    assert [one.output for one in results] == ["Done.", "unused"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 10), ({"max_steps": 7}, 7)])
+async def test_a_result_says_what_its_limit_was(
+    redis_url: str, given: dict[str, Any], expected: int
+) -> None:
+    """CONF-09"""
+    agent = Agent("writer", model=Script([say("Done.")]))
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi", **given)
+        await finish(redis_url, agent, run_id)
+        result = await fleet.result(run_id)
+    assert (result.max_iterations, result.debug().max_iterations) == (expected, expected)

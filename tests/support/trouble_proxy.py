@@ -1,0 +1,116 @@
+"""A TCP proxy in front of a Redis server that cuts, stalls and slows connections at will.
+
+It counts connections and what clients send, so that tests can tell waiting from spinning.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+from redis_servers import free_port
+
+_CHUNK = 1 << 20
+
+
+class TroubleProxy:
+    """Forwards to `target_port` until told otherwise; `connections` and `requests` are counts."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_port()
+        self.connections = 0
+        self.requests = 0
+        self._target = ("127.0.0.1", target_port)
+        self._flows = threading.Event()
+        self._flows.set()
+        self._is_cut = False
+        self._delay = 0.0
+        self._closing = threading.Event()
+        self._open: set[socket.socket] = set()
+        self._guard = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def attempts(self) -> int:
+        """How often somebody tried: new connections and requests."""
+        return self.connections + self.requests
+
+    def cut(self) -> None:
+        """End all connections, and every new one as soon as it is made."""
+        self._is_cut = True
+        with self._guard:
+            found = list(self._open)
+        for one in found:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def stall(self) -> None:
+        """Keep all connections open and let nothing through."""
+        self._flows.clear()
+
+    def slow_down(self, seconds: float) -> None:
+        """Hold back everything that the server says for so long."""
+        self._delay = seconds
+
+    def heal(self) -> None:
+        """Forward as if nothing had been."""
+        self._is_cut, self._delay = False, 0.0
+        self._flows.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self.cut()
+        self.heal()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                if self._is_cut:
+                    client.close()
+                    continue
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), socket.create_connection(self._target) as server, client:
+            pair = {client, server}
+            with self._guard:
+                self._open |= pair
+            back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
+            back.start()
+            try:
+                self._pump(client, server)
+                back.join()
+            finally:
+                with self._guard:
+                    self._open -= pair
+
+    def _pump(self, source: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_CHUNK):
+                if source.getpeername() == self._target:
+                    self._closing.wait(self._delay)
+                else:
+                    self.requests += 1
+                self._flows.wait()
+                other.sendall(data)
+        for one in (source, other):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def troubled(target_port: int) -> Iterator[TroubleProxy]:
+    """A proxy before the server on this loopback port, closed afterwards."""
+    proxy = TroubleProxy(target_port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

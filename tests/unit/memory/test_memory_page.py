@@ -1,0 +1,34 @@
+"""The samples of docs/memory.md run as they stand there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.tools import ToolCall
+
+PAGE = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+
+
+def test_the_samples_of_the_memory_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """DOC-03, MEM-04, MEM-11"""
+    names: dict[str, Any] = {"__name__": "samples"}
+    for sample in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        exec(compile(sample, "docs/memory.md", "exec"), names)  # noqa: S102 - our own page
+    found, kept = capsys.readouterr().out.splitlines()
+    assert found == "- The customer's name is Ada; she prefers letters."
+    assert kept == str([f"message {number}" for number in range(16, 21)])
+    assert names["researcher"].config.memory.max_tokens == 24_000
+    call = ToolCall(id="1", name="look")
+    answers = [Message.tool(call, "x" * 500), Message.tool(call, "y" * 500)]
+    shortened = names["short_results"](answers, None)
+    assert [len(one.text) for one in shortened] == [200, 500]
+
+
+def test_the_page_lists_every_field_of_a_policy() -> None:
+    """MEM-03"""
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    assert listed == list(MemoryPolicy.model_fields)

@@ -1,0 +1,83 @@
+"""Every public type that holds data is JSON data and back."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import stepfleet.orchestrator as package
+from stepfleet.orchestrator.records.state import StateInfo
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+INFO = StateInfo(id="r1", started_at=NOW, updated_at=NOW)
+CONFIG = package.AgentConfig(name="plain", model="openai:none")
+GIVEN: dict[str, dict[str, Any]] = {
+    "AgentCheckpoint": {
+        "timestamp": NOW,
+        "run_id": "r1",
+        "config": CONFIG,
+        "state": package.AgentState(agent_id="r1", info=INFO),
+    },
+    "AgentConfig": {"name": "plain", "model": "openai:none"},
+    "BatchProgress": {"batch_id": "b1", "created": NOW, "sealed": True, "total": 3},
+    "FleetOverview": {
+        "redis_version": "7.4",
+        "active": 1,
+        "queue_length": None,
+        "oldest_due_seconds": 0.5,
+    },
+    "AgentRunResult": {
+        "run_id": "r1",
+        "agent_name": "plain",
+        "lifecycle": "completed",
+        "start_time": NOW,
+        "max_iterations": 3,
+        "metadata": {"ticket": 7},
+    },
+    "AgentState": {"agent_id": "r1", "info": INFO, "metadata": {"a": [1, None]}},
+    "ContinuationEvaluation": {"criterion": "C", "decision": "stop", "reason": "none"},
+    "ContinuationOutcome": {"decision": "stop", "should_continue": False, "resolved_by": "C"},
+    "LLMResponse": {"content": "hi"},
+    "Message": {"role": "user", "content": [{"text": "hi"}]},
+    "ModelRequest": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    "RunComparison": {
+        "first": {"run_id": "a", "agent_name": "p", "model": "m", "lifecycle": "completed"},
+        "second": {"run_id": "b", "agent_name": "p", "model": "m", "lifecycle": "failed"},
+        "same_output": False,
+        "settings": {"model": ("a", "b")},
+    },
+    "StepResult": {"step": 1, "started_at": NOW},
+    "ToolCall": {"id": "c1", "name": "look", "arguments": {"a": 1}},
+    "ToolCallRecord": {"tool_name": "look", "call_id": "c1", "timestamp": NOW, "result": [1]},
+}
+
+
+def needs(name: str) -> bool:
+    """Return whether a record has fields without a default."""
+    return any(one.is_required() for one in getattr(package, name).model_fields.values())
+
+
+RECORDS = [
+    name
+    for name in package.__all__
+    if isinstance(getattr(package, name), type)
+    and issubclass(getattr(package, name), BaseModel)
+    and name != "Settings"
+]
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDS if name in GIVEN or not needs(name)])
+def test_a_public_record_is_json_and_back(name: str) -> None:
+    """SER-19"""
+    kind = getattr(package, name)
+    made = kind.model_validate(GIVEN.get(name, {}))
+    text = json.dumps(made.model_dump(mode="json"))
+    assert kind.model_validate(json.loads(text)) == made
+
+
+def test_every_result_of_a_run_has_its_example() -> None:
+    """SER-19"""
+    assert set(RECORDS) >= GIVEN.keys()
+    assert {"AgentRunResult", "StepResult", "AgentState", "AgentCheckpoint"} <= GIVEN.keys()

@@ -1,0 +1,36 @@
+"""The samples of docs/tools.md run as they stand there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepfleet.orchestrator.tools import ToolOptions, catalog
+
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+
+
+def test_the_samples_of_the_tools_page_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DOC-03, TOOL-18, TOOL-19, TOOL-22"""
+    catalog.tool_catalog.cache_clear()
+    names: dict[str, Any] = {"__name__": "samples"}
+    try:
+        for sample in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+            exec(compile(sample, "docs/tools.md", "exec"), names)  # noqa: S102 - our own page
+    finally:
+        catalog.tool_catalog.cache_clear()
+    required, versions = capsys.readouterr().out.splitlines()
+    assert required == "['city']"
+    assert versions == "('1', '2') 2"
+    assert names["artist"].tools.queues == {"render": "gpu"}
+    assert names["clerk"].tools.get("population").version == "2"
+    assert names["wave"].options.queue == "sound"
+
+
+def test_the_page_lists_every_option_of_a_tool() -> None:
+    """TOOL-03"""
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(ToolOptions.__dataclass_fields__)

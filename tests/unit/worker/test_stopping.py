@@ -1,0 +1,108 @@
+"""The stages of a worker's end, told through pipes, in this process and in forked children."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from deadlines import until, wait_until
+
+from stepfleet.worker.stopping import HAND_BACK_SECONDS, Notice, Stopping
+
+
+@pytest.fixture
+async def told() -> AsyncIterator[list[str]]:
+    yield []
+
+
+def heed(stopping: Stopping, told: list[str]) -> None:
+    stopping.heed(lambda: told.append("drain"), lambda: told.append("hand back"))
+
+
+async def eventually(told: list[str], *expected: str) -> None:
+    async def is_so() -> bool:
+        return told == list(expected)
+
+    await until(is_so, within=30, what=f"{expected}")
+
+
+async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]) -> None:
+    """DIST-11"""
+    stopping = Stopping(600.0)
+    stopping.open()
+    heed(stopping, told)
+    stopping.ask()
+    await eventually(told, "drain")
+    stopping.ask()
+    await eventually(told, "drain", "hand back")
+    stopping.ask()
+    stopping.begin()
+    await asyncio.sleep(0)
+    assert told == ["drain", "hand back"]
+
+
+async def test_a_cold_stop_does_both_at_once(told: list[str]) -> None:
+    stopping = Stopping(600.0)
+    stopping.open()
+    heed(stopping, told)
+    stopping.ask(at_once=True)
+    await eventually(told, "drain", "hand back")
+
+
+async def test_who_listens_late_is_told_as_well(told: list[str]) -> None:
+    """A worker that is stopped while it starts, and a child that is forked later."""
+    stopping = Stopping(600.0)
+    stopping.open()
+    stopping.ask()
+    heed(stopping, told)
+    await eventually(told, "drain")
+
+
+async def test_without_pipes_nothing_is_told(told: list[str]) -> None:
+    """In a process that is no worker."""
+    stopping = Stopping(600.0)
+    heed(stopping, told)
+    stopping.ask()
+    await asyncio.sleep(0)
+    assert told == []
+
+
+def test_the_bound_is_the_drain_and_the_time_to_hand_back() -> None:
+    left: list[float] = []
+    gone = threading.Event()
+
+    def leave(seconds: float) -> None:
+        left.append(seconds)
+        gone.set()
+
+    stopping = Stopping(-HAND_BACK_SECONDS, leave)
+    stopping.open()
+    stopping.begin()
+    stopping.begin()
+    assert gone.wait(30)
+    assert left == [0.0]
+
+
+def test_all_forked_children_hear_one_notice() -> None:
+    notice = Notice()
+    notice.open()
+    children = [_forked_listener(notice) for _ in range(2)]
+    notice.give()
+    for child in children:
+        assert wait_until(lambda pid=child: os.waitpid(pid, os.WNOHANG)[0] == pid, within=30)
+
+
+def _forked_listener(notice: Notice) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    loop = asyncio.new_event_loop()
+
+    async def listen() -> None:
+        heard = asyncio.Event()
+        notice.heed(heard.set)
+        await heard.wait()
+
+    loop.run_until_complete(listen())
+    os._exit(0)

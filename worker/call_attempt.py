@@ -1,0 +1,52 @@
+"""One attempt at one tool call, in a step or in a task of its own: run it, or say what is known.
+
+Decides whether a call that an earlier worker had started may run again.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from stepfleet.orchestrator.protocol.refusals import unknown_outcome
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry, ToolSourceError
+from stepfleet.worker.ports import Toolbox
+
+
+async def attempt_call(
+    call: ToolCall,
+    invocation: ToolInvocation,
+    tools: ToolRegistry,
+    toolbox: Toolbox,
+    clock: Callable[[], datetime],
+) -> ToolCallRecord:
+    """Return the call's record. Raises `asyncio.CancelledError` alone.
+
+    One that was started before, and is not idempotent, is not run again: its tool's status
+    hook is asked.
+    """
+    if invocation.attempt > 1 and tools.late:
+        with suppress(ToolSourceError):
+            await tools.listed()
+        if call.name not in tools:
+            return unknown_outcome(call, clock())
+    if invocation.attempt > 1 and call.name in tools:
+        tool = tools.get(call.name)
+        if not tool.idempotent:
+            return await _asked(call, tool, invocation, toolbox, clock)
+    return await toolbox.execute(call, tools, invocation, clock=clock)
+
+
+async def _asked(
+    call: ToolCall,
+    tool: Tool[..., Any],
+    invocation: ToolInvocation,
+    toolbox: Toolbox,
+    clock: Callable[[], datetime],
+) -> ToolCallRecord:
+    """Return what the tool's status hook knows of the lost call, or that nobody knows."""
+    if tool.options.status is None:
+        return unknown_outcome(call, clock())
+    known = await toolbox.recall(call, tool, invocation, clock=clock)
+    return known or unknown_outcome(call, clock())

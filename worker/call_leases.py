@@ -1,0 +1,62 @@
+"""The tool calls that this process makes as tasks of their own. Knows neither Redis nor Celery."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.worker.leases import Holding
+
+
+class CallLease(Holding):
+    """One tool call in the hands of this process."""
+
+    def __init__(self, taken: TakenCall, elapsed: Callable[[], float]) -> None:
+        super().__init__(taken.now, elapsed)
+        self.taken = taken
+
+
+class CallLeases:
+    """All tool calls that this process makes as tasks of their own."""
+
+    def __init__(self, elapsed: Callable[[], float]) -> None:
+        self._elapsed = elapsed
+        self._held: set[CallLease] = set()
+        self._hands_back = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @contextmanager
+    def hold(self, taken: TakenCall) -> Iterator[CallLease]:
+        """Keep a call among those that are renewed, for the time of its attempt."""
+        lease = CallLease(taken, self._elapsed)
+        self._held.add(lease)
+        if self._hands_back:  # it was being taken when the others were handed back
+            lease.interrupt(Interruption.HANDED_BACK)
+        try:
+            yield lease
+        finally:
+            self._held.discard(lease)
+
+    def of(self, run_id: str) -> list[CallLease]:
+        """Return the leases on calls of a run."""
+        return [lease for lease in self._held if lease.taken.hint.run_id == run_id]
+
+    def hand_back(self) -> None:
+        """Break off all calls, so that other workers take them over."""
+        self._hands_back = True
+        for lease in list(self._held):
+            lease.interrupt(Interruption.HANDED_BACK)
+
+    async def renew(
+        self, once: Callable[[CallLease], Awaitable[Any]], run_id: str | None = None
+    ) -> None:
+        """Renew all leases, or those of one run, by `once`; break off what nobody waits for."""
+        leases = list(self._held) if run_id is None else self.of(run_id)
+        answers = await asyncio.gather(*(once(lease) for lease in leases), return_exceptions=True)
+        for lease, answer in zip(leases, answers, strict=True):
+            if not isinstance(answer, BaseException) and not answer.ours:
+                lease.interrupt(Interruption.LEASE_LOST)

@@ -1,0 +1,24 @@
+"""The rules behind `stepfleet bench`: each run's input says what its model does, and how slowly.
+
+The input is JSON: `seconds` before each answer, `tools` (whether an answer asks for the tool
+`work`), and `tool_seconds`. The last answer ends the run.
+"""
+
+import orjson
+
+from stepfleet.worker.testing.replies import Reply, ToolCallReply
+from stepfleet.worker.testing.requests import RequestRecord
+
+
+def rules(request: RequestRecord) -> Reply:
+    """Return the planned answer. Raises `ValueError` for an input that is no plan."""
+    plan = orjson.loads(request.question)
+    last = len(plan["seconds"]) - 1
+    place = min(request.turn - 1, last)
+    seconds = float(plan["seconds"][place])
+    if place == last:
+        return Reply("done", latency=seconds)
+    if plan["tools"][place]:
+        call = ToolCallReply("work", {"seconds": plan["tool_seconds"]})
+        return Reply(tool_calls=(call,), latency=seconds)
+    return Reply("more", latency=seconds)

@@ -1,0 +1,129 @@
+"""One tool call as a task of its own: take, execute, deliver. The run waits for it without a slot.
+
+Knows neither Celery nor Redis: everything outside comes through `ports`. The message is a hint; the
+call's arguments are read from the run's journal.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.refusals import not_run
+from stepfleet.orchestrator.protocol.waiting import (
+    Delivered,
+    NotTaken,
+    NotTakenNow,
+    TakenCall,
+    ToolHint,
+    gave_up,
+)
+from stepfleet.orchestrator.records.results import LostAttempt
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.tools import ToolInvocation
+from stepfleet.worker.call_attempt import attempt_call
+from stepfleet.worker.call_leases import CallLease, CallLeases
+from stepfleet.worker.ports import AgentCode, Ports
+
+log = logging.getLogger(__name__)
+
+
+class CallStore(Protocol):
+    """Take, leave, deliver."""
+
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
+        """Take a call, or be refused."""
+
+    async def leave(
+        self,
+        hint: ToolHint,
+        token: str,
+        *,
+        delay: float = 0.0,
+        started: bool = True,
+        lost: LostAttempt | None = None,
+    ) -> None:
+        """Give a call back to other workers."""
+
+    async def deliver(
+        self, taken: TakenCall, agent: str, record: ToolCallRecord, seconds: float
+    ) -> Delivered:
+        """Give a call's result to its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """What became of a tool task. `refusal` is set when there was nothing to do.
+
+    `record` is None where the call was given back; `applied` tells whether the run has it.
+    """
+
+    hint: ToolHint
+    refusal: NotTakenNow | None = None
+    record: ToolCallRecord | None = None
+    applied: bool = False
+
+
+async def run_call(
+    hint: ToolHint, calls: CallStore, ports: Ports, leases: CallLeases
+) -> CallReport:
+    """Make the tool call that `hint` names, if its run waits for it and nobody holds it.
+
+    Raises `StoreError` when Redis stays out of reach; then another worker takes it up after the
+    lease.
+    """
+    taken = await calls.take(hint, ports.token())
+    if isinstance(taken, NotTakenNow):
+        return CallReport(hint, refusal=taken)
+    ports.crash("call-taken")
+    try:
+        agent = ports.agent(taken.config)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong here, another worker may have it
+        log.warning("a tool call was left to other workers: %s", error)
+        await calls.leave(hint, taken.token, delay=ports.patience, started=False)
+        return CallReport(hint, refusal=NotTakenNow(NotTaken.UNREADABLE, str(error)))
+    with leases.hold(taken) as lease:
+        record = await _attempt(taken, agent, lease, ports)
+        lease.settle()
+        if record is None:
+            await calls.leave(hint, taken.token, lost=_given_up(taken, lease))
+            return CallReport(hint)
+        ports.crash("call-made")
+        delivered = await calls.deliver(taken, taken.config.name, record, lease.seconds)
+    return CallReport(hint, record=record, applied=delivered.applied)
+
+
+async def _attempt(
+    taken: TakenCall, agent: AgentCode, lease: CallLease, ports: Ports
+) -> ToolCallRecord | None:
+    """Return the call's record, whatever happens; None where this worker has to stop."""
+    hint, call = taken.hint, taken.call
+    if taken.crashes >= ports.poison_limit:
+        return gave_up(call, lease.now, taken.crashes)
+    invocation = ToolInvocation.of(
+        call,
+        run_id=hint.run_id,
+        execution=taken.execution,
+        step=hint.step + 1,
+        index=hint.index,
+        attempt=taken.attempt,
+        custom_state=taken.custom_state,
+    )
+    try:
+        ports.crash("during-call-task")
+        return await attempt_call(
+            call, invocation, agent.tools, ports.toolbox, clock=lambda: lease.now
+        )
+    except asyncio.CancelledError as cancelled:
+        by = lease.broken_off_by(cancelled)
+        return None if by is Interruption.HANDED_BACK else not_run(call, by, lease.now)
+
+
+def _given_up(taken: TakenCall, lease: CallLease) -> LostAttempt:
+    return LostAttempt(
+        kind="interrupted",
+        step=taken.hint.step + 1,
+        seconds=lease.seconds,
+        reason=f"the worker stopped while tool {taken.call.name} ran",
+    )

@@ -1,0 +1,132 @@
+"""What an MCP server offers, made into tools within bounds. Pure.
+
+Servers are strangers: whatever they say is cut, checked or left out, and nothing is fetched.
+"""
+
+import hashlib
+import logging
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_types import Tool as OfferedTool
+from mcp_types import ToolAnnotations
+
+from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator.tools.bounded_json import BoundsError, canonical_json, plain_json
+from stepfleet.orchestrator.tools.foreign import checker_of
+from stepfleet.orchestrator.tools.mcp import McpServer
+
+log = logging.getLogger(__name__)
+
+MAX_TOOLS = 256
+MAX_NAME = 200
+MAX_DESCRIPTION = 4096
+"""Characters of a description; more are cut."""
+MAX_SCHEMA = 64 * 1024
+"""Bytes of a schema; a tool with a larger one is left out."""
+_DIGEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One tool of a server: its own name, and what may be told of it.
+
+    `digest` (hex) changes with everything that a model is told.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    digest: str
+    read_only: bool
+    idempotent: bool
+
+
+def definitions(server: McpServer, offered: Iterable[OfferedTool]) -> tuple[Definition, ...]:
+    """Return the tools that agents get, sorted by name; what is left out is told in the log."""
+    found: dict[str, Definition] = {}
+    for one in offered:
+        if server.only is not None and one.name not in server.only:
+            continue
+        if len(found) == MAX_TOOLS:
+            log.warning("MCP server %r: of its tools, %d are offered", server.name, MAX_TOOLS)
+            break
+        try:
+            found[one.name] = definition_of(server, one)
+        except (ConfigurationError, BoundsError) as error:
+            log.warning(
+                "MCP server %r: tool %.80r is not offered: %s", server.name, one.name, error
+            )
+    return tuple(found[name] for name in sorted(found))
+
+
+def definition_of(server: McpServer, offered: OfferedTool) -> Definition:
+    """Return one tool of a server.
+
+    Raises `BoundsError` or `ConfigurationError` where it cannot be offered.
+    """
+    if not offered.name or len(offered.name) > MAX_NAME:
+        raise ConfigurationError(f"its name must have 1 to {MAX_NAME} characters")
+    schema = plain_json(offered.input_schema, limit=MAX_SCHEMA)
+    _check_schema(offered.name, schema)
+    description = _readable(offered.description or "")
+    digest = digest_of(offered.name, description, schema)
+    pinned = dict(server.pinned).get(offered.name, digest)
+    if pinned != digest:
+        raise ConfigurationError(f"its digest is {digest}, and {pinned!r} is pinned; review it")
+    hints = offered.annotations if server.trust_annotations else None
+    read_only = offered.name in server.read_only or bool(hints and hints.read_only_hint)
+    idempotent = offered.name in server.idempotent or _says_idempotent(hints)
+    return Definition(
+        name=offered.name,
+        description=description,
+        schema=schema,
+        digest=digest,
+        read_only=read_only,
+        idempotent=read_only or idempotent,
+    )
+
+
+def digest_of(name: str, description: str, schema: Mapping[str, Any]) -> str:
+    """Return the digest of what a model is told of a tool (16 hex digits)."""
+    told = canonical_json([name, description, schema])
+    return hashlib.sha256(told.encode()).hexdigest()[:_DIGEST]
+
+
+def _says_idempotent(hints: ToolAnnotations | None) -> bool:
+    return bool(hints and hints.idempotent_hint)
+
+
+def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
+    if foreign := next(_foreign_references(schema), None):
+        raise ConfigurationError(f"its schema refers to {foreign!r}; nothing is fetched")
+    check = checker_of(name, schema)
+    try:
+        check({})
+    except ToolArgumentsError:
+        return  # the schema is sound: it could say what is missing
+
+
+def _foreign_references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(at := schema.get(key), str) and not at.startswith("#"):
+                yield at
+    parts = schema.values() if isinstance(schema, dict) else schema
+    if isinstance(schema, dict | list):
+        for part in parts:
+            yield from _foreign_references(part)
+
+
+def _readable(text: str) -> str:
+    """Return text without control and invisible characters, which could hide what is said."""
+    kept = "".join(
+        one for one in text[: 4 * MAX_DESCRIPTION] if one in "\n\t" or _is_visible(one)
+    ).strip()
+    return kept if len(kept) <= MAX_DESCRIPTION else f"{kept[: MAX_DESCRIPTION - 4]} ..."
+
+
+def _is_visible(one: str) -> bool:
+    return unicodedata.category(one) not in {"Cc", "Cf", "Cs", "Co", "Cn"}

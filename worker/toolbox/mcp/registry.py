@@ -1,0 +1,95 @@
+"""An agent's tools together with those of its MCP servers, as these list them.
+
+Decides names and options; calling a server is its session's business.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any
+
+from stepfleet.orchestrator.tools import Tool, ToolOptions, ToolRegistry, current_invocation
+from stepfleet.orchestrator.tools.foreign import checker_of
+from stepfleet.worker.toolbox.mcp.content import value_of
+from stepfleet.worker.toolbox.mcp.listing import Definition
+from stepfleet.worker.toolbox.mcp.naming import offered_names
+from stepfleet.worker.toolbox.mcp.session import Session
+
+IDEMPOTENCY_KEY = "stepfleet/idempotency-key"
+"""Where a call's `_meta` has the key that is the same for every attempt at the call."""
+
+
+class ListedTools(ToolRegistry):
+    """Tools of which some are known once their servers have listed them: await `listed()` first."""
+
+    late = True
+
+    def __init__(
+        self, own: ToolRegistry, sessions: Sequence[Session], reserved: Iterable[str] = ()
+    ) -> None:
+        super().__init__()
+        self.process(own)
+        self.middleware = own.middleware
+        self._own = tuple(own)
+        self._sessions = tuple(sessions)
+        self._reserved = frozenset(reserved) | {one.name for one in own}
+        self._digested: frozenset[str] = frozenset()
+        self._known: tuple[tuple[Definition, ...] | None, ...] = ()
+
+    async def listed(self) -> None:
+        """Have the tools as their servers listed them last. Raises `ToolSourceError`."""
+        now = tuple(session.listing for session in self._sessions)
+        if None in now:
+            # At once, since each may take as long as its server takes to start.
+            now = tuple(await asyncio.gather(*(one.listed() for one in self._sessions)))
+        if len(now) != len(self._known) or any(
+            one is not other for one, other in zip(now, self._known, strict=True)
+        ):
+            self._replace(now)
+
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of a server's tool, None for the agent's own."""
+        return self._tools[name].version if name in self._digested else None
+
+    def _replace(self, listings: tuple[tuple[Definition, ...] | None, ...]) -> None:
+        offered = {
+            (session.server.name, one.name): (session, one)
+            for session, listing in zip(self._sessions, listings, strict=True)
+            for one in listing or ()
+        }
+        prefixed = [one.server.name for one in self._sessions if one.server.prefix]
+        names = offered_names(tuple(offered), self._reserved, prefixed)
+        made = {name: tool_of(name, *offered[named]) for name, named in names.items()}
+        self._tools = {**{one.name: one for one in self._own}, **made}
+        self._digested = frozenset(made)
+        self._specs = self._queues = None
+        self._known = listings
+
+
+def tool_of(name: str, session: Session, definition: Definition) -> Tool[..., Any]:
+    """Return a server's tool under the name that a model gets."""
+    return Tool(
+        name=name,
+        description=definition.description,
+        schema=definition.schema,
+        function=_calling(session, definition),
+        check=checker_of(name, definition.schema),
+        options=ToolOptions(
+            timeout=session.server.timeout,
+            read_only=definition.read_only,
+            idempotent=definition.idempotent,
+            version=definition.digest,
+        ),
+    )
+
+
+def _calling(
+    session: Session, definition: Definition
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def call(**arguments: Any) -> Any:
+        meta = {IDEMPOTENCY_KEY: current_invocation().idempotency_key}
+        answer = await session.call(
+            definition.name, arguments, meta, again=definition.idempotent
+        )
+        return value_of(answer)
+
+    return call
