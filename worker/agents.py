@@ -187,16 +187,17 @@ class LocalAgents:
             tools = self._with_servers(agent, tools, config)
         return LocalAgent(agent, tools, self._models, self._teller)
 
-    def _with_servers(
-        self, agent: Agent, tools: ToolRegistry, config: AgentConfig
-    ) -> ToolRegistry:
+    def _with_servers(self, agent: Agent, tools: ToolRegistry, config: AgentConfig) -> ToolRegistry:
         servers = {one.name: one for one in agent.tools.servers}
         missing = [ref.name for ref in config.mcp_servers if ref.name not in servers]
-        if missing or self._sources is None:
+        if missing:
             msg = (
-                f"agent {config.name!r} on this worker has no MCP server {missing[:1] or ''}, "
+                f"agent {config.name!r} on this worker has no MCP server {missing[0]!r}, "
                 "which the run was started with; deploy it again under that name"
             )
+            raise ConfigurationError(msg)
+        if self._sources is None:
+            msg = f"agent {config.name!r} has MCP servers, and this worker connects to none"
             raise ConfigurationError(msg)
         reserved = (*config.special_tools, *ANSWER_TOOLS, UPDATE_PLAN)
         wanted = (servers[ref.name] for ref in config.mcp_servers)

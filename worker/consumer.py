@@ -92,7 +92,7 @@ class ForgivingConsumer(Consumer):
             with warnings.catch_warnings():  # of what a later Celery will do with running tasks
                 warnings.simplefilter("ignore", PendingDeprecationWarning)
                 super().on_connection_error_after_connected(exc)
-        except Exception:  # noqa: BLE001 - kombu stumbles over what it closes; it is closed
+        except Exception:  # kombu stumbles over what it closes; it is closed
             log.debug("while a broken connection was closed", exc_info=True)
         finally:
             celerys.removeFilter(_is_no_warning)

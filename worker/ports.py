@@ -20,6 +20,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+from stepfleet.worker.leases import Lease
 
 
 class Held(Protocol):
@@ -126,6 +127,13 @@ class Toolbox(Protocol):
         """Return what the model reads of a record."""
 
 
+class Trials(Protocol):
+    """Tries steps that have ended their workers in processes of their own."""
+
+    async def tried(self, claim: Claim, lease: Lease, store: Store) -> bool:
+        """Return whether the claimed step was, or will be, done elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All of them, put together once per worker process.
@@ -134,7 +142,7 @@ class Ports:
     worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
     `cost` prices a call in USD; `patience` is how many seconds pass before another worker is
     asked for a tool call whose code is not here; `tokens` returns what counts a message's tokens
-    for a model.
+    for a model; `alone` is None where each step has its process for itself anyway.
     """
 
     store: Store
@@ -149,3 +157,4 @@ class Ports:
     poison_limit: int = 3
     patience: float = 5.0
     tokens: Callable[[str], Count] = lambda _: estimate_tokens
+    alone: Trials | None = None

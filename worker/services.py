@@ -43,7 +43,7 @@ from stepfleet.worker.leases import Lease, Leases, heed
 from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.models import Models
 from stepfleet.worker.outlets import couriers
-from stepfleet.worker.ports import Ports
+from stepfleet.worker.ports import Ports, Trials
 from stepfleet.worker.rescuer import Rescuer
 from stepfleet.worker.sources import OpenSources, check_sources, sources_of
 from stepfleet.worker.step import StepReport, run_step
@@ -70,10 +70,12 @@ class LoopServices:
         leases: Leases,
         crash: Visit = unharmed,
         patience: float | None = None,
+        alone: Trials | None = None,
     ) -> None:
         self._settings = settings
         self._patience = settings.patience if patience is None else patience
         self._agents = list(agents)
+        self._alone = alone
         self._app = app
         self._leases = leases
         self._crash = crash
@@ -206,6 +208,7 @@ class LoopServices:
             poison_limit=settings.poison_limit,
             patience=settings.grace,
             tokens=self._counters.of,
+            alone=self._alone,
         )
 
     async def _renew(self, store: StepStore) -> None:
@@ -242,7 +245,13 @@ class LoopServices:
 class Services:
     """The services of a worker process, in whichever loop its pool runs steps."""
 
-    def __init__(self, settings: Settings, agents: Iterable[Agent], app: Celery) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        agents: Iterable[Agent],
+        app: Celery,
+        alone: Trials | None = None,
+    ) -> None:
         agents = tuple(agents)
         check_sources(agents)
         self._settings = settings
@@ -255,7 +264,9 @@ class Services:
         def make() -> LoopServices:
             # A model's answer is worth waiting for Redis, however long that takes.
             patience = 0.0 if self.leases.draining else math.inf
-            self._made = LoopServices(settings, agents, app, self.leases, self.crash, patience)
+            self._made = LoopServices(
+                settings, agents, app, self.leases, self.crash, patience, alone
+            )
             return self._made
 
         self._loop: Callable[[], LoopServices] = PerLoop(make, LoopServices.aclose)

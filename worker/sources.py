@@ -1,4 +1,4 @@
-"""Whether this worker's agents have tools that servers offer; the code for that is loaded then only.
+"""Whether this worker's agents have tools of servers; only then is the code for that loaded.
 
 Without such agents neither the protocol's package nor anything of it is imported.
 """
@@ -20,7 +20,7 @@ class OpenSources(Sources, Protocol):
 
 
 def check_sources(agents: Sequence[Agent]) -> None:
-    """Raise `ConfigurationError` where an agent needs MCP servers and the extra is not installed."""
+    """Raise `ConfigurationError` where an agent has MCP servers and the extra is missing."""
     for agent in agents:
         if agent.tools.servers and importlib.util.find_spec("mcp") is None:
             msg = (
@@ -31,10 +31,14 @@ def check_sources(agents: Sequence[Agent]) -> None:
 
 
 def sources_of(agents: Sequence[Agent]) -> OpenSources | None:
-    """Connect to the servers of all agents, in the background; None where there are none."""
+    """Connect to the servers of all agents, in the background; None where there are none.
+
+    Raises `ConfigurationError` as `check_sources` does.
+    """
     servers = [server for agent in agents for server in agent.tools.servers]
     if not servers:
         return None
+    check_sources(agents)
     # The protocol's package takes seconds to import.
     from stepfleet.worker.toolbox.mcp import Sessions  # noqa: PLC0415
 

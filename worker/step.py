@@ -26,6 +26,7 @@ from stepfleet.worker.ports import Ports
 from stepfleet.worker.tool_turn import ToolTurn
 
 CANCELLED = "a cancel was requested"
+ALONE = "tried in a process of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
         return StepReport(hint, refusal=claim)
     ports.crash("after-claim")
     with leases.hold(claim) as lease:
+        if claim.crashes and ports.alone and await ports.alone.tried(claim, lease, ports.store):
+            return StepReport(hint, status=ALONE)
         criteria, attempt = await execute(claim, lease, ports)
         lease.settle()
         return await commit(claim, attempt, criteria, lease, ports)

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.admission import Gate, Inadmissible, call_hint, step_hint
 from stepfleet.worker.bridge import await_
 from stepfleet.worker.services import Services
-from stepfleet.worker.step import StepReport
+from stepfleet.worker.step import ALONE, StepReport
 from stepfleet.worker.tool_task import CallReport
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ def told(report: StepReport) -> str:
             raise Reject("the worker is stopping", requeue=True)
         return _dropped(report.hint.run_id, report.refusal)
     verdict = report.verdict
+    if report.status == ALONE:
+        return ALONE
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"
     if verdict.move is Move.RETRY:

@@ -12,6 +12,8 @@ from redis.asyncio.cluster import RedisCluster
 from stepfleet.orchestrator.broadcast.port import Envelope
 from stepfleet.orchestrator.cluster_clients import cluster_client
 from stepfleet.orchestrator.cluster_url import is_cluster
+from stepfleet.orchestrator.sentinel_url import is_sentinel
+from stepfleet.orchestrator.store.sentinel import master_pool
 
 SECONDS = 5.0
 
@@ -28,6 +30,8 @@ class RedisPubSub:
         bounds: dict[str, Any] = {"socket_timeout": SECONDS, "socket_connect_timeout": SECONDS}
         if is_cluster(url):
             return cls(cluster_client(url, **bounds))
+        if is_sentinel(url):
+            return cls(Redis.from_pool(master_pool(url, **bounds)))
         return cls(Redis.from_url(url, **bounds))
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:

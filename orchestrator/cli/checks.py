@@ -10,9 +10,11 @@ from packaging.version import InvalidVersion, Version
 
 from stepfleet.orchestrator.cli.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.redis_facts import RedisFacts
+from stepfleet.orchestrator.cli.sentinel_facts import SentinelFacts
 from stepfleet.orchestrator.store.soundness import ServerFacts, worries
 
 OLDEST_PYTHON = (3, 11)
+ENOUGH_SENTINELS = 3
 REASONS = 3
 """Reasons that are told why messages lie in quarantine."""
 BESIDE_SLOTS = 256
@@ -125,6 +127,22 @@ def cluster(facts: ClusterFacts) -> list[Check]:
         fix = "wait; if it is stuck: redis-cli --cluster fix HOST:PORT"
         found.append(Check("cluster's slots", State.WARN, what, fix))
     return found
+
+
+def sentinels(facts: SentinelFacts) -> Check:
+    """Judge whether a failover would happen, and would be seen."""
+    found = f"{facts.answering} of {facts.named} answer, {facts.replicas} replicas"
+    if facts.answering < facts.named:
+        fix = "start them, or take them out of STEPFLEET_REDIS_URL"
+        return Check("Sentinels", State.WARN, found, fix)
+    if facts.known < ENOUGH_SENTINELS or facts.quorum > facts.known:
+        what = f"{found}; {facts.known} watch the master, {facts.quorum} must agree"
+        fix = "run three or more on different machines, with a quorum of a majority"
+        return Check("Sentinels", State.WARN, what, fix)
+    if not facts.replicas:
+        fix = "start a replica: without one there is nothing to fail over to"
+        return Check("Sentinels", State.WARN, found, fix)
+    return good("Sentinels", found)
 
 
 def shards(facts: RedisFacts, wanted: int) -> Check:

@@ -5,8 +5,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.retry import Retry
 
 from stepfleet.orchestrator.cluster_clients import plain_cluster_client
 from stepfleet.orchestrator.cluster_url import parse_cluster
@@ -47,7 +49,7 @@ def asked_cluster(url: str, question: Callable[[RedisCluster], T], *, seconds: f
             decode_responses=True,
             socket_timeout=seconds,
             socket_connect_timeout=seconds,
-            cluster_error_retry_attempts=1,
+            retry=Retry(NoBackoff(), 1),
         )
         with closing(client):
             return question(client)

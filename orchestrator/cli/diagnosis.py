@@ -22,13 +22,16 @@ from stepfleet.orchestrator.cli.limits import open_files_limit
 from stepfleet.orchestrator.cli.output import print_json, screen
 from stepfleet.orchestrator.cli.places import known_redis
 from stepfleet.orchestrator.cli.redis_facts import ask, is_redis
+from stepfleet.orchestrator.cli.sentinel_facts import asked_sentinels
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.embedded.binary import find_server_binary
 from stepfleet.orchestrator.embedded.folder import Folder
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.overview import FleetOverview
+from stepfleet.orchestrator.sentinel_url import is_sentinel
 from stepfleet.orchestrator.settings import Settings, load_settings
+from stepfleet.orchestrator.store.brokers import kombu_conf, kombu_url
 from stepfleet.orchestrator.store.fleet_facts import overview
 from stepfleet.orchestrator.store.opening import open_store
 
@@ -101,6 +104,8 @@ def _store(settings: Settings) -> Iterator[Check]:
     yield from checks.redis(facts.server)
     if facts.cluster:
         yield from checks.cluster(facts.cluster)
+    if is_sentinel(settings.store):
+        yield checks.sentinels(asked_sentinels(settings.store))
     yield checks.shards(facts, settings.shards)
     yield checks.quarantine(facts.quarantined, facts.refusals)
     if settings.broker != settings.store:
@@ -128,7 +133,8 @@ def _put_aside_by_broker(url: str) -> Iterator[Check]:
 
 
 def _broker(url: str) -> Check:
-    app = Celery("stepfleet", broker=url, set_as_current=False)
+    app = Celery("stepfleet", broker=kombu_url(url), set_as_current=False)
+    app.conf.update(**kombu_conf(url))
     try:
         with app.connection_for_write() as connection:
             shown = connection.as_uri()

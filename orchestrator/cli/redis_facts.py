@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 import redis
 from redis.cluster import RedisCluster
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.sentinel import SentinelConnectionPool
 
 from stepfleet.orchestrator.cli.cluster_facts import (
     ClusterFacts,
@@ -18,8 +19,10 @@ from stepfleet.orchestrator.cli.cluster_facts import (
 from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.cluster_url import is_cluster
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.sentinel_url import is_sentinel
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.quarantine import about_entries, reasons
+from stepfleet.orchestrator.store.sentinel import master_client
 from stepfleet.orchestrator.store.soundness import ServerFacts, worries, worst_of
 
 _CONNECT_SECONDS = 3.0
@@ -69,19 +72,12 @@ def refused_messages(urls: Iterable[str]) -> list[dict[str, Any]]:
 
 def is_redis(url: str) -> bool:
     """Tell whether a broker's URL is one that `ask` understands."""
-    return url.startswith(("redis://", "rediss://", "unix://"))
+    return is_sentinel(url) or url.startswith(("redis://", "rediss://", "unix://"))
 
 
 def _asked(url: str, question: Callable[[redis.Redis], T]) -> T:
     try:
-        client = redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            encoding_errors="replace",  # what lies in quarantine is any bytes
-            socket_connect_timeout=_CONNECT_SECONDS,
-            socket_timeout=_CONNECT_SECONDS,
-            retry=None,
-        )
+        client = client_of(url)
     except ValueError as error:
         msg = f"STEPFLEET_REDIS_URL is no usable address ({error}); write redis://host:6379/0"
         raise ConfigurationError(msg) from None
@@ -102,9 +98,29 @@ def _asked(url: str, question: Callable[[redis.Redis], T]) -> T:
             raise StoreError(msg) from None
 
 
+def client_of(url: str) -> redis.Redis:
+    """Return a client of the Redis at a URL; raises `ValueError` for an unusable one."""
+    plain: dict[str, Any] = {
+        "decode_responses": True,
+        "encoding_errors": "replace",  # what lies in quarantine is any bytes
+    }
+    if is_sentinel(url):
+        return master_client(url, seconds=_CONNECT_SECONDS, **plain)
+    return redis.Redis.from_url(
+        url,
+        socket_connect_timeout=_CONNECT_SECONDS,
+        socket_timeout=_CONNECT_SECONDS,
+        retry=None,
+        **plain,
+    )
+
+
 def place(client: redis.Redis) -> str:
     """Return where a client connects to, without user or password."""
-    options = client.connection_pool.connection_kwargs
+    pool: Any = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        return f"{pool.service_name} (behind Sentinel)"
+    options = pool.connection_kwargs
     if "path" in options:
         return str(options["path"])
     return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"

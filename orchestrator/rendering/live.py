@@ -55,18 +55,16 @@ class LiveMessages:
         self._text = StreamedText()
         self._sequence = 0
         self._step = 0
+        self._turn = 0  # the newest step of the turn before
         self._status: Lifecycle | None = None
         self._now: datetime | None = None
 
     @property
     def messages(self) -> tuple[UIMessage, ...]:
         """What is shown now, in order; the last one may be a status that says what goes on."""
-        working = {
-            one.metadata.group
-            for one in self._messages.values()
-            if one.metadata and one.tool_call_id is not None
-        }
-        shown = tuple(one for one in self._messages.values() if _is_shown(one, working))
+        every = self._messages.values()
+        working = {_group(one) for one in every if one.tool_call_id is not None}
+        shown = tuple(one for one in every if self._is_shown(one, working))
         if self._status is not Lifecycle.IN_PROGRESS or self._text.is_open or self._now is None:
             return shown
         return (*shown, thinking(self._run_id, self._now))
@@ -145,6 +143,8 @@ class LiveMessages:
             self._put(error_message(identity, error, at, step))
 
     def _add_status(self, told: Mapping[str, Any], at: datetime) -> None:
+        if self.is_over:
+            self._turn = self._step
         self._status = Lifecycle(told["status"])
         identity = f"{self._run_id}:status"
         self._messages.pop(identity, None)
@@ -158,7 +158,7 @@ class LiveMessages:
             )
         if not self.is_over:
             return
-        if told["last_response"]:
+        if told["last_response"] and self._status in (Lifecycle.COMPLETED, Lifecycle.STOPPED):
             self._answer(told["last_response"], at)
         shown = {one.content for one in self._messages.values() if one.is_error}
         if told["error_message"] and told["error_message"] not in shown:
@@ -166,9 +166,10 @@ class LiveMessages:
             self._put(error_message(identity, told["error_message"], at))
 
     def _answer(self, text: str, at: datetime) -> None:
-        """Show the run's last text, where no chunk has told it and no call of a tool did."""
-        said = {one.content for one in self._messages.values() if one.role is UIRole.ASSISTANT}
-        if text in said or not self._step:
+        """Show the turn's last text, where no chunk has told it."""
+        own = {group_of(step) for step in range(self._turn + 1, self._step + 1)}
+        said = (one for one in self._messages.values() if _group(one) in own)
+        if not own or text in {one.content for one in said if one.role is UIRole.ASSISTANT}:
             return
         calls = any(_group(one) == group_of(self._step) for one in self._messages.values())
         identity = (answer_id if calls else step_id)(self._run_id, self._step)
@@ -185,6 +186,14 @@ class LiveMessages:
             id=identity, role=UIRole.ASSISTANT, content=text, timestamp=at, metadata=metadata
         )
 
+    def _is_shown(self, message: UIMessage, working: set[str | None]) -> bool:
+        """Return whether a text is for people, now that its step calls tools or not."""
+        step = message.metadata.step if message.metadata else None
+        if step is None or message.id != step_id(self._run_id, step):
+            return True
+        calls = _group(message) in working
+        return should_render_assistant_content(message.content, has_tool_calls=calls)
+
     def _put(self, message: UIMessage, *, ahead: bool = False) -> None:
         """Show a message in the place of the one with its id, else last, or `ahead` of its step."""
         if message.id in self._messages or not ahead:
@@ -196,19 +205,6 @@ class LiveMessages:
                 placed[message.id] = message
             placed[identity] = one
         self._messages = {**placed, message.id: message}
-
-
-def _is_shown(message: UIMessage, working: set[str | None]) -> bool:
-    """Return whether a text is for people, now that its step is known to call tools or not."""
-    if message.role is not UIRole.ASSISTANT or not message.id.endswith(_last(message)):
-        return True
-    calls = _group(message) is not None and _group(message) in working
-    return should_render_assistant_content(message.content, has_tool_calls=calls)
-
-
-def _last(message: UIMessage) -> str:
-    step = message.metadata.step if message.metadata else None
-    return f":step:{step}"
 
 
 def _is_of_attempt(identity: str, run_id: str, step: int) -> bool:

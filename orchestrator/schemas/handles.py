@@ -14,10 +14,10 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.schemas.patterns import compiled
 from stepfleet.orchestrator.schemas.subschemas import Schema, changed, each
 from stepfleet.orchestrator.schemas.validation import problems_of, validator_of
 from stepfleet.orchestrator.tools.bounded_json import BoundsError, plain_json
+from stepfleet.orchestrator.tools.patterns import compiled
 
 LARGEST = 64 * 1024
 """Bytes that a schema may have as JSON."""

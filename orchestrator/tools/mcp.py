@@ -1,6 +1,6 @@
-"""What an agent says of an MCP server whose tools it offers: where it is, and how far it is trusted.
+"""What an agent says of an MCP server whose tools it offers: where it is, how far it is trusted.
 
-Knows no protocol and connects to nothing: whoever submits runs needs no server. Workers connect.
+Knows no protocol and connects to nothing: who submits runs needs no server. Workers connect.
 """
 
 import re

@@ -46,8 +46,7 @@ def busy_fleet(
     model.follow(lambda request: Reply("late", latency=300.0 if request.attempt == 1 else 0.0))
     up = commands.start("up", "--agents", "agents.py", STEPFLEET_DRAIN=drain)
     commands.until_said("Ctrl-C stops it", within=LONG)
-    known = wait_until(lambda: "solver" in commands("agents").stdout, within=LONG, what="a worker")
-    assert known
+    wait_until(lambda: "alive" in commands("status").stdout, within=LONG, what="a worker")
     run_id = fleet.submit("solver", "a long question")
     wait_until(lambda: len(model.requests) == 1, within=LONG, what="the call under way")
     return up, run_id

@@ -4,6 +4,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 
@@ -13,7 +14,6 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 
 Start = Callable[..., FleetWorker]
 PLAIN = load_agents(str(AGENTS))["plain"]
-RUNS = 300
 TURNS = 5
 LATENCY = 0.5
 WORKERS = ("w1", "w2", "w3")
@@ -23,7 +23,6 @@ ENV = {
     "STEPFLEET_LEASE": "600",
     "STEPFLEET_GRACE": "600",
     "STEPFLEET_DRAIN": "60",
-    "STEPFLEET_SLOTS": "20",
 }
 
 
@@ -35,31 +34,34 @@ def busy(request: RequestRecord) -> Reply:
     return Reply(f"answer to {request.key}", latency=LATENCY)
 
 
+@pytest.mark.parametrize(
+    ("options", "runs"), [(("-c", "20"), 300), (("-P", "prefork", "-c", "6"), 90)]
+)
 def test_a_rolling_restart_repeats_no_step_and_leaves_no_run_waiting(
-    model: ModelServer, start_worker: Start, redis_url: str
+    options: tuple[str, ...], runs: int, model: ModelServer, start_worker: Start, redis_url: str
 ) -> None:
     """DIST-11, DIST-14: every model call is made once; nobody waits for a lease or a rescue."""
     model.follow(busy)
-    first = [start_worker(name=name, env=ENV) for name in WORKERS]
+    first = [start_worker(name=name, options=options, env=ENV) for name in WORKERS]
     with Fleet(redis_url) as fleet:
-        given = [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)]
+        given = [{"id": f"r{n}", "input": f"question {n}"} for n in range(runs)]
         batch = fleet.submit_batch(given, agent=PLAIN)
-        wait_until(lambda: batch.progress().steps >= RUNS // 10, within=LONG, what="a busy fleet")
+        wait_until(lambda: batch.progress().steps >= runs // 10, within=LONG, what="a busy fleet")
 
         for old in first:
             assert batch.progress().open, "the batch was over before the restart; make it longer"
             old.signal(signal.SIGTERM)
             assert old.wait(within=LONG) == 0
-            start_worker(name=f"new-{old.name.partition('@')[0]}", env=ENV)
+            start_worker(name=f"new-{old.name.partition('@')[0]}", options=options, env=ENV)
 
         wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")
         results = list(batch.results())
-        assert batch.progress().steps == RUNS * TURNS
-    assert len(results) == RUNS
+        assert batch.progress().steps == runs * TURNS
+    assert len(results) == runs
     assert all(result.success for result in results)
     assert {len(result.lost_attempts) for result in results} == {0}
     calls = Counter((request.key, request.turn) for request in model.requests)
-    assert len(calls) == RUNS * TURNS
+    assert len(calls) == runs * TURNS
     assert set(calls.values()) == {1}
     served = {step.worker for result in results for step in result.steps}
     assert len(served) >= len(WORKERS) + 1

@@ -153,6 +153,27 @@ def test_ctrl_c_twice_hands_back_as_well(
     assert fleet.wait(run_id, timeout=LONG).output == "answer"
 
 
+def test_children_that_get_the_signal_too_hand_back_at_once(
+    model: ModelServer, start_worker: Start, fleet: Fleet
+) -> None:
+    """DIST-11: as where a service manager signals every process; without a drain, and no crash."""
+    model.follow(slow_once)
+    leaver = start_worker(
+        name="leaver", options=options("prefork"), env={**PATIENT, "STEPFLEET_DRAIN": "600"}
+    )
+    run_id = fleet.submit(PLAIN, "a question")
+    wait_until(lambda: len(model.requests) == 1, within=LONG, what="the call under way")
+
+    for child in psutil.Process(leaver.pid).children(recursive=True):
+        child.send_signal(signal.SIGTERM)
+    leaver.signal(signal.SIGTERM)
+
+    assert leaver.wait(within=LONG) == 0
+    start_worker(name="heir", env=PATIENT)
+    result = fleet.wait(run_id, timeout=LONG)
+    assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]
+
+
 @pytest.mark.parametrize("pool", ["asyncio", "prefork"])
 def test_a_step_that_cannot_be_broken_off_does_not_keep_its_worker(
     pool: str, model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path

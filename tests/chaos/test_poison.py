@@ -25,7 +25,7 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 AGENTS = Path(__file__).parent / "agents" / "poison_agents.py"
 HANDY = load_agents(str(AGENTS))["handy"]
 LIMIT = 3
-SHORT_TERMS = {"STEPFLEET_LEASE": "2", "STEPFLEET_GRACE": "1", "STEPFLEET_SLOTS": "20"}
+SHORT_TERMS = {"STEPFLEET_LEASE": "2", "STEPFLEET_GRACE": "1", "STEPFLEET_SLOTS": "6"}
 Play = Callable[[int, int], None]
 
 

@@ -1,11 +1,17 @@
 """Sessions with real MCP servers: started here, and reached by HTTP."""
 
 import asyncio
+import contextlib
+import gzip
+import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +75,7 @@ async def call(
     tools: ToolRegistry, name: str, arguments: dict[str, Any] | None = None, attempt: int = 1
 ) -> ToolCallRecord:
     asked = ToolCall(id="c1", name=name, arguments=arguments or {})
-    invocation = ToolInvocation.of(
-        asked, run_id="r", execution=1, step=1, index=0, attempt=attempt
-    )
+    invocation = ToolInvocation.of(asked, run_id="r", execution=1, step=1, index=0, attempt=attempt)
     return await attempt_call(
         asked, invocation, tools, LocalToolbox(2), clock=lambda: datetime.now(UTC)
     )
@@ -91,16 +95,18 @@ def http_talker(notes: Path) -> Iterator[Callable[[], str]]:
 
     def start() -> str:
         end()
-        begun = len(lines(notes, "started"))
         running.append(subprocess.Popen([sys.executable, TALKER, "http", str(port)]))
-        wait_until(
-            lambda: len(lines(notes, "started")) > begun, within=LONG, what="the server's start"
-        )
+        wait_until(lambda: _listens(port), within=LONG, what="the server's start")
         return f"http://127.0.0.1:{port}/mcp"
 
     start.end = end  # type: ignore[attr-defined]
     yield start
     end()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as knocking:
+        return knocking.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_a_servers_tools_stand_beside_the_agents_own(opened: Open) -> None:
@@ -135,9 +141,7 @@ async def test_the_record_names_the_digest_of_the_tool_that_ran(opened: Open) ->
     assert len(str(record.version)) == 16
 
 
-async def test_arguments_are_checked_before_the_server_is_asked(
-    opened: Open, notes: Path
-) -> None:
+async def test_arguments_are_checked_before_the_server_is_asked(opened: Open, notes: Path) -> None:
     """TOOL-10"""
     tools = opened(talker())
     record = await call(tools, "add", {"a": "two"})
@@ -289,9 +293,101 @@ async def test_calls_to_a_server_that_went_away_may_be_tried_again_and_find_it_b
     http_talker()
 
     async def back() -> bool:
-        return (await call(tools, "add", {"a": 1, "b": 1})).result == 2
+        return bool((await call(tools, "add", {"a": 1, "b": 1})).result == 2)
 
     await until(back, within=LONG, what="the server's return")
+
+
+class Liar(BaseHTTPRequestHandler):
+    """Answers the handshake, and then with more than anybody wants to read."""
+
+    server: "LyingServer"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(dict(self.headers))
+        if "id" not in asked:
+            self.reply(202, b"")
+            return
+        result = self.server.results.get(asked["method"])
+        if result is None:
+            error = {"code": -32601, "message": "not here"}
+            self.reply(200, json.dumps({**FRAME, "id": asked["id"], "error": error}).encode())
+            return
+        body = json.dumps({**FRAME, "id": asked["id"], "result": result}).encode()
+        self.reply(200, gzip.compress(body) if self.server.compresses(asked) else body)
+
+    def reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if body.startswith(b"\x1f\x8b"):
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        with suppress(OSError):
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - its name
+        """Say nothing."""
+
+
+FRAME = {"jsonrpc": "2.0"}
+HUGE = [{"type": "text", "text": "x" * (2 * 1024 * 1024)}]
+
+
+class LyingServer(ThreadingHTTPServer):
+    """A server that answers `tools/call` as it is told."""
+
+    def __init__(self, *, content: Any, compressed: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), Liar)
+        self.asked: list[dict[str, str]] = []
+        self._compressed = compressed
+        self.results = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "liar", "version": "1"},
+                "instructions": "Obey.",
+            },
+            "tools/list": {"tools": [{"name": "tell", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": content},
+        }
+
+    def compresses(self, asked: dict[str, Any]) -> bool:
+        return self._compressed and asked["method"] == "tools/call"
+
+
+@contextlib.contextmanager
+def lying(**fields: Any) -> Iterator[LyingServer]:
+    with LyingServer(**fields) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_an_answer_that_is_too_large_or_compressed_is_not_read(
+    opened: Open, compressed: bool
+) -> None:
+    with lying(content=HUGE, compressed=compressed) as server:
+        tools = opened(mcp_server("liar", url=f"http://127.0.0.1:{server.server_port}/mcp"))
+        record = await call(tools, "tell")
+        assert record.error is not None
+        assert record.error.code == "TOOL_EXECUTION_ERROR"
+        assert "compressed or has more than 1048576 bytes" in record.error.message
+
+
+async def test_headers_have_their_values_from_the_workers_environment(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIAR_KEY", "Bearer of bad news")
+    with lying(content=[{"type": "text", "text": "fine"}]) as server:
+        url = f"http://127.0.0.1:{server.server_port}/mcp"
+        tools = opened(mcp_server("liar", url=url, header_env={"X-Key": "LIAR_KEY"}))
+        assert (await call(tools, "tell")).result == "fine"
+        assert {one.get("X-Key") for one in server.asked} == {"Bearer of bad news"}
 
 
 async def test_what_a_server_offers_is_looked_at_again(

@@ -1,4 +1,4 @@
-"""The version of a run's records in the store: noted by whoever is the first to write newer ones."""
+"""The version of a run's records in the store: noted by its first writer of newer ones."""
 
 from collections.abc import AsyncIterator
 

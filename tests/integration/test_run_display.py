@@ -8,7 +8,7 @@ import pytest
 from scripted_steps import Script, call, say
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
-from stepfleet.orchestrator.cli.conversation_views import show_conversation
+from stepfleet.orchestrator.cli.entry import build
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.rendering import RunView, UIMessage, UIRole
 from stepfleet.orchestrator.settings import load_settings
@@ -129,18 +129,18 @@ def test_show_prints_the_chat_of_a_run(
             await work(redis_url, agent, run_id)
             return run_id
 
+    def show(*arguments: str) -> str:
+        build()(["show", *arguments, "--data", str(tmp_path)], standalone_mode=False)
+        return capsys.readouterr().out
+
     done, failed = asyncio.run(submitted(LOOKER)), asyncio.run(submitted(BROKEN))
-    show_conversation(done, tmp_path, json=False, full=False, follow=True)
-    lines = capsys.readouterr().out.splitlines()
+    lines = show(done, "--follow").splitlines()
     assert lines[-6].startswith("user: hi")
     assert lines[-5].startswith("assistant: Looking.")
     assert lines[-4].startswith('  calls look(what: "a")')
     assert lines[-3].startswith('tool: look(what: "a") → seen a')
     assert "(step 2: " in lines[-2]
     assert lines[-1] == "stopped: completed, by aggregate"
-    show_conversation(failed, tmp_path, json=False, full=True, follow=False)
-    assert "failed in step 2 (model, " in capsys.readouterr().out
-    show_conversation(failed, tmp_path, json=True, full=False, follow=False)
-    assert json.loads(capsys.readouterr().out)["banner"]["step"] == 2
-    show_conversation(done, tmp_path, json=True, full=False, follow=True)
-    assert len(json.loads(capsys.readouterr().out.splitlines()[-1])) == 4
+    assert "failed in step 2 (model, " in show(failed, "--chat", "--full")
+    assert json.loads(show(failed, "--chat", "--json"))["banner"]["step"] == 2
+    assert len(json.loads(show(done, "--follow", "--json").splitlines()[-1])) == 4

@@ -5,6 +5,8 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import redis
 from deadlines import wait_until
@@ -71,7 +73,7 @@ class RedisCluster:
     @property
     def url(self) -> str:
         """The address as Stepfleet writes it: two of the nodes."""
-        user = f":{self._password}@" if self._password else ""
+        user = f":{quote(self._password, safe='')}@" if self._password else ""
         places = ",".join(f"127.0.0.1:{one.port}" for one in self.servers[:2])
         return f"redis+cluster://{user}{places}"
 
@@ -105,9 +107,15 @@ class RedisCluster:
     def owner(self, slot: int) -> RedisServer:
         """Return the running master that says the slot is its own."""
         for server in self.servers:
-            if server.running and slot in self._slots_of(server):
+            if server.running and slot in self.slots_of(server):
                 return server
         raise AssertionError(f"no running node owns the slot {slot}")
+
+    def owner_of_key(self, key: str) -> RedisServer:
+        """Return the running master that has the slot of a key."""
+        slot = self.ask(self.masters[0], "CLUSTER", "KEYSLOT", key)
+        assert isinstance(slot, int)
+        return self.owner(slot)
 
     def another(self, than: RedisServer) -> RedisServer:
         """Return another master."""
@@ -147,6 +155,22 @@ class RedisCluster:
         self.end_move(slot, to)
         return moved
 
+    def replicated(self) -> None:
+        """Return when the first master's replicas have what it has."""
+
+        def is_in_step() -> bool:
+            told = self._replication(self.masters[0])
+            offsets = [told[f"slave{n}"]["offset"] for n in range(len(self.replicas))]
+            return set(offsets) == {told["master_repl_offset"]}
+
+        wait_until(is_in_step, within=30, what="replicas in step")
+
+    def calls_of(self, server: RedisServer, command: str) -> int:
+        """Return how often a node was given a command."""
+        with self.client(server) as client:
+            told = client.info("commandstats")
+        return int(told.get(f"cmdstat_{command}", {}).get("calls", 0))
+
     def flush(self) -> None:
         """Delete every key."""
         for server in self.masters:
@@ -161,7 +185,8 @@ class RedisCluster:
         assert isinstance(found, list)
         return found
 
-    def _slots_of(self, server: RedisServer) -> set[int]:
+    def slots_of(self, server: RedisServer) -> set[int]:
+        """Return the slots that a node says are its own."""
         with self.client(server) as client:
             nodes = str(client.execute_command("CLUSTER", "NODES"))
         (own,) = [line for line in nodes.splitlines() if "myself" in line]
@@ -190,7 +215,7 @@ class RedisCluster:
         online = [told.get(f"slave{n}", {}).get("state") for n in range(len(self.replicas))]
         return all(state == "online" for state in online)
 
-    def _replication(self, server: RedisServer) -> dict[str, dict[str, str]]:
+    def _replication(self, server: RedisServer) -> dict[str, Any]:
         with self.client(server) as client:
             return dict(client.info("replication"))
 

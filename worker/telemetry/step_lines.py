@@ -46,10 +46,17 @@ class LoggedStore:
         """Write a verdict, all or nothing."""
         committed = await self._store.commit(claim, verdict, events)
         if committed.applied:
+            self._tell(claim, verdict)
+        return committed
+
+    def _tell(self, claim: Claim, verdict: Verdict) -> None:
+        try:
             for line in lines_of(claim, verdict):
                 text = redact(line)
                 log.log(self._level, "%s %s %s", claim.config.name, claim.run_id, text)
-        return committed
+        except Exception:
+            # What is committed stays so, whatever there is to say of it.
+            log.exception("a step of run %s could not be told", claim.run_id)
 
 
 def lines_of(claim: Claim, verdict: Verdict) -> Iterator[str]:

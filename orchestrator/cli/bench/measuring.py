@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-import redis
 from redis.cluster import RedisCluster
 
 from stepfleet.orchestrator.batches import BatchProgress
@@ -28,6 +27,7 @@ from stepfleet.orchestrator.cli.bench.workload import (
     warming,
 )
 from stepfleet.orchestrator.cli.cluster_facts import asked_cluster, infos
+from stepfleet.orchestrator.cli.redis_facts import client_of
 from stepfleet.orchestrator.cluster_url import is_cluster
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
@@ -155,5 +155,5 @@ def _used_by_all(client: RedisCluster) -> dict[str, Any]:
 def _redis_info(url: str) -> dict[str, Any]:
     if is_cluster(url):
         return asked_cluster(url, _used_by_all, seconds=_SILENCE_SECONDS)
-    with redis.Redis.from_url(url) as client:
+    with client_of(url) as client:
         return {**client.info("cpu"), **client.info("memory")}

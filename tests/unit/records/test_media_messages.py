@@ -1,6 +1,7 @@
 """The message that shows a model the images of its tools."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 from stepfleet.orchestrator.records.messages import Role
 from stepfleet.orchestrator.records.tool_text import media_messages
@@ -9,7 +10,7 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 IMAGE = {"image": {"format": "png", "source": {"bytes": "AAAA"}}}
 
 
-def record(name: str, *media: dict[str, object]) -> ToolCallRecord:
+def record(name: str, *media: dict[str, Any]) -> ToolCallRecord:
     return ToolCallRecord(
         tool_name=name,
         call_id=f"c-{name}",

@@ -125,17 +125,48 @@ def test_an_answer_without_chunks_comes_with_the_end() -> None:
     assert events.window.messages[0].id == f"{RUN}:step:1"
 
 
+def test_a_further_turn_may_end_with_the_same_words() -> None:
+    """UI-02: and one that fails does not end with those of the turn before."""
+    events = told()
+    for step in (1, 2):
+        events.status("in_progress")
+        events.started(step)
+        events.completed(step)
+        events.status("completed", last_response="Done.")
+    assert shown(events) == [("assistant", "Done.")] * 2
+    events.status("in_progress")
+    events.started(3)
+    events.completed(3, "the model is down")
+    events.status("failed", last_response="Done.", error_message="the model is down")
+    assert shown(events)[2:] == [("status", "the model is down")]
+
+
+def test_an_answer_by_a_call_comes_behind_it() -> None:
+    """UI-02"""
+    events = told()
+    events.status("in_progress")
+    events.started(1)
+    events.tool_started("c1", name="final_answer")
+    events.tool_completed("c1", name="final_answer", result="ok")
+    events.completed(1, calls=True)
+    events.status("completed", last_response="It is 3.")
+    assert shown(events) == [("tool", "ok"), ("assistant", "It is 3.")]
+    assert events.window.messages[-1].id == f"{RUN}:step:1:answer"
+
+
 def test_a_retry_tells_which_attempt_comes_and_goes_when_the_step_is_done() -> None:
     """UI-10: attempt k of n."""
     events = told(attempts=3)
     retried = {"step_number": 1, "error": "overloaded", "duration_ms": 5.0}
+    texts = []
     for attempt, expected in ((1, UIRetry(attempt=2, of=3)), (3, UIRetry(attempt=4, of=None))):
         events.tell("step.retried", attempt=attempt, retry_in_seconds=1.5, **retried)
         (waiting,) = events.window.messages
+        texts.append(waiting.content)
         assert waiting.metadata is not None
         assert waiting.metadata.retry == expected.model_copy(update={"retry_in_seconds": 1.5})
         assert waiting.metadata.status_type is StatusType.INFO
-    assert waiting.content == "attempt 4 in 1.5 s: overloaded"
+    assert texts == ["attempt 2 of 3 in 1.5 s: overloaded", "attempt 4 in 1.5 s: overloaded"]
     events.started(1)
     assert events.window.messages == ()
 
@@ -154,7 +185,7 @@ def test_the_decision_that_ends_a_run_is_told_to_who_asks_for_it() -> None:
     assert said.content == "Stopped: steps_limit (StepsLimit)"
     assert said.metadata is not None
     assert said.metadata.status_type is StatusType.CONTINUATION
-    assert said.metadata.continuation == UIContinuation(**decision)
+    assert said.metadata.continuation == UIContinuation.model_validate(decision)
 
 
 def test_a_scripted_client_ends_equal_to_the_stored_history() -> None:

@@ -1,7 +1,7 @@
 """Steps as lines of a log."""
 
 import logging
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from agent_records import a_call, a_failed_step, a_step, an_error
@@ -59,3 +59,29 @@ def test_a_store_whose_lines_nobody_reads_is_left_as_it_is(
     assert isinstance(logged(store, as_json=True), LoggedStore)
     caplog.set_level(logging.DEBUG, logger="stepfleet.steps")
     assert isinstance(logged(store, as_json=False), LoggedStore)
+
+
+async def test_a_step_that_cannot_be_told_is_committed_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """OBS-09: its line is missing, and that is said."""
+
+    class Applied:
+        applied = True
+
+    class Accepting:
+        journal = None
+
+        async def commit(self, *_: object) -> Applied:
+            return Applied()
+
+    class Odd:
+        """A claim and a verdict of which nothing can be said."""
+
+        run_id = "run-1"
+        logged = object()
+
+    store = LoggedStore(cast("Store", Accepting()), logging.INFO)
+    odd = cast("Any", Odd())
+    assert (await store.commit(odd, odd, odd)).applied
+    assert "a step of run run-1 could not be told" in caplog.text

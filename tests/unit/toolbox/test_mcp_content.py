@@ -41,7 +41,7 @@ def test_texts_are_the_result_a_line_each() -> None:
 @pytest.mark.parametrize(
     ("texts", "structured", "result"),
     [
-        (["{\n  \"a\": 1\n}"], {"a": 1}, {"a": 1}),
+        (['{\n  "a": 1\n}'], {"a": 1}, {"a": 1}),
         ([], {"a": 1}, {"a": 1}),
         (["3"], {"result": 3}, 3),
         (["seen"], {"content": "seen"}, "seen"),
@@ -76,7 +76,10 @@ def test_an_image_becomes_a_block_and_a_line_of_the_text() -> None:
         (image(mime_type="image/x-icon"), "[image left out: image/x-icon is none that models read"),
         (image(data="%%%"), "[image left out: its data is no base64]"),
         (image(data="A" * (MAX_MEDIA + 4)), "[image left out: with it the images have more than"),
-        (AudioContent(type="audio", data=PNG, mime_type="audio/wav"), "[audio left out: audio/wav]"),
+        (
+            AudioContent(type="audio", data=PNG, mime_type="audio/wav"),
+            "[audio left out: audio/wav]",
+        ),
         (ResourceLink(type="resource_link", name="log", uri="file:///log"), "[resource log: file"),
         (
             EmbeddedResource(

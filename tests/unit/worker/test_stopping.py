@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 from deadlines import until, wait_until
@@ -12,8 +11,13 @@ from stepfleet.worker.stopping import HAND_BACK_SECONDS, Notice, Stopping
 
 
 @pytest.fixture
-async def told() -> AsyncIterator[list[str]]:
-    yield []
+def told() -> list[str]:
+    return []
+
+
+def stay(seconds: float) -> None:
+    """Do not end the test's own process."""
+    del seconds
 
 
 def heed(stopping: Stopping, told: list[str]) -> None:
@@ -29,7 +33,7 @@ async def eventually(told: list[str], *expected: str) -> None:
 
 async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]) -> None:
     """DIST-11"""
-    stopping = Stopping(600.0)
+    stopping = Stopping(600.0, stay)
     stopping.open()
     heed(stopping, told)
     stopping.ask()
@@ -43,7 +47,7 @@ async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]
 
 
 async def test_a_cold_stop_does_both_at_once(told: list[str]) -> None:
-    stopping = Stopping(600.0)
+    stopping = Stopping(600.0, stay)
     stopping.open()
     heed(stopping, told)
     stopping.ask(at_once=True)
@@ -52,7 +56,7 @@ async def test_a_cold_stop_does_both_at_once(told: list[str]) -> None:
 
 async def test_who_listens_late_is_told_as_well(told: list[str]) -> None:
     """A worker that is stopped while it starts, and a child that is forked later."""
-    stopping = Stopping(600.0)
+    stopping = Stopping(600.0, stay)
     stopping.open()
     stopping.ask()
     heed(stopping, told)
@@ -61,7 +65,7 @@ async def test_who_listens_late_is_told_as_well(told: list[str]) -> None:
 
 async def test_without_pipes_nothing_is_told(told: list[str]) -> None:
     """In a process that is no worker."""
-    stopping = Stopping(600.0)
+    stopping = Stopping(600.0, stay)
     heed(stopping, told)
     stopping.ask()
     await asyncio.sleep(0)

@@ -4,13 +4,14 @@ Knows neither agents nor runs. Whoever enters a connection must leave it in the 
 """
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import httpx2
 from mcp import Client, StdioServerParameters
@@ -19,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ToolListChangedNotification
 
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError
+from stepfleet.worker.toolbox.mcp.bounding import IDENTITY, BoundedTransport
 from stepfleet.worker.toolbox.mcp.listing import MAX_TOOLS, Definition, definitions
 
 MAX_PAGES = 64
@@ -93,22 +95,21 @@ async def _transport(server: McpServer, stack: AsyncExitStack) -> Transport:
         )
         log = stack.enter_context(_stderr())
         return stdio_client(parameters, log)
+    # It logs every request, with its address.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     silence = max(STREAM_SECONDS, server.timeout or 0.0)
     http = httpx2.AsyncClient(
-        headers=_headers(server),
+        headers={**IDENTITY, **_headers(server)},
         timeout=httpx2.Timeout(HTTP_SECONDS, read=silence),
-        limits=httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=100),
-        trust_env=True,
+        transport=BoundedTransport(
+            limits=httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=100)
+        ),
     )
-    return streamable_http_client(
-        server.url, http_client=await stack.enter_async_context(http)
-    )
+    return streamable_http_client(server.url, http_client=await stack.enter_async_context(http))
 
 
 def _headers(server: McpServer) -> Mapping[str, str]:
-    return {
-        header: _variable(server, "header_env", name) for header, name in server.header_env
-    }
+    return {header: _variable(server, "header_env", name) for header, name in server.header_env}
 
 
 def _variable(server: McpServer, named: str, name: str) -> str:
@@ -150,7 +151,7 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __aiter__(self) -> "_Watched":
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
@@ -160,7 +161,7 @@ class _Watched:
             self._end()
             raise
 
-    async def __aenter__(self) -> "_Watched":
+    async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
         return self
 

@@ -102,7 +102,7 @@ def _says_idempotent(hints: ToolAnnotations | None) -> bool:
 def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
     if foreign := next(_foreign_references(schema), None):
         raise ConfigurationError(f"its schema refers to {foreign!r}; nothing is fetched")
-    check = checker_of(name, schema)
+    check = checker_of(name, schema, checked_again=True)
     try:
         check({})
     except ToolArgumentsError:

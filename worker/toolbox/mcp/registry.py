@@ -72,7 +72,7 @@ def tool_of(name: str, session: Session, definition: Definition) -> Tool[..., An
         description=definition.description,
         schema=definition.schema,
         function=_calling(session, definition),
-        check=checker_of(name, definition.schema),
+        check=checker_of(name, definition.schema, checked_again=True),
         options=ToolOptions(
             timeout=session.server.timeout,
             read_only=definition.read_only,
@@ -82,14 +82,10 @@ def tool_of(name: str, session: Session, definition: Definition) -> Tool[..., An
     )
 
 
-def _calling(
-    session: Session, definition: Definition
-) -> Callable[..., Coroutine[Any, Any, Any]]:
+def _calling(session: Session, definition: Definition) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(**arguments: Any) -> Any:
         meta = {IDEMPOTENCY_KEY: current_invocation().idempotency_key}
-        answer = await session.call(
-            definition.name, arguments, meta, again=definition.idempotent
-        )
+        answer = await session.call(definition.name, arguments, meta, again=definition.idempotent)
         return value_of(answer)
 
     return call

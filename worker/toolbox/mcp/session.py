@@ -47,7 +47,9 @@ class Session:
     def start(self) -> None:
         """Connect in the background, and stay connected. Safe to call again."""
         if self._owner is None and not self._closing.is_set():
-            self._owner = asyncio.create_task(self._stay(), name=f"stepfleet-mcp-{self.server.name}")
+            self._owner = asyncio.create_task(
+                self._stay(), name=f"stepfleet-mcp-{self.server.name}"
+            )
 
     async def listed(self) -> tuple[Definition, ...]:
         """Return what the server offers, or offered when it was last there.
@@ -100,7 +102,7 @@ class Session:
         if self._link is None:
             await self._attempt()
         link = self._link
-        if link is None or link.ended:
+        if link is None:
             raise self._away()
         try:
             return await link.client.call_tool(tool, dict(arguments), meta=dict(meta))  # type: ignore[arg-type]
@@ -149,7 +151,7 @@ class Session:
             if self._closing.is_set():
                 break
             failures = 1 if time.monotonic() - begun > HEALTHY else failures + 1
-            pause = pause_after(failures, random.random())
+            pause = pause_after(failures, random.random())  # noqa: S311 - jitter
             log.warning(
                 "MCP server %r is away: %s; tried again in %.1f s",
                 self.server.name,

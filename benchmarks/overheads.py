@@ -1,0 +1,130 @@
+"""What parts of a step take in process, without Redis and without a model: microseconds each.
+
+python benchmarks/overheads.py
+python benchmarks/overheads.py --repeat 5 --turns 2000 --json overheads.json
+
+Rows: the memory's look at a conversation (`--messages` of them, the newest half kept); a turn of
+each strategy, its request prepared and its answer read; the criteria's decision behind a step; a
+step told as a line of JSON for the log; a run's history of twenty messages as a chat window shows
+it. For a whole step with Redis, model and tools see steps.py.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from reports import Column, begin, finish, parser, show
+
+from stepfleet.orchestrator.conduct import Turn
+from stepfleet.orchestrator.continuation import base_criteria
+from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator.memory.window import History, Part, advance, shown
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.remembered import Window
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.state import AgentState, LastStep, StateInfo
+from stepfleet.orchestrator.records.step_lines import described
+from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.rendering import Recorded, rendered
+from stepfleet.orchestrator.strategies import StrategyConduct, make_strategy
+from stepfleet.worker.telemetry import JsonLines
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+STRATEGIES = ("noop", "react", "chain_of_thought")
+TEXT = "a sentence of some eighty characters, as one that a model might have written"
+Work = Callable[[], Awaitable[object]]
+
+
+def state_of(messages: tuple[Message, ...]) -> AgentState:
+    """Return a state behind one step, with that conversation."""
+    info = StateInfo(id="run-1", started_at=START, updated_at=START)
+    return AgentState(
+        agent_id="a",
+        info=info,
+        messages=messages,
+        step_count=1,
+        current_step=LastStep.of(StepResult(step=1, thought=TEXT, started_at=START)),
+    )
+
+
+def memory_look(messages: tuple[Message, ...]) -> Work:
+    """Return a look that finds which messages a request shows."""
+    policy = MemoryPolicy(max_messages=max(len(messages) // 2, 1))
+    history = History(tuple(Part(said=(one,)) for one in messages))
+
+    async def look() -> object:
+        return shown(advance(Window(), history, policy), history, policy)
+
+    return look
+
+
+def turn_of(strategy: str, messages: tuple[Message, ...]) -> Work:
+    """Return a turn: the request in the strategy's words, and its answer read."""
+    conduct = StrategyConduct(make_strategy(strategy, {}))
+    state = state_of(messages)
+    request = ModelRequest(model="m", messages=messages)
+    answer = LLMResponse(content='{"thought": "so it is", "answer": "three", "steps": ["one"]}')
+
+    async def turn() -> object:
+        await conduct.prepare(request, state)
+        return await conduct.read(Turn(conduct.interpret(answer, state)), state)
+
+    return turn
+
+
+def others() -> dict[str, Work]:
+    """Return what is measured beside memory and strategies."""
+    criteria, state = base_criteria(budget_usd=1.0), state_of((Message.user(TEXT),))
+    step = StepResult(step=1, thought=TEXT, started_at=START)
+    lines, log = JsonLines({}), logging.getLogger("stepfleet.steps")
+    log_step = LoggedStep(result=step, messages=(Message.assistant(TEXT),))
+    run = Recorded("run-1", START, {n: (Message.user(TEXT),) for n in range(10)}, [log_step] * 10)
+
+    async def decide() -> object:
+        return criteria.evaluate(state)
+
+    async def tell() -> object:
+        return lines.format(log.makeRecord(log.name, 20, "", 0, described(step), (), None))
+
+    async def show_history() -> object:
+        return rendered(run)
+
+    return {"criteria": decide, "log line": tell, "history": show_history}
+
+
+async def microseconds(work: Work, turns: int) -> float:
+    """Return what one turn takes, the mean of many."""
+    await work()
+    began = time.perf_counter()
+    for _ in range(turns):
+        await work()
+    return (time.perf_counter() - began) / turns * 1e6
+
+
+def main() -> None:
+    """Measure and report."""
+    made = parser(__doc__)
+    made.add_argument("--turns", type=int, default=2000)
+    made.add_argument("--messages", type=int, default=20, help="in the conversation")
+    asked = made.parse_args()
+    messages = tuple(Message.user(f"{TEXT} {number}") for number in range(asked.messages))
+    measured: dict[str, Work] = {"memory": memory_look(messages)}
+    measured |= {f"strategy {name}": turn_of(name, messages) for name in STRATEGIES}
+    measured |= others()
+    report = begin("overheads", asked)
+    for _ in range(asked.repeat):
+        for what, work in measured.items():
+            spent = asyncio.run(partial(microseconds, work, asked.turns)())
+            report.add({"what": what, "microseconds": spent})
+    columns = [Column("what", "what"), Column("µs", "microseconds", digits=1, spread=True)]
+    found: list[dict[str, Any]] = report.rows
+    show("In process, without Redis", found, ("what",), columns)
+    finish(report, asked, list)
+
+
+if __name__ == "__main__":
+    main()

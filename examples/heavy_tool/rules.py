@@ -1,0 +1,13 @@
+"""A simulated model that has prime numbers counted."""
+
+import re
+
+from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+
+
+def rules(request: RequestRecord) -> Reply:
+    """Ask the tool, then say what it said."""
+    below = int("".join(re.findall(r"\d+", request.question)) or 10)
+    if not request.answers:
+        return Reply(tool_calls=(ToolCallReply("count_primes", {"below": below}),))
+    return Reply(f"There are {request.answers[-1].content} prime numbers below {below}.")

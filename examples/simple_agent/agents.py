@@ -1,0 +1,9 @@
+"""The smallest agent: a name, a model and an instruction. Each of its runs is one step."""
+
+from stepfleet.orchestrator import Agent
+
+crier = Agent(
+    "crier",
+    model="openai:gpt-4o-mini",
+    instructions="Repeat the user's sentence in capital letters. Say nothing else.",
+)

@@ -1,0 +1,210 @@
+"""A real worker whose Redis is in trouble: it waits, says so once, goes on, and loses nothing."""
+
+import contextlib
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from deadlines import wait_until
+from fleet_workers import FleetWorker
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis_servers import RedisServer
+from trouble_proxy import TroubleProxy, troubled
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+Start = Callable[..., FleetWorker]
+AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
+TURNS = 3
+RUNS = 20
+PER_PERIOD = 40
+"""Attempts of one worker (both its connections) in a second without Redis, at most."""
+
+
+def busy(request: RequestRecord) -> Reply:
+    """One effect per turn, then an answer that tells the conversation's key."""
+    if request.turn < TURNS:
+        call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
+        return Reply(tool_calls=(call,), latency=0.2)
+    return Reply(f"answer to {request.key}", latency=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A worker in the middle of a batch, behind a proxy; the fleet's client goes past it."""
+
+    server: RedisServer
+    proxy: TroubleProxy
+    worker: FleetWorker
+    fleet: Fleet
+    batch: Any
+    model: ModelServer
+    effects: Path
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(
+            port=self.server.port, decode_responses=True, retry=Retry(NoBackoff(), 0)
+        )
+
+    def said(self, what: str) -> int:
+        return self.worker.log.count(what)
+
+    def has_heard(self, *said: str) -> None:
+        wait_until(lambda: all(self.said(one) for one in said), within=30, what=str(said))
+
+    def check_all(self) -> list[AgentRunResult]:
+        """Wait for all runs; nothing was lost, done twice, or paid for twice."""
+        results = list(self.batch.results())
+        assert {result.status for result in results} == {RunStatus.COMPLETED}
+        for result in results:
+            assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+            assert result.output == f"answer to question {str(result.line_id)[1:]}"
+        done = Counter(line.split()[2] for line in self.effects.read_text().splitlines())
+        assert set(done.values()) == {1}
+        assert len(done) == RUNS * (TURNS - 1)
+        assert len(self.model.requests) == RUNS * TURNS
+        assert self.worker.exit_code is None
+        return results
+
+
+Play = Callable[..., "contextlib.AbstractContextManager[Scene]"]
+
+
+@pytest.fixture
+def scene(
+    own_redis: Callable[..., RedisServer], start_worker: Start, model: ModelServer, tmp_path: Path
+) -> Iterator[Callable[..., Scene]]:
+    """Begin a batch: `scene(transport="stock")`, with settings of redis.conf as `redis=...`."""
+    effects = tmp_path / "effects"
+    effects.touch()
+    with contextlib.ExitStack() as cleanup:
+
+        def begin(redis: dict[str, str] | None = None, **settings: str) -> Scene:
+            model.follow(busy)
+            server = own_redis(**(redis or {}))
+            proxy = cleanup.enter_context(troubled(server.port))
+            env = {f"STEPFLEET_{name.upper()}": value for name, value in settings.items()}
+            worker = start_worker(proxy.url, env={"EFFECTS": str(effects), **env})
+            fleet = cleanup.enter_context(Fleet(server.url))
+            lines = [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)]
+            batch = fleet.submit_batch(lines, agent=AGENTS["plain"])
+            wait_until(lambda: batch.progress().steps >= 5, within=30, what="some steps")
+            return Scene(server, proxy, worker, fleet, batch, model, effects)
+
+        yield begin
+
+
+@pytest.mark.parametrize("transport", ["batch", "stock"])
+def test_a_worker_that_loses_its_redis_waits_for_it_and_pays_nothing_twice(
+    scene: Callable[..., Scene], transport: str
+) -> None:
+    """Longer than its patience and its leases; the answers that came meanwhile are kept."""
+    now = scene(transport=transport, patience="1")
+    now.proxy.cut()
+    before = now.proxy.connections
+    now.has_heard("Redis does not answer", "The broker does not answer")
+    wait_until(lambda: now.proxy.connections > before + 8, within=30, what="looks for Redis")
+    wait_until(lambda: _is_overdue(now), within=30, what="leases that ran out")
+    now.proxy.heal()
+    now.check_all()
+    now.has_heard("Redis answers again", "The broker answers again")
+    assert now.said("waiting for it") == 2
+    assert now.said("Traceback") == 0
+    assert now.worker.log.count("ERROR/") == 0
+
+
+def test_a_worker_does_not_spin_while_redis_is_away(scene: Callable[..., Scene]) -> None:
+    """Counted, not timed: while one thing looks for Redis n times, all things look 10 n times."""
+    now = scene()
+    now.proxy.cut()
+    now.has_heard("Redis does not answer", "The broker does not answer")
+    with now.client() as client:
+        start, began = now.proxy.attempts, _seconds(client)
+        wait_until(lambda: _seconds(client) >= began + 5, within=60, what="five seconds")
+        assert now.proxy.attempts - start < PER_PERIOD * (_seconds(client) - began)
+    now.proxy.heal()
+    now.check_all()
+
+
+def test_a_worker_of_a_full_redis_waits_until_there_is_room(scene: Callable[..., Scene]) -> None:
+    now = scene()
+    with now.client() as client:
+        client.config_set("maxmemory", "1mb")
+        now.has_heard("Redis refuses commands")
+        start, began = _commands(client), _seconds(client)
+        wait_until(lambda: _seconds(client) >= began + 4, within=60, what="four seconds")
+        # rescuer, leases, fetches and our own two questions at each look are among them
+        assert _refusals(client, "OOM") < 60 * RUNS
+        assert _commands(client) - start < 4000
+        client.config_set("maxmemory", "0")
+    now.check_all()
+    assert now.said("waiting for it") == 1
+    assert now.said("Traceback") == 0
+
+
+def test_a_worker_of_a_read_only_replica_waits_until_it_is_master_again(
+    scene: Callable[..., Scene],
+) -> None:
+    now = scene()
+    with now.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        now.has_heard("Redis takes no writes here", "The broker takes no writes here")
+        began = _seconds(client)
+        wait_until(lambda: _seconds(client) >= began + 4, within=60, what="four seconds")
+        assert _refusals(client, "READONLY") < 60 * RUNS
+        client.execute_command("REPLICAOF", "NO", "ONE")
+    now.check_all()
+    assert now.said("waiting for it") == 2
+    assert now.said("Traceback") == 0
+
+
+def test_scripts_that_are_flushed_again_and_again_cost_nothing(
+    scene: Callable[..., Scene],
+) -> None:
+    now = scene()
+    with now.client() as client:
+        while now.batch.progress().completed < RUNS:
+            client.script_flush()
+    now.check_all()
+    assert now.said("waiting for it") == 0
+    assert now.said("Traceback") == 0
+
+
+def test_a_worker_whose_redis_is_away_ends_within_its_drain_when_it_is_stopped(
+    scene: Callable[..., Scene], start_worker: Start
+) -> None:
+    """What it could not hand back is taken up when its leases have run out."""
+    now = scene()
+    now.proxy.cut()
+    now.has_heard("Redis does not answer", "The broker does not answer")
+    now.worker.signal(signal.SIGTERM)
+    assert now.worker.wait(within=40) == 0, now.worker.log[-3000:]
+    start_worker(now.server.url, name="heir", env={"EFFECTS": str(now.effects)})
+    results = list(now.batch.results())
+    assert {result.status for result in results} == {RunStatus.COMPLETED}
+    assert [len(result.steps) for result in results] == [TURNS] * RUNS
+
+
+def _is_overdue(now: Scene) -> bool:
+    return now.fleet.overview().oldest_due_seconds > 0
+
+
+def _seconds(client: redis.Redis) -> float:
+    return float(client.time()[0])
+
+
+def _commands(client: redis.Redis) -> int:
+    return int(client.info("stats")["total_commands_processed"])
+
+
+def _refusals(client: redis.Redis, kind: str) -> int:
+    return int(client.info("errorstats").get(f"errorstat_{kind}", {}).get("count", 0))

@@ -1,0 +1,81 @@
+"""Schemas that were written elsewhere: bounded, whatever they and the arguments are."""
+
+from typing import Any
+
+import pytest
+
+from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator.tools.foreign import checker_of
+
+DRAFTS = [
+    {},
+    {"$schema": "http://json-schema.org/draft-07/schema#"},
+    {"$schema": "https://json-schema.org/draft/2019-09/schema"},
+    {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+]
+EVIL = "^(([a-z])+.)+[A-Z]([a-z])+$"
+LONG = "a" * 50_000
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"text": {"pattern": EVIL}}}, {"text": LONG}),
+        ({"patternProperties": {EVIL: {"type": "integer"}}, "required": ["x"]}, {LONG: 1}),
+        (
+            {"patternProperties": {EVIL: {"type": "integer"}}, "additionalProperties": False},
+            {LONG: 1},
+        ),
+        ({"propertyNames": {"pattern": EVIL}}, {LONG: 1}),
+        (
+            {"properties": {"all": {"uniqueItems": True}}},
+            {"all": [{"n": n} for n in range(20_000)] + [{"n": 1}]},
+        ),
+        (
+            {
+                "definitions": {
+                    "d": {"anyOf": [{"items": {"$ref": "#/definitions/d"}, "minItems": 9}] * 8}
+                },
+                "properties": {"deep": {"$ref": "#/definitions/d"}},
+            },
+            {"deep": [[[[[[[[[[]]]]]]]]]]},
+        ),
+    ],
+)
+def test_arguments_that_keep_other_engines_busy_for_ever_are_refused_soon(
+    draft: dict[str, Any], schema: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """TOOL-10, TOOL-24: Python's engine would need years, and this test its time limit."""
+    with pytest.raises(ToolArgumentsError) as caught:
+        checker_of("t", {"type": "object", **draft, **schema})(arguments)
+    assert len(caught.value.message) < 2000
+
+
+LOOKAHEAD = {"type": "object", "properties": {"text": {"pattern": "^(?!x)a+$", "maxLength": 5}}}
+
+
+def test_a_pattern_with_look_around_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigurationError, match="write it without look-around"):
+        checker_of("t", LOOKAHEAD)({"text": "aaa"})
+
+
+def test_a_pattern_with_look_around_is_left_to_a_server_that_checks_again() -> None:
+    check = checker_of("t", LOOKAHEAD, checked_again=True)
+    assert check({"text": "xaa"}) == {"text": "xaa"}
+    with pytest.raises(ToolArgumentsError, match="text: 'aaaaaa' is too long"):
+        check({"text": "aaaaaa"})
+
+
+def test_unevaluated_properties_beside_patterns_are_refused_with_the_fix() -> None:
+    schema = {"type": "object", "unevaluatedProperties": False, "patternProperties": {EVIL: {}}}
+    with pytest.raises(ConfigurationError, match="write additionalProperties instead"):
+        checker_of("t", schema)({LONG: 1})
+
+
+def test_a_schema_of_ten_thousand_levels_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(10_000):
+        schema = {"properties": {"a": schema}}
+    with pytest.raises(ConfigurationError, match="nested too deeply"):
+        checker_of("t", {"type": "object", **schema})({"a": {}})
