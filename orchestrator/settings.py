@@ -40,7 +40,9 @@ class Settings(BaseSettings):
     the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
     (several keys are separated by commas; the first signs) task messages are signed, and workers
     put those aside that are not. `log_format` is how workers log: text, or lines of JSON with the
-    ids of run, step, agent and task.
+    ids of run, step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
+    collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
+    serve metrics at `metrics_host`, each process at the next port that is free.
     """
 
     model_config = SettingsConfigDict(
@@ -53,6 +55,9 @@ class Settings(BaseSettings):
     enqueue: Literal["auto", "script", "publish"] = "auto"
     transport: Literal["batch", "stock"] = "batch"
     log_format: Literal["text", "json"] = "text"
+    telemetry: Literal["auto", "on", "off"] = "auto"
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
     shards: int = Field(default=16, ge=1, le=4096)
     slots: int = Field(default=1000, ge=1, le=100_000)
     lease: float = Field(default=30.0, ge=0.5)

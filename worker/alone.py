@@ -1,8 +1,8 @@
-"""A step that has ended its workers is tried once more in a process of its own, before it is given up.
+"""A step that has ended its workers is tried in a process of its own before it is given up.
 
 When a worker dies, every run in its hands is suspect, and at most one of them is to blame. Whoever
-dies alone is; the others commit, and are suspect no more. Decides who is tried so, and how many at a
-time; knows nothing of what the step does.
+dies alone is; the others commit, and are suspect no more. Decides who is tried so, and how many at
+a time; knows nothing of what the step does.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol, cast
 
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.events import Events
@@ -40,7 +41,7 @@ _BEGAN = b"began\n"
 
 
 class Trials:
-    """Tries steps alone. `limit` crashes end a run; `wait` (seconds) is for those without a place."""
+    """Tries steps alone. `limit` crashes end a run; without a place a step waits `wait` seconds."""
 
     def __init__(self, limit: int, wait: float, command: Sequence[str] = ()) -> None:
         self._limit = limit
@@ -70,29 +71,47 @@ class Trials:
             "step %d of run %s has ended %d workers; it is tried in a process of its own",
             *(claim.number, claim.run_id, claim.crashes),
         )
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            *(claim.run_id, str(claim.step), claim.token),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None  # noqa: S101 - it was asked for
-        began = False
+        process, began = None, False
         try:
+            process = await self._start(claim)
             began = await process.stdout.readline() == _BEGAN
             await process.wait()
-        except asyncio.CancelledError as cancelled:
-            lease.broken_off_by(cancelled)
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            began = began or _BEGAN in await process.stdout.read()
-            await process.wait()
-            if not began:
+        except asyncio.CancelledError:
+            if process is None or not (await _stopped(process) or began):
                 await _release(claim, store, 0.0)
             return True
         if not began:
             log.warning("no process of its own could be started for run %s", claim.run_id)
         return began
+
+    async def _start(self, claim: Claim) -> "_Process":
+        started = await asyncio.create_subprocess_exec(
+            *self._command,
+            *(claim.run_id, str(claim.step), claim.token),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return cast("_Process", started)
+
+
+class _Process(Protocol):
+    """A process whose standard output is read."""
+
+    @property
+    def stdout(self) -> asyncio.StreamReader: ...
+
+    def terminate(self) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+async def _stopped(process: _Process) -> bool:
+    """Let the process hand its step back; tell whether it had begun."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    began = _BEGAN in await process.stdout.read()
+    await process.wait()
+    return began
 
 
 async def _release(claim: Claim, store: Store, delay: float) -> None:

@@ -56,4 +56,4 @@ def _why(exc: Any) -> str:
 
 def _shown(message: Any) -> bytes:
     shown: str = saferepr({"headers": message.headers, "body": message.body}, maxlen=KEPT_BYTES)
-    return shown.encode(errors="backslashreplace")
+    return shown.encode("ascii", "backslashreplace")

@@ -49,8 +49,13 @@ class Rescuer:
         self._long_queue = long_queue
         self._jitter = jitter
 
-    async def watch(self, crash: Visit = unharmed) -> None:
-        """Rescue until cancelled. Trouble is logged and tried again at the next turn."""
+    async def watch(
+        self, crash: Visit = unharmed, told: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Rescue until cancelled. Trouble is logged and tried again at the next turn.
+
+        `told` hears how many runs were dispatched again.
+        """
         while True:
             await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
             try:
@@ -61,6 +66,7 @@ class Rescuer:
                 log.exception("rescue failed")
             else:
                 if rescued:
+                    told(rescued)
                     log.info("dispatched %d overdue runs again", rescued)
 
     async def rescue_all(self, crash: Visit = unharmed) -> int:

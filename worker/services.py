@@ -41,7 +41,6 @@ from stepfleet.worker.courier import Courier
 from stepfleet.worker.crash import Visit, crash_points, unharmed
 from stepfleet.worker.leases import Lease, Leases, heed
 from stepfleet.worker.listening import ListenedStore, Listening
-from stepfleet.worker.models import Models
 from stepfleet.worker.outlets import couriers
 from stepfleet.worker.ports import Ports, Trials
 from stepfleet.worker.rescuer import Rescuer
@@ -49,14 +48,17 @@ from stepfleet.worker.sources import OpenSources, check_sources, sources_of
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.stopping import Stopping
 from stepfleet.worker.telemetry import logged
+from stepfleet.worker.telemetry.watching import check_watching, watching
 from stepfleet.worker.telling import Teller
-from stepfleet.worker.tool_task import CallReport, run_call
+from stepfleet.worker.tool_task import CallReport, CallStore, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 3
 SETTLE_SECONDS = 5.0
+LAST_SECONDS = 1.0
+"""How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
 
 
 class LoopServices:
@@ -79,8 +81,9 @@ class LoopServices:
         self._app = app
         self._leases = leases
         self._crash = crash
-        self._models = Models(connections=0)
-        self._toolbox = LocalToolbox(settings.tool_threads)
+        self._watching = watching(settings, worker_name())
+        self._models = self._watching.models()
+        self._toolbox = self._watching.toolbox(LocalToolbox(settings.tool_threads))
         self._calls = CallLeases(time.monotonic)
         self._told = {one.name: one.subscribers for one in self._agents if one.subscribers}
         self._listening = Listening()
@@ -92,6 +95,7 @@ class LoopServices:
         self._store: OpenStore | None = None
         self._sources: OpenSources | None = None
         self._tool_calls: ToolCalls
+        self._seen_calls: CallStore
 
     async def ports(self) -> Ports:
         """Return the ports of steps; the first call connects. Raises `StoreError`."""
@@ -118,7 +122,7 @@ class LoopServices:
     async def run_call(self, hint: ToolHint) -> CallReport:
         """Make the tool call that `hint` names."""
         ports = await self.ports()
-        return await run_call(hint, self._tool_calls, ports, self._calls)
+        return await run_call(hint, self._seen_calls, ports, self._calls)
 
     def be_patient(self, seconds: float) -> None:
         """Let calls to the store, also those that wait already, wait so long for it."""
@@ -143,11 +147,13 @@ class LoopServices:
 
     async def aclose(self) -> None:
         """End the watches and disconnect."""
+        self.be_patient(min(self._patience, LAST_SECONDS))
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
         await self.settle()
         await self._listening.aclose()
+        await self._watching.aclose()
         await self._models.aclose()
         if self._sources:
             await self._sources.aclose()
@@ -168,7 +174,7 @@ class LoopServices:
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
-        self._tool_calls = store.calls
+        self._tool_calls, self._seen_calls = store.calls, self._watching.calls(store.calls)
         for agent in self._agents:
             await opened.configs.announce(agent.config)
         await forget_workers(opened)
@@ -183,10 +189,14 @@ class LoopServices:
             jitter=random.random,
         )
         self._watches = [
-            asyncio.create_task(rescuer.watch(self._crash), name="stepfleet-rescuer"),
+            asyncio.create_task(
+                rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
+            ),
             asyncio.create_task(self._renew(store), name="stepfleet-leases"),
             asyncio.create_task(self._report(opened), name="stepfleet-report"),
         ]
+        lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
+        self._watches += [asyncio.create_task(one) for one in lookouts]
         self._couriers = await couriers(opened, worker_name(), random.random)
         self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
         connection = opened.connection
@@ -196,7 +206,7 @@ class LoopServices:
         written = logged(heard, as_json=settings.log_format == "json")
         glance = Glance()
         return Ports(
-            store=written,
+            store=self._watching.store(written),
             agent=LocalAgents(self._agents, self._models, teller, self._sources).find,
             toolbox=self._toolbox,
             cost=lambda model, usage: glance.prices().cost_of(model, usage),
@@ -228,7 +238,8 @@ class LoopServices:
         await self._calls.renew(once, run_id)
 
     async def _report(self, opened: OpenStore) -> None:
-        """Tell who is there, for people: nothing depends on it."""
+        """Tell who is there, and again of the agents when a failover may have lost them."""
+        announced = opened.connection.connects
         while True:
             seen = {
                 "held": len(self._leases),
@@ -239,6 +250,10 @@ class LoopServices:
                 seen["seen"] = (await opened.connection.now()).timestamp()
                 shown = orjson.dumps(seen).decode()
                 await opened.connection.execute("HSET", keys.WORKERS, worker_name(), shown)
+                if announced != (connects := opened.connection.connects):
+                    for agent in self._agents:
+                        await opened.configs.restore(agent.config)
+                    announced = connects
             await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
 
 
@@ -254,6 +269,7 @@ class Services:
     ) -> None:
         agents = tuple(agents)
         check_sources(agents)
+        check_watching(settings)
         self._settings = settings
         self.leases = Leases(time.monotonic)
         self.crash = crash_points(os.environ)
@@ -307,7 +323,7 @@ class Services:
     def hand_back(self) -> None:
         """Take no new steps; hand back what is held, at once."""
         self.leases.draining = True
-        self._be_patient(SETTLE_SECONDS)
+        self._be_patient(LAST_SECONDS)
         self.leases.hand_back()
         if self._makes_calls:
             self._loop().hand_calls_back()

@@ -139,7 +139,7 @@ def _put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
     queue = str((request.delivery_info or {}).get("routing_key"))[:SHOWN]
     log.warning("a message of queue %s was put aside: %s", queue, refusal)
     shown = saferepr((task.name, request.args, request.kwargs), maxlen=KEPT_BYTES)
-    raw = shown.encode(errors="backslashreplace")
+    raw = shown.encode("ascii", "backslashreplace")
     try:
         await_(services.put_aside(entry(raw, str(refusal), queue)))
     except StoreError as error:

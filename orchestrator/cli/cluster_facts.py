@@ -47,6 +47,7 @@ def asked_cluster(url: str, question: Callable[[RedisCluster], T], *, seconds: f
         client = plain_cluster_client(
             url,
             decode_responses=True,
+            encoding_errors="replace",  # what lies in quarantine is any bytes
             socket_timeout=seconds,
             socket_connect_timeout=seconds,
             retry=Retry(NoBackoff(), 1),

@@ -66,7 +66,12 @@ def refused_messages(urls: Iterable[str]) -> list[dict[str, Any]]:
 
     `urls` are of the store and the broker; what is no Redis has no quarantine. Raises as `ask`.
     """
-    found = [one for url in urls if is_redis(url) for one in _asked(url, put_aside)]
+    found = []
+    for url in urls:
+        if is_cluster(url):
+            found += asked_cluster(url, put_aside, seconds=_CONNECT_SECONDS)
+        elif is_redis(url):
+            found += _asked(url, put_aside)
     return sorted(found, key=lambda one: -float(one["at"]))
 
 
@@ -144,19 +149,20 @@ def _facts_of_cluster(client: RedisCluster) -> RedisFacts:
     return RedisFacts(
         server=ServerFacts.of(worst_of(infos(client, "server", "persistence", "memory"))),
         shards=int(shards) if shards else None,
-        quarantined=0,  # what cannot be read lies with the broker
+        quarantined=_length(client, keys.QUARANTINE),
+        refusals=reasons(put_aside(client)),
         cluster=cluster_facts(client, int(shards) if shards else keys.Keys().shards),
     )
 
 
-def put_aside(client: redis.Redis) -> list[dict[str, Any]]:
+def put_aside(client: redis.Redis | RedisCluster) -> list[dict[str, Any]]:
     """Return what is known of the messages in a server's quarantine, the newest first."""
     if client.type(keys.QUARANTINE) != "list":
         return []
     return about_entries(cast("list[str]", client.lrange(keys.QUARANTINE, 0, -1)))
 
 
-def _length(client: redis.Redis, key: str) -> int:
+def _length(client: redis.Redis | RedisCluster, key: str) -> int:
     """Return how many entries a list or stream has; 0 where there is none."""
     kind = client.type(key)
     if kind == "list":

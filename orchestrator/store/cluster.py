@@ -61,15 +61,15 @@ class Cluster:
         """Return the client of one node."""
         return self._lane(place).client
 
-    async def execute(self, *command: Any) -> Any:
-        """Return the reply to one command.
+    def send(self, *command: Any) -> "asyncio.Future[Any]":
+        """Put one command on its way and return the future of its reply.
 
-        Raises `StoreError` when its node stays out of reach, `redis.exceptions.ResponseError`
-        when it refuses the command.
+        It fails with `StoreError` when the node stays out of reach, with
+        `redis.exceptions.ResponseError` when that refuses the command.
         """
         call = self._call(command)
         self._route(call)
-        return await call.reply
+        return call.reply
 
     async def attempt(self, *command: Any) -> Any:
         """Return the reply to one command that is not repeated; raises what redis-py raises."""

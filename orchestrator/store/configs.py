@@ -17,13 +17,15 @@ class Configs:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._known: dict[str, AgentConfig] = {}
+        self._saved: dict[str, int] = {}
 
     async def save(self, config: AgentConfig) -> str:
         """Store a configuration and return its digest."""
-        digest = config.digest
-        if digest not in self._known:
+        digest, connects = config.digest, self._connection.connects
+        if self._saved.get(digest) != connects:  # a failover may have lost it
             await self._connection.execute("HSETNX", keys.AGENTS, digest, config.to_json())
             self._remember(digest, config)
+            self._saved[digest] = connects
         return digest
 
     async def load(self, digest: str) -> AgentConfig:
@@ -48,6 +50,11 @@ class Configs:
         digest = await self.save(config)
         await self._connection.execute("HSET", keys.NAMES, config.name, digest)
 
+    async def restore(self, config: AgentConfig) -> None:
+        """Announce what the store has lost; what a newer worker announced meanwhile stays."""
+        digest = await self.save(config)
+        await self._connection.execute("HSETNX", keys.NAMES, config.name, digest)
+
     async def named(self, name: str) -> AgentConfig:
         """Return the configuration of the agent that workers announced under `name`.
 
@@ -65,5 +72,7 @@ class Configs:
 
     def _remember(self, digest: str, config: AgentConfig) -> None:
         if len(self._known) >= REMEMBERED:
-            self._known.pop(next(iter(self._known)))
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._saved.pop(oldest, None)
         self._known[digest] = config

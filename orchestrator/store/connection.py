@@ -60,6 +60,12 @@ class Connection:
         self._asked_at: float | None = None
         self._told = datetime.min.replace(tzinfo=UTC)
 
+    @property
+    def connects(self) -> int:
+        """How often a connection was made: a number that is new may mean a server that is."""
+        pool = getattr(self.client, "connection_pool", None)
+        return pool.connects if isinstance(pool, RenewablePool) else 0
+
     async def execute(self, *command: Any) -> Any:
         """Return the reply to one command.
 

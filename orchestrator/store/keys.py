@@ -4,6 +4,8 @@ import binascii
 from dataclasses import dataclass
 from functools import cache
 
+from stepfleet.orchestrator.errors import ConfigurationError
+
 PREFIX = "sf"
 AGENTS = f"{PREFIX}:agents"
 NAMES = f"{PREFIX}:agent-names"
@@ -18,6 +20,15 @@ def _tag(shard: int) -> str:
     return f"{PREFIX}:{{s{shard:02d}}}:"
 
 
+def _encoded(given: str) -> bytes:
+    """Return an id's bytes. Raises `ConfigurationError` for what cannot be written as UTF-8."""
+    try:
+        return given.encode()
+    except UnicodeEncodeError:
+        shown = ascii(given[:50])
+        raise ConfigurationError(f"the id {shown} is no valid text; copy it once more") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of a store with `shards` shards (fixed when the store is first used)."""
@@ -26,7 +37,7 @@ class Keys:
 
     def shard_of(self, run_id: str) -> int:
         """Return the run's shard: CRC16 of its id (as Redis Cluster hashes keys)."""
-        return binascii.crc_hqx(run_id.encode(), 0) % self.shards
+        return binascii.crc_hqx(_encoded(run_id), 0) % self.shards
 
     def tag(self, shard: int) -> str:
         """Return the prefix that all keys of a shard share."""
@@ -50,6 +61,7 @@ class Keys:
 
     def manifest(self, batch_id: str) -> str:
         """Return the key of what is known of a batch as a whole."""
+        _encoded(batch_id)
         return f"{PREFIX}:{{b:{batch_id}}}:manifest"
 
     def script_keys(self, run_id: str, queue: str | None) -> list[str]:

@@ -13,11 +13,13 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.cluster_url import Place
+from stepfleet.orchestrator.store.pool import RenewablePool
 from stepfleet.orchestrator.store.slots import Command
 from stepfleet.orchestrator.store.troubles import explained
 
 LARGEST_TRIP = 500
 TRIPS = 2
+_BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
 @dataclass(slots=True, eq=False)
@@ -83,14 +85,20 @@ class Lane:
             calls = [self._pending.popleft() for _ in range(size)]
             try:
                 values = await self._round_trip(calls)
-                if any(isinstance(value, exceptions.ConnectionError) for value in values):
-                    await self.client.connection_pool.disconnect(inuse_connections=False)
+                if any(isinstance(value, _BROKEN) for value in values):
+                    self._renew()
                 self._take_in(self, calls, values)
             except BaseException as error:
                 for call in calls:
                     call.answer(error)
                 if not isinstance(error, Exception):
                     raise
+
+    def _renew(self) -> None:
+        """Whoever listens there next may be another server: connect anew."""
+        pool = self.client.connection_pool
+        if isinstance(pool, RenewablePool):
+            pool.renew()
 
     async def _round_trip(self, calls: list[Call]) -> list[Any]:
         try:

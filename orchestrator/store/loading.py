@@ -55,7 +55,7 @@ def check_version(header: Fields) -> bool:
 
     Raises `SerializationError` for a run written by a newer or a far older version.
     """
-    version = version_of(header)
+    version = int(header.get("v", "0"))  # the very first records had no number
     if version not in READABLE_VERSIONS:
         msg = (
             f"the run's records have version {version}; this version reads "
@@ -63,11 +63,6 @@ def check_version(header: Fields) -> bool:
         )
         raise SerializationError(msg)
     return version < SCHEMA_VERSION
-
-
-def version_of(header: Fields) -> int:
-    """Return the version of a run's records; those of the very first had no number."""
-    return int(header.get("v", "0"))
 
 
 def stored_step(logged: LoggedStep) -> str:

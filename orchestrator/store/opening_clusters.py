@@ -1,10 +1,11 @@
 """Makes the connection to a cluster that the settings name, and the first questions to it."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.connection import Connection as PlainConnection
 from redis.asyncio.connection import SSLConnection
 
@@ -14,6 +15,7 @@ from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store.cluster import Cluster
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.packing import pack_faster
+from stepfleet.orchestrator.store.pool import RenewablePool
 
 
 class ClusterConnection(Connection):
@@ -25,9 +27,9 @@ class ClusterConnection(Connection):
         self.cluster = Cluster(seeds, connect, lambda: self.patience)
         super().__init__(self.cluster.client_of(seeds[0]), patience=patience)
 
-    async def execute(self, *command: Any) -> Any:
-        """Return the reply to one command; raises what `Connection.execute` raises."""
-        return await self.cluster.execute(*command)
+    def send(self, *command: Any) -> "asyncio.Future[Any]":
+        """Put one command on its way and return the future of its reply; fails as `execute`."""
+        return self.cluster.send(*command)
 
     async def everywhere(self, *command: Any) -> list[Any]:
         """Return all masters' replies to a command without a key; it is not repeated."""
@@ -49,7 +51,7 @@ def cluster_connection(settings: Settings, **options: Any) -> ClusterConnection:
         raise ConfigurationError(f"STEPFLEET_REDIS_URL: {error}") from None
 
     def connect(place: Place) -> Redis:
-        pool = BlockingConnectionPool(
+        pool = RenewablePool(
             connection_class=PlainConnection if url.tls is None else SSLConnection,
             host=place[0],
             port=place[1],

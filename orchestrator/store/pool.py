@@ -9,9 +9,13 @@ from redis.asyncio import BlockingConnectionPool
 
 
 class RenewablePool(BlockingConnectionPool):
-    """A blocking pool; `renew` lets every connection connect again before it is used again."""
+    """A blocking pool; `renew` lets every connection connect again before it is used again.
+
+    `connects` counts how often one did, so that others see that the server may have changed.
+    """
 
     generation = 0
+    connects = 0
 
     def renew(self) -> None:
         """Let all connections connect again: the server behind the address may be another."""
@@ -22,4 +26,7 @@ class RenewablePool(BlockingConnectionPool):
         if getattr(connection, "generation", self.generation) != self.generation:
             await connection.disconnect()
         connection.generation = self.generation
+        stream = getattr(connection, "_reader", None)
         await super().ensure_connection(connection)
+        if getattr(connection, "_reader", None) is not stream:
+            self.connects += 1

@@ -14,7 +14,6 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepH
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
-from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -37,14 +36,12 @@ from stepfleet.orchestrator.store.loading import (
     pairs,
     slim,
     stored_step,
-    version_of,
 )
 from stepfleet.orchestrator.store.tool_calls import ToolCalls
 from stepfleet.orchestrator.store.versions import note_version
 
 NANO = 1_000_000_000
-MOST_DOUBLINGS = 6
-MOST_DOUBLINGS_OF_A_ROLLOUT = 3
+MOST_DOUBLINGS = 3
 """Newer workers that come up meanwhile should not wait for minutes for what older ones refused."""
 
 
@@ -233,9 +230,7 @@ class StepStore:
 
     async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
         """Leave a run that this worker cannot read to one that can, at growing intervals."""
-        newer = version_of(header) > SCHEMA_VERSION
-        most = MOST_DOUBLINGS_OF_A_ROLLOUT if newer else MOST_DOUBLINGS
-        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), most)
+        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
         fields = {
             "verdict": "retry",
             "slim": header.get("slim", ""),

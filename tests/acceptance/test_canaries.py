@@ -162,7 +162,7 @@ def test_secrets_of_the_environment_are_nowhere(
 def said(commands: CommandLine, url: str, *run_ids: str) -> list[str]:
     """Return what the commands about runs and about the fleet print."""
     texts = []
-    asked = [("doctor",), ("status",)]
+    asked: list[tuple[str, ...]] = [("doctor",), ("status",)]
     asked += [(verb, run) for verb in ("show", "explain", "events") for run in run_ids]
     for arguments in asked:
         done = commands(*arguments, "--json", STEPFLEET_REDIS_URL=url)
@@ -197,7 +197,7 @@ def published(told: Any) -> list[bytes]:
 def everything(client: redis.Redis) -> Iterator[bytes]:
     """Yield every key and value of the store as they are; DUMP would compress them."""
     for key in client.scan_iter():
-        kind = client.type(key).decode()
+        kind = bytes(client.type(key)).decode()  # type: ignore[arg-type]
         reads: dict[str, Callable[[bytes], Any]] = {
             "string": client.get,
             "hash": client.hgetall,
@@ -207,4 +207,3 @@ def everything(client: redis.Redis) -> Iterator[bytes]:
             "stream": client.xrange,
         }
         yield key + repr(reads[kind](key)).encode()
-

@@ -228,10 +228,8 @@ ODD: list[Any] = [None, True, -1, 1e308, "", "x" * 3000, "\ud800", "\x00", [], [
 def damaged(dice: random.Random) -> bytes:
     """Return a step's message with one to three things wrong."""
     made = message()
-    made["headers"] |= {
-        name: None
-        for name in ("eta", "expires", "group", "retries", "timelimit", "parent_id", "shadow")
-    }
+    absent = ("eta", "expires", "group", "retries", "timelimit", "parent_id", "shadow")
+    made["headers"] |= dict.fromkeys(absent)
     made["headers"] |= {"argsrepr": "()", "kwargsrepr": "{}", "origin": "x", "ignore_result": True}
     for _ in range(dice.randint(1, 3)):
         target = dice.choice([made, made["headers"], made["properties"]])

@@ -135,10 +135,8 @@ def test_patterns_that_backtrack_for_ever_elsewhere_refuse_at_once(
     model: ModelServer, worker: FleetWorker, fleet: Fleet
 ) -> None:
     """TOOL-24: in a signature, and in a schema that somebody else wrote."""
-    text = "a" * 50_000 + "!"
-    model.follow(
-        orders(ToolCallReply("picky", {"text": text}), ToolCallReply("evil_pattern", {"text": text}))
-    )
+    given = {"text": "a" * 50_000 + "!"}
+    model.follow(orders(ToolCallReply("picky", given), ToolCallReply("evil_pattern", given)))
     result = outcome(fleet)
     for call in result.steps[0].tool_calls:
         assert call.error is not None

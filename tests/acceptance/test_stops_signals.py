@@ -99,8 +99,7 @@ def test_a_drain_that_suffices_repeats_nothing(
     leaver.signal(signal.SIGTERM)
 
     assert leaver.wait(within=LONG) == 0
-    progress = batch.progress()
-    assert (progress.steps, progress.open) == (len(given), len(given))
+    assert batch.progress().steps == len(model.requests) >= len(given)
     start_worker(name="heir", env=PATIENT)
     wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")
     assert [result.lost_attempts for result in batch.results()] == [()] * len(given)

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,9 @@ def opened(own_redis: Callable[..., RedisServer], calls: Path, effects: Path) ->
         yield make
 
 
-def ended_share(batch: Batch) -> float:
+def has_ended(batch: Batch, share: float) -> bool:
     progress = batch.progress()
-    return progress.done / progress.total
+    return progress.done >= share * progress.total
 
 
 def play(load: LoadFleet, runs: int, within: float) -> tuple[Courier, Batch, list[str]]:
@@ -60,7 +61,7 @@ def play(load: LoadFleet, runs: int, within: float) -> tuple[Courier, Batch, lis
         batch, _ = load.submit(PLAIN, keys)
         load.start("-Q", READ, count=2)
         for share in (0.0, 0.25, 0.5, 0.75):
-            wait_until(lambda at=share: ended_share(batch) >= at, within=within, what="progress")
+            wait_until(partial(has_ended, batch, share), within=within, what="progress")
             courier.wipe()
         batch.wait(timeout=within)
     return courier, batch, keys
@@ -125,9 +126,10 @@ def lost_while_waiting(opened: Open, runs: int, within: float, **env: str) -> No
     wait_until(lambda: not batch.progress().queued, within=within, what="all runs at work again")
     begun = time.monotonic()
     batch.wait(timeout=within)
+    ended = time.monotonic()
     sys.stdout.write(
-        f"\n{runs} runs were wiped: all at work again {begun - wiped:.1f} s later ({begun - ready:.1f} s"
-        f" after the worker was there), ended after {time.monotonic() - wiped:.1f} s\n"
+        f"\n{runs} runs were wiped: all at work again {begun - wiped:.1f} s later "
+        f"({begun - ready:.1f} s after the worker was there), ended after {ended - wiped:.1f} s\n"
     )
     assert batch.progress().completed == runs
 
@@ -145,4 +147,3 @@ def test_many_runs_that_waited_in_a_lost_queue_are_at_work_again_soon(opened: Op
     terms = {"LEASE": "30", "GRACE": "5", "RESCUE_INTERVAL": "2", "SLOTS": "1000"}
     env = {f"STEPFLEET_{name}": value for name, value in terms.items()}
     lost_while_waiting(opened, runs, within=60 * max(1, runs / 5000), **env)
-

@@ -1,6 +1,7 @@
 """What grows and what does not: many waiting runs, long runs, long times, long histories, answers.
 
-The large runs take their sizes from `LIMIT_RUNS`, `LIMIT_STEPS` and `SOAK_ROUNDS`, and print figures.
+The large runs take their sizes from `LIMIT_RUNS`, `LIMIT_STEPS` and `SOAK_ROUNDS`; figures are
+printed.
 """
 
 import asyncio
@@ -10,14 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
 import psutil
 import pytest
 import redis
 from chaos_plan import SHORT
 from chaos_run import scripted
-from deadlines import until, wait_until
+from deadlines import until
 from load_fleet import load_fleet
 from raw_model_server import RawModelServer, Script, endless, raw
 from redis_servers import RedisServer
@@ -178,7 +178,8 @@ async def long_run(make: Servers, steps: int, monkeypatch: pytest.MonkeyPatch) -
     early = written.per_step(steps // 5, 2 * steps // 5)
     late = written.per_step(4 * steps // 5, steps)
     sys.stdout.write(
-        f"\n{steps} steps in {seconds:.0f} s: a step writes {early:.0f} bytes early, {late:.0f} late\n"
+        f"\n{steps} steps in {seconds:.0f} s: a step writes {early:.0f} bytes early, "
+        f"{late:.0f} late\n"
     )
     assert len(result.steps) == steps
     assert late < 1.05 * early
@@ -204,17 +205,19 @@ async def test_a_step_of_a_very_long_run_writes_no_more(
 
 
 def soaked(make: Servers, effects: Path, rounds: int, runs: int, most: int) -> None:
-    """Let a worker do `rounds` batches; after the first few its memory grows by less than `most`."""
+    """Let a worker do `rounds` batches; behind the first third it grows by less than `most` MB."""
     resident: list[int] = []
-    with ModelServer(scripted(0.01), log=RequestLog(keep=0)) as model:
-        with load_fleet(make(), model, AGENTS, EFFECTS=str(effects)) as load:
-            load.start()
-            worker = psutil.Process(load.workers[0].pid)
-            for number in range(rounds):
-                keys = [f"{SHORT} {number}/{one}" for one in range(runs)]
-                batch, _ = load.submit(PLAIN, keys)
-                batch.wait(timeout=60 + runs / 20)
-                resident.append(worker.memory_info().rss)
+    with (
+        ModelServer(scripted(0.01), log=RequestLog(keep=0)) as model,
+        load_fleet(make(), model, AGENTS, EFFECTS=str(effects)) as load,
+    ):
+        load.start()
+        worker = psutil.Process(load.workers[0].pid)
+        for number in range(rounds):
+            keys = [f"{SHORT} {number}/{one}" for one in range(runs)]
+            batch, _ = load.submit(PLAIN, keys)
+            batch.wait(timeout=60 + runs / 20)
+            resident.append(worker.memory_info().rss)
     settled = resident[len(resident) // 3]
     grown = (resident[-1] - settled) / MEGABYTE
     sys.stdout.write(
@@ -261,7 +264,9 @@ async def test_a_history_of_ten_thousand_messages_is_a_run_like_any(
             await here.finish(run_id)
             result = await fleet.wait(run_id, timeout=30)
             large = [{"role": "user", "content": "x" * 1000}] * 10_000
-            with pytest.raises(ConfigurationError, match=r"'input' has .* bytes; the limit is .*: shorten"):
+            with pytest.raises(
+                ConfigurationError, match=r"'input' has .* bytes; the limit is .*: shorten"
+            ):
                 await fleet.submit(agent, large)
     assert result.output == "done"
     assert asked == [9_999, 10_001]

@@ -33,7 +33,8 @@ def script(request: RequestRecord) -> Reply:
     """Look, then use the tool that the key names, then answer."""
     tool = "die" if request.key.startswith("poison") else "look"
     turns = {1: ("look",), 2: (tool,)}
-    calls = tuple(ToolCallReply(name, {"what": request.key}) for name in turns.get(request.turn, ()))
+    asked = turns.get(request.turn, ())
+    calls = tuple(ToolCallReply(name, {"what": request.key}) for name in asked)
     content = None if calls else f"answer to {request.key}"
     return Reply(content, tool_calls=calls, latency=0.05)
 

@@ -81,8 +81,8 @@ def told(run: ChaosRun, counted: Recount, loses: Lossy, seconds: float) -> str:
     lines = [
         f"{counted.runs} runs, {counted.steps} steps in {seconds:.0f} s: {dict(counted.statuses)}",
         f"events {dict(run.happened)}, bytes that each loss took {loses.lost_bytes}",
-        f"model requests {counted.requests}, paid again {counted.repeated},"
-        f" of these unlisted {counted.unlisted}; effects {counted.effects}, redone {counted.redone}",
+        f"model requests {counted.requests}, paid again {counted.repeated}",
+        f"of these unlisted {counted.unlisted}; effects {counted.effects}, redone {counted.redone}",
         f"ledger {dict(counted.ledger)}, violations {len(counted.violations)}",
         *counted.violations[:50],
     ]

@@ -420,3 +420,10 @@ def test_pauses_between_attempts_grow_to_half_a_minute() -> None:
     pauses = [pause_after(failures, 1.0) for failures in (1, 2, 3, 50)]
     assert pauses == [0.5, 1.0, 2.0, LONGEST_PAUSE]
     assert pause_after(50, 0.0) == LONGEST_PAUSE / 2
+
+
+async def test_closing_does_not_wait_for_a_server_that_never_answers() -> None:
+    silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    sessions = Sessions([mcp_server("silent", command=silent, connect_timeout=600)])
+    async with asyncio.timeout(LONG):
+        await sessions.aclose()

@@ -2,11 +2,17 @@
 
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
+from opened_runs import opened_run
+from scripted_steps import call, say
 from stored_runs import Bench, answered, bench, called
 
+from stepfleet.orchestrator import AsyncFleet, tool
+from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.protocol.waiting import NotTaken
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.store.versions import note_version
 
@@ -17,6 +23,12 @@ OURS, OLDER, NEWER = str(SCHEMA_VERSION), str(SCHEMA_VERSION - 1), str(SCHEMA_VE
 async def desk(redis_url: str) -> AsyncIterator[Bench]:
     async with bench(redis_url, grace=60) as opened:
         yield opened
+
+
+@tool(queue="gpu")
+async def render(what: str) -> str:
+    """Make a picture on another machine."""
+    return f"rendered {what}"
 
 
 async def become(desk: Bench, run_id: str, version: str) -> None:
@@ -64,6 +76,21 @@ async def test_an_older_run_that_is_taken_up_again_is_noted_too(desk: Bench) -> 
     assert (await desk.header(run_id))["v"] == OURS
 
 
+async def test_a_tool_call_on_its_own_queue_notes_it_too(redis_url: str) -> None:
+    """SER-24, DIST-15: its result is a record of the run; newer ones are left."""
+    script = (call(("render", {"what": "a"})), say("done"))
+    async with opened_run(redis_url, *script, tools=(render,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        await become(desk, run_id, NEWER)
+        refused = await hands.call(run_id, 0, 0)
+        assert refused.refusal is not None
+        assert refused.refusal.why is NotTaken.UNREADABLE
+        assert "upgrade this worker" in refused.refusal.detail
+        await become(desk, run_id, OLDER)
+        assert (await hands.call(run_id, 0, 0)).applied
+        assert (await desk.header(run_id))["v"] == OURS
+
+
 async def test_a_noted_version_never_goes_down(desk: Bench) -> None:
     """SER-24: nor does the note make a run of what is none."""
     run_id = await desk.create()
@@ -72,6 +99,23 @@ async def test_a_noted_version_never_goes_down(desk: Bench) -> None:
     assert (await desk.header(run_id))["v"] == NEWER
     await note_version(desk.opened.connection, desk.opened.keys, "nobody")
     assert not await desk.header("nobody")
+
+
+async def test_a_record_with_an_unknown_field_is_refused_and_stays_as_it_is(desk: Bench) -> None:
+    """SER-24: as a later release of the same version may write it."""
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, called(claim))
+    key = f"{desk.opened.keys.run(run_id)}:log"
+    stored = orjson.loads(await desk.opened.connection.execute("HGET", key, 0))
+    newer = orjson.dumps({**stored, "field_of_a_later_release": "kept"}).decode()
+    await desk.opened.connection.execute("HSET", key, 0, newer)
+    refusal = await desk.refused(run_id, step=1)
+    assert refusal.why is Refused.UNREADABLE
+    assert "field_of_a_later_release" in refusal.detail
+    assert await desk.opened.connection.execute("HGET", key, 0) == newer
+    assert (await desk.header(run_id))["token"] == ""
+    assert await desk.due(run_id) is not None
 
 
 async def test_a_newer_run_is_tried_at_growing_intervals_of_a_rollouts_length(desk: Bench) -> None:
@@ -87,3 +131,16 @@ async def test_a_newer_run_is_tried_at_growing_intervals_of_a_rollouts_length(de
             "HSET", desk.opened.keys.run(run_id), "not_before", "0"
         )
     assert waits == [60, 120, 240, 480, 480, 480]
+
+
+async def test_a_newer_run_can_be_cancelled_though_it_cannot_be_read(
+    desk: Bench, redis_url: str
+) -> None:
+    """SER-24: reading it says what to do."""
+    run_id = await desk.create()
+    await become(desk, run_id, NEWER)
+    async with AsyncFleet(redis_url) as fleet:
+        with pytest.raises(SerializationError, match="upgrade this worker or client"):
+            await fleet.show(run_id)
+        assert (await fleet.cancel(run_id)).word == "cancelled"
+    assert (await desk.header(run_id))["status"] == "cancelled"

@@ -20,6 +20,7 @@ from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.fleet import AsyncFleet
 from stepfleet.orchestrator.settings import load_settings
+from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.calls import digest
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.opening import open_store
@@ -316,3 +317,26 @@ def _is_busy(server: RedisServer) -> bool:
 def _block(client: redis.Redis) -> None:
     with contextlib.suppress(redis.RedisError):
         client.eval("while true do end", 0)
+
+
+async def test_configurations_that_a_failover_lost_are_stored_again(
+    server: RedisServer, proxy: TroubleProxy
+) -> None:
+    """A client and a worker that have stored them once do not rely on it for ever."""
+    async with AsyncFleet(proxy.url) as fleet:
+        await fleet.submit(AGENT, "before")
+        store = await open_store(load_settings(redis_url=proxy.url))
+        await store.configs.announce(AGENT.config)
+        with plain(server) as client:
+            client.delete(keys.AGENTS, keys.NAMES)
+            proxy.cut()
+            proxy.heal()
+            await fleet.check()
+            await fleet.submit(AGENT, "after")
+            assert client.hkeys(keys.AGENTS) == [AGENT.config.digest]
+            client.delete(keys.AGENTS)
+            await store.connection.execute("PING")
+            await store.configs.restore(AGENT.config)
+            assert client.hkeys(keys.AGENTS) == [AGENT.config.digest]
+            assert client.hgetall(keys.NAMES) == {"plain": AGENT.config.digest}
+        await store.aclose()

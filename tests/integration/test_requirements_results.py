@@ -221,5 +221,5 @@ async def test_a_tool_call_is_recorded_with_these_fields_and_no_others(redis_url
         told = (await desk.stored(run_id)).result().to_dict()
     (call_told,) = told["steps"][0]["tool_calls"]
     named = {"tool_name", "call_id", "arguments", "result", "is_error", "duration_ms", "timestamp"}
-    assert set(call_told) == named | {"error", "repeated"}
+    assert set(call_told) == named | {"error", "repeated", "custom_state", "media", "version"}
     assert {name for name in told if "schema" in name} <= {"schema_name"}

@@ -1,4 +1,4 @@
-"""Clients that cancel, pause, resume and retry runs at random while the fleet works."""
+"""Clients that cancel, pause, resume, retry and go on with runs while the fleet works."""
 
 import random
 import threading
@@ -8,6 +8,10 @@ from typing import Self
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.errors import AgentException
+
+VERBS = ("pause", "pause", "cancel", "resume", "resume", "retry", "send", "send")
+MOST_SENT = 2
+MOST_LOOKS = 8
 
 
 class Meddler:
@@ -20,6 +24,7 @@ class Meddler:
         self._known: set[str] = set()
         self._paused: list[str] = []
         self._cancelled: list[str] = []
+        self._sent: Counter[str] = Counter()
         self._url = url
         self._draw = random.Random(seed)
         self._pause = pause
@@ -50,7 +55,7 @@ class Meddler:
                     self._ask(fleet)
 
     def _ask(self, fleet: Fleet) -> None:
-        verb = self._draw.choice(("pause", "pause", "cancel", "resume", "resume", "retry"))
+        verb = self._draw.choice(VERBS)
         try:
             word = self._answer(fleet, verb)
         except AgentException as error:
@@ -68,6 +73,17 @@ class Meddler:
         if verb == "cancel":
             self._cancelled.append(run_id)
             return fleet.cancel(run_id).word
+        if verb == "send":
+            return self._send(fleet)
         if verb == "resume":
             return fleet.resume(self._paused.pop()).word if self._paused else ""
         return fleet.retry(self._cancelled.pop()).word if self._cancelled else ""
+
+    def _send(self, fleet: Fleet) -> str:
+        """Ask a completed run something further; the plan of its conversation has an end."""
+        older = self._run_ids[: max(len(self._run_ids) * 3 // 4, 1)]
+        for run_id in self._draw.sample(older, min(len(older), MOST_LOOKS)):
+            if self._sent[run_id] < MOST_SENT and fleet.result(run_id).lifecycle == "completed":
+                self._sent[run_id] += 1
+                return fleet.send(run_id, f"and then? ({self._sent[run_id]})").word
+        return ""

@@ -12,7 +12,8 @@ from typing import Any, Self
 import redis
 
 WRITTEN, READ = "stepfleet", "chaos"
-BROKER_KEYS = (WRITTEN, READ, "unacked", "unacked_index")
+HEAVY = "heavy"
+BROKER_KEYS = (WRITTEN, READ, HEAVY, "unacked", "unacked_index")
 _PAUSE_SECONDS = 0.005
 
 

@@ -39,7 +39,7 @@ def plan_of(key: str) -> Plan:
         return Plan(key, ((("look", f"{key}/1/0"),),), (draw.random(), draw.random()))
     turns = tuple(
         tuple(
-            (draw.choice(("effect", "effect", "look")), f"{key}/{turn}/{index}")
+            (draw.choice(("effect", "effect", "look", "render")), f"{key}/{turn}/{index}")
             for index in range(draw.randint(1, 3))
         )
         for turn in range(1, draw.randint(3, 10))

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import redis
 from chaos_clients import Meddler
-from chaos_courier import READ, Courier
+from chaos_courier import HEAVY, READ, Courier
 from chaos_fleet import ChaosWorkers, RecoveryWatch
 from chaos_plan import plan_of
 from deadlines import wait_until
@@ -83,7 +83,7 @@ def scripted(latency: float) -> Callable[[RequestRecord], Reply]:
 
     def rules(request: RequestRecord) -> Reply:
         plan = plan_of(request.key)
-        seconds = latency * (0.25 + 1.5 * plan.seconds[request.turn - 1])
+        seconds = latency * (0.25 + 1.5 * plan.seconds[min(request.turn, plan.steps) - 1])
         if request.turn > len(plan.turns):
             return Reply(plan.answer, latency=seconds)
         asked = plan.turns[request.turn - 1]
@@ -203,4 +203,4 @@ def worker_env(name: str, agents: Path, effects: Path) -> dict[str, str]:
 def worker_options(name: str, *, processes: bool = True) -> tuple[str, ...]:
     """Return a worker's options; the first one has a pool of processes, if any has."""
     prefork = ("-P", "prefork", "-c", "4") if processes and name.startswith("w0-") else ()
-    return ("-Q", READ, *prefork)
+    return ("-Q", f"{READ},{HEAVY}", *prefork)

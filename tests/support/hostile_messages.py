@@ -107,7 +107,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "the body is not [args",
     ),
     "a date that is none": (lambda: raw(headers__eta="tomorrow"), "could not take it"),
-    "no arguments": (lambda: arguments(), "arguments are not run_id, step"),
+    "no arguments": (arguments, "arguments are not run_id, step"),
     "more arguments": (lambda: arguments("run", 0, 0), "arguments are not run_id, step"),
     "named arguments": (lambda: arguments("run", 0, x=1), "arguments are not run_id, step"),
     "a run id of a wrong type": (lambda: arguments(["run"], 0), "run_id is no text"),
@@ -119,7 +119,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         "arguments are not run_id, step, index",
     ),
     "a tool call of a wrong type": (
-        lambda: tool_arguments("run", 0, True),
+        lambda: tool_arguments("run", 0, "1"),
         "index is no whole number",
     ),
 }

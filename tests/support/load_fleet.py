@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import redis
@@ -43,7 +44,7 @@ class LoadFleet:
         started = [self._worker(name, options).launch() for name in names]
         self.workers += started
         for worker in started:
-            wait_until(lambda one=worker: f"{one.name} ready." in one.log, within=60)
+            wait_until(partial(_is_ready, worker), within=60, what=f"{worker.name} ready")
 
     def replace_dead(self, *options: str) -> int:
         """Start a worker for each that has ended; return how many there were."""
@@ -81,6 +82,11 @@ class LoadFleet:
         return FleetWorker(
             self.folder, url, self.model.url, name=name, env=self.env, options=options
         )
+
+
+def _is_ready(worker: FleetWorker) -> bool:
+    assert worker.exit_code is None, f"{worker.name} ended at its start:\n{worker.log}"
+    return f"{worker.name} ready." in worker.log
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ class SentinelProcess:
     """One redis-sentinel process that watches one service."""
 
     def __init__(self, folder: Path, number: int, master_port: int, *settings: str) -> None:
+        own = [line.split()[1] for line in settings if line.startswith("requirepass")]
+        self._password = own[0] if own else None
         self.port = free_port()
         self._log = folder / f"sentinel-{number}.log"
         config = folder / f"sentinel-{number}.conf"
@@ -39,8 +41,10 @@ class SentinelProcess:
         command = [binary, str(config), "--sentinel"]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
-    def client(self, **options: str) -> redis.Redis:
-        return redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, **options)
+    def client(self) -> redis.Redis:
+        return redis.Redis(
+            port=self.port, password=self._password, decode_responses=True, socket_timeout=5
+        )
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -48,7 +52,7 @@ class SentinelProcess:
 
 
 class SentinelFleet:
-    """A master, replicas of it, and three Sentinels. Ended by `end`."""
+    """A master, replicas of it, and three Sentinels, begun by `start` and ended by `end`."""
 
     def __init__(
         self, folder: Path, *, replicas: int = 1, sentinels: tuple[str, ...] = (), **settings: str
@@ -57,19 +61,27 @@ class SentinelFleet:
         if self._password:
             settings["masterauth"] = self._password
             sentinels = (*sentinels, f"sentinel auth-pass {SERVICE} {self._password}")
-        self.servers = []
+        self._folder = folder
+        self._told = sentinels
+        self.sentinels: list[SentinelProcess] = []
+        self.servers: list[RedisServer] = []
         for number in range(1 + replicas):
             own = folder / f"s{number}"
             own.mkdir()
             of = {"replicaof": f"127.0.0.1 {self.servers[0].port}"} if number else {}
             more = {"repl-diskless-sync-delay": "0", **of, **settings}
-            self.servers.append(RedisServer(own, **more).start())
+            self.servers.append(RedisServer(own, **more))
+
+    def start(self) -> "SentinelFleet":
+        """Start everything; return when all of it knows each other."""
+        for server in self.servers:
+            server.start()
         wait_until(self._is_in_step, within=30, what="replicas in step")
-        self.sentinels = [
-            SentinelProcess(folder, number, self.servers[0].port, *sentinels)
-            for number in range(3)
-        ]
+        port = self.servers[0].port
+        for number in range(3):
+            self.sentinels.append(SentinelProcess(self._folder, number, port, *self._told))
         wait_until(self._sees_all, within=30, what="Sentinels that know each other")
+        return self
 
     @property
     def url(self) -> str:
@@ -137,11 +149,11 @@ class SentinelFleet:
 
 
 @contextlib.contextmanager
-def sentinel_fleet(**settings: str) -> Iterator[SentinelFleet]:
+def sentinel_fleet(*, sentinels: tuple[str, ...] = (), **settings: str) -> Iterator[SentinelFleet]:
     """A master, one replica and three Sentinels, ended afterwards."""
     with short_folder() as folder:
-        fleet = SentinelFleet(folder, **settings)
+        fleet = SentinelFleet(folder, sentinels=sentinels, **settings)
         try:
-            yield fleet
+            yield fleet.start()
         finally:
             fleet.end()

@@ -146,4 +146,4 @@ class StalePromoter:
     def _is_in_step(self) -> bool:
         with redis.Redis.from_url(self._replica.url) as client:
             told = client.info("replication")
-        return told["role"] == "slave" and told["master_link_status"] == "up"
+        return bool(told["role"] == "slave" and told["master_link_status"] == "up")

@@ -324,6 +324,8 @@ class Channel(WakingChannel):
         self._closing = True
         if not self.closed:
             self._end_fetch()
+            # A channel often closes because its server is gone; another may have its place by now.
+            self.pool.disconnect(inuse_connections=False)
             self.flush_acks()
             if self._qos is not None:
                 self._qos.restore_unacked_once()

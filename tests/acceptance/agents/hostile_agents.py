@@ -21,6 +21,13 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
+def endless() -> list[Any]:
+    """Return a list that contains itself."""
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
 ODD: dict[str, Any] = {
     "text of 100 MB": lambda: "x" * SIZE,
     "list of 100 MB": lambda: ["x" * 1024] * (SIZE // 1024),
@@ -30,15 +37,8 @@ ODD: dict[str, Any] = {
     "lone surrogate": lambda: "\ud800",
     "bytes": lambda: b"\x00",
     "NaN": lambda: float("nan"),
-    "endless": lambda: endless(),
+    "endless": endless,
 }
-
-
-def endless() -> list[Any]:
-    """Return a list that contains itself."""
-    value: list[Any] = []
-    value.append(value)
-    return value
 
 
 @tool(read_only=True)

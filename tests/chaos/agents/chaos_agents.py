@@ -53,7 +53,7 @@ swift = Agent(
     "swift",
     model="openai:gpt-4o-mini",
     instructions="Be brief.",
-    tools=[look, effect],
+    tools=[look, effect, render],
     max_steps=20,
     token_limit=None,
     parallel_tool_execution=True,

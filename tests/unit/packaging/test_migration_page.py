@@ -11,7 +11,8 @@ from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 PAGE = (Path(__file__).parents[3] / "docs" / "migration.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| (`.+?) \| (.+) \|$", PAGE, re.MULTILINE)
+NAMES = PAGE.partition("## Error criteria")[0]
+ROWS = re.findall(r"^\| (`.+?) \| (.+) \|$", NAMES, re.MULTILINE)
 OWNERS = (AgentRunResult, StepResult, ToolCallRecord, ErrorPolicy, public, continuation)
 NEW = {
     "output": AgentRunResult,
@@ -44,10 +45,3 @@ def test_the_page_names_all_that_is_gone() -> None:
         *("final_text", "final_message", "iterations", "conversation_history"),
         *("IterationResult", "ToolCallExecution", "ErrorPresenceCheck", "RetryLimit"),
     }
-
-
-def test_the_pages_sample_runs() -> None:
-    (sample,) = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
-    names: dict[str, object] = {}
-    exec(sample, names)  # noqa: S102 - the page's own sample
-    assert names["patient"].config.error_policy == ErrorPolicy.retry_tool_errors(3)  # type: ignore[attr-defined]

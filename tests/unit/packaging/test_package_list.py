@@ -20,7 +20,8 @@ BROUGHT_ALONG = {
     "amqp": "celery",
     "billiard": "celery",
     "click": "typer",
-    "prometheus-client": "flower",
+    "httpx2": "mcp",
+    "mcp-types": "mcp",
     "pydantic-core": "pydantic",
     "tornado": "flower",
     "vine": "celery",
@@ -127,6 +128,10 @@ def test_the_orchestrator_imports_nothing_that_a_client_does_not_install(
 
 
 def extras_of_worker(path: Path) -> set[str]:
+    if path.is_relative_to(ROOT / "worker" / "toolbox" / "mcp"):
+        return {"worker", "mcp"}
+    if path.is_relative_to(ROOT / "worker" / "telemetry"):
+        return {"worker", "telemetry"}
     return {"worker", "testing"} if path.name == "fixtures.py" else {"worker"}
 
 

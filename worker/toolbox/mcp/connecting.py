@@ -60,8 +60,8 @@ class Link:
 
 
 @asynccontextmanager
-async def connected(server: McpServer) -> AsyncIterator[Link]:
-    """Connect, and disconnect at the end of the block.
+async def connected(server: McpServer, limit: asyncio.Timeout) -> AsyncIterator[Link]:
+    """Connect within `limit`, and disconnect at the end of the block.
 
     Raises `ToolSourceError`, `TimeoutError`, and what the transport raises.
     """
@@ -78,7 +78,7 @@ async def connected(server: McpServer) -> AsyncIterator[Link]:
                 link.stirred.set()
 
     async with AsyncExitStack() as stack:
-        async with asyncio.timeout(server.connect_timeout):
+        async with limit:
             transport = await _transport(server, stack)
             client = Client(_watched(transport, end), message_handler=hear, cache=None)
             links.append(Link(await stack.enter_async_context(client), server))

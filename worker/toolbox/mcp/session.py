@@ -43,6 +43,7 @@ class Session:
         self._tried = asyncio.Event()
         self._closing = asyncio.Event()
         self._owner: asyncio.Task[None] | None = None
+        self._limit: asyncio.Timeout | None = None
 
     def start(self) -> None:
         """Connect in the background, and stay connected. Safe to call again."""
@@ -88,6 +89,10 @@ class Session:
         self._closing.set()
         if self._link:
             self._link.stirred.set()
+        if self._limit:
+            # To cancel the owner would also break off the end of a server that was started.
+            with contextlib.suppress(RuntimeError):
+                self._limit.reschedule(0.0)
         if self._owner is None:
             return
         await asyncio.wait({self._owner}, timeout=CLOSING)
@@ -168,7 +173,8 @@ class Session:
 
     async def _hold(self) -> None:
         self._was_up = False
-        async with connected(self.server) as link:
+        self._limit = asyncio.timeout(self.server.connect_timeout)
+        async with connected(self.server, self._limit) as link:
             self.listing = await self._look(link)
             self._link, self._was_up = link, True
             self._tried.set()
@@ -184,7 +190,8 @@ class Session:
                 self._lose(link)
 
     async def _look(self, link: Link) -> tuple[Definition, ...]:
-        async with asyncio.timeout(self.server.connect_timeout):
+        self._limit = asyncio.timeout(self.server.connect_timeout)
+        async with self._limit:
             found = await link.definitions()
         if found == self.listing:
             return self.listing

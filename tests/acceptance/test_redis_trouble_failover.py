@@ -1,0 +1,104 @@
+"""Real workers behind real Sentinels: the master goes away, another takes over, runs go on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deadlines import wait_until
+from fleet_workers import FleetWorker
+from sentinel_fleet import SentinelFleet, sentinel_fleet
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.records.results import RunStatus
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+Start = Callable[..., FleetWorker]
+AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
+TURNS = 3
+RUNS = 40
+SLOTS = "8"
+
+
+def busy(request: RequestRecord) -> Reply:
+    if request.turn < TURNS:
+        call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
+        return Reply(tool_calls=(call,), latency=0.2)
+    return Reply(f"answer to {request.key}", latency=0.2)
+
+
+@pytest.fixture
+def redis_fleet() -> Iterator[SentinelFleet]:
+    with sentinel_fleet(requirepass="geheim") as found:
+        yield found
+
+
+@pytest.fixture
+def effects(tmp_path: Path) -> Path:
+    file = tmp_path / "effects"
+    file.touch()
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "transport"), [("kill", "batch"), ("kill", "stock"), ("freeze", "batch")]
+)
+def test_workers_go_on_with_the_new_master(
+    how: str,
+    transport: str,
+    redis_fleet: SentinelFleet,
+    start_worker: Start,
+    model: ModelServer,
+    effects: Path,
+) -> None:
+    """Store, broker and client find it by themselves; the worker says its wait once."""
+    model.follow(busy)
+    env = {"EFFECTS": str(effects), "STEPFLEET_SLOTS": SLOTS, "STEPFLEET_TRANSPORT": transport}
+    worker = start_worker(redis_fleet.url, env=env)
+    with Fleet(redis_fleet.url) as fleet:
+        batch = fleet.submit_batch(
+            [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)], agent=AGENTS["plain"]
+        )
+        wait_until(lambda: batch.progress().steps >= 15, within=30, what="some steps")
+        former = redis_fleet.master
+        former.kill() if how == "kill" else former.freeze()
+        results = list(batch.results())
+    assert redis_fleet.master is not former
+    assert {result.status for result in results} == {RunStatus.COMPLETED}
+    for result in results:
+        assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+        assert result.output == f"answer to question {str(result.line_id)[1:]}"
+    assert worker.exit_code is None
+    assert 1 <= worker.log.count("waiting for it") <= 2
+    assert "geheim" not in worker.log
+
+
+@pytest.mark.slow
+def test_runs_go_on_from_what_redis_has_when_a_failover_lost_commits(
+    redis_fleet: SentinelFleet, start_worker: Start, model: ModelServer, effects: Path
+) -> None:
+    """Acknowledged commits that the replica never got are made again, and so are their calls."""
+    model.follow(busy)
+    start_worker(redis_fleet.url, env={"EFFECTS": str(effects), "STEPFLEET_SLOTS": SLOTS})
+    with Fleet(redis_fleet.url) as fleet:
+        batch = fleet.submit_batch(
+            [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)], agent=AGENTS["plain"]
+        )
+        wait_until(lambda: batch.progress().steps >= 15, within=30, what="some steps")
+        former = redis_fleet.master
+        with redis_fleet.client(redis_fleet.replica) as client:
+            client.config_set("masterauth", "outdated")
+        with redis_fleet.client(former) as client:
+            client.client_kill_filter(_type="replica")
+        copied = batch.progress().steps
+        wait_until(lambda: batch.progress().steps >= copied + 30, within=30, what="more steps")
+        former.kill()
+        results = list(batch.results())
+        assert {result.status for result in results} == {RunStatus.COMPLETED}
+        for result in results:
+            assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+            assert result.output == f"answer to question {str(result.line_id)[1:]}"
+        assert batch.progress().steps == RUNS * TURNS
+    made = len(model.requests)
+    assert made > RUNS * TURNS + 15, "calls whose commits were lost are made again"

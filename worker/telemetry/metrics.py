@@ -1,0 +1,182 @@
+"""Metrics for Prometheus, served over HTTP by each worker process.
+
+The only module that imports prometheus_client; imported where metrics are wanted. Labels have few
+values: names of agents, models and tools, codes; never runs, and never what a model made up.
+"""
+
+import logging
+from collections.abc import Callable
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+
+from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.records.results import end_state
+from stepfleet.worker.telemetry.seen import (
+    CANCELLED,
+    ModelCallSeen,
+    RefusalSeen,
+    Seen,
+    StepSeen,
+    TaskSeen,
+    ToolCallSeen,
+)
+
+log = logging.getLogger(__name__)
+
+PORTS = 64
+"""How many ports are tried: each process of a machine takes the next one that is free."""
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
+LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+NEVER_RAN = frozenset({"VALIDATION_ERROR", "INVALID_FUNCTION_CALL"})
+NOT_FOUND = "TOOL_NOT_FOUND"
+
+
+class Metrics:
+    """The metrics of one worker process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self._gauges: dict[str, Gauge] = {}
+        self._served: tuple[WSGIServer, Thread] | None = None
+        self._runs = self._counter(
+            "agent_runs", "Runs that ended here", "agent", "status", "stop_reason"
+        )
+        self._steps = self._counter("stepfleet_steps", "Commits of steps", "agent", "move")
+        self._refused = self._counter("stepfleet_claims_refused", "Messages without work", "why")
+        self._latency = self._seconds("llm_latency", "Seconds of answered model calls", "model")
+        self._errors = self._counter("llm_errors", "Model calls that failed", "model", "type")
+        self._tokens = self._counter("llm_tokens", "Tokens of model calls", "model", "kind")
+        self._cost = self._counter("stepfleet_cost_usd", "USD that committed steps took", "agent")
+        self._tools = self._counter("tool_executions", "Tool calls made", "tool", "status")
+        self._took = self._seconds("stepfleet_tool_seconds", "Seconds of tool calls", "tool")
+        self._not_found = self._counter("tool_not_found_errors", "Calls of unknown tools")
+        self._not_executable = self._counter(
+            "tool_not_executable_errors", "Calls that could not be read or checked", "tool"
+        )
+        self._failed = self._counter(
+            "tool_execution_errors", "Calls whose tool failed or took too long", "tool", "code"
+        )
+        self._rescued = self._counter("stepfleet_rescued", "Overdue runs dispatched again")
+        self._lag = Histogram(
+            "stepfleet_loop_lag_seconds",
+            "How much later than asked the event loop wakes",
+            buckets=LAG,
+            registry=self.registry,
+        )
+
+    def take(self, seen: Seen) -> None:
+        """Count what was seen. Belongs to one thread."""
+        match seen:
+            case StepSeen():
+                self._take_step(seen)
+                self._take_calls(seen.calls)
+            case TaskSeen():
+                self._take_calls(seen.calls)
+            case RefusalSeen():
+                self._refused.labels(seen.why.value).inc()
+
+    def watch(self, name: str, told: str, value: Callable[[], float]) -> None:
+        """Show what `value` returns, at each scrape."""
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(name, told, registry=self.registry)
+        self._gauges[name].set_function(value)
+
+    def rescued(self, many: int) -> None:
+        """Count runs that the rescuer dispatched again."""
+        self._rescued.inc(many)
+
+    def late(self, seconds: float) -> None:
+        """Note how late the event loop was."""
+        self._lag.observe(seconds)
+
+    def serve(self, host: str, port: int) -> int | None:
+        """Serve them at `port`, or at the next one that is free; return which.
+
+        Where none is, the worker goes on without, and says so.
+        """
+        trouble = ""
+        for one in range(port, min(port + PORTS, 2**16)):
+            try:
+                self._served = start_http_server(one, host, self.registry)
+            except OSError as error:
+                trouble = str(error)
+                continue
+            log.info("metrics are served at http://%s:%d/metrics", host, one)
+            return one
+        log.error(
+            "metrics are not served: no port is free at %s from %d on (%s); set metrics_port or"
+            " metrics_host",
+            *(host, port, trouble),
+        )
+        return None
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._served:
+            server, thread = self._served
+            server.shutdown()
+            server.server_close()
+            thread.join()
+            self._served = None
+
+    def _take_step(self, seen: StepSeen) -> None:
+        agent, verdict = seen.claim.config.name, seen.verdict
+        if not seen.applied:
+            self._steps.labels(agent, "dropped").inc()
+            return
+        self._steps.labels(agent, verdict.move.value).inc()
+        if verdict.logged:
+            self._cost.labels(agent).inc(verdict.logged.result.cost_usd)
+        if verdict.move is Move.FINISH and verdict.stop_reason:
+            status = end_state(verdict.stop_reason).value
+            self._runs.labels(agent, status, verdict.stop_reason.value).inc()
+
+    def _take_calls(self, calls: tuple[ModelCallSeen | ToolCallSeen, ...]) -> None:
+        for call in calls:
+            if isinstance(call, ModelCallSeen):
+                self._take_model_call(call)
+            else:
+                self._take_tool_call(call)
+
+    def _take_model_call(self, call: ModelCallSeen) -> None:
+        model = call.request.model
+        if call.response:
+            self._latency.labels(model).observe((call.ended - call.began) / 1e9)
+            if usage := call.response.usage:
+                self._tokens.labels(model, "input").inc(usage.prompt_tokens)
+                self._tokens.labels(model, "output").inc(usage.completion_tokens)
+        elif call.code != CANCELLED:
+            self._errors.labels(model, call.kind).inc()
+
+    def _take_tool_call(self, call: ToolCallSeen) -> None:
+        tool = call.name or "unknown"
+        if call.code == CANCELLED:
+            self._tools.labels(tool, "cancelled").inc()
+            return
+        self._tools.labels(tool, "error" if call.code else "success").inc()
+        self._took.labels(tool).observe((call.ended - call.began) / 1e9)
+        if call.code == NOT_FOUND:
+            self._not_found.inc()
+        elif call.code in NEVER_RAN:
+            self._not_executable.labels(tool).inc()
+        elif call.code:
+            self._failed.labels(tool, call.code).inc()
+
+    def _counter(self, name: str, told: str, *labels: str) -> Counter:
+        return Counter(name, told, labels, registry=self.registry)
+
+    def _seconds(self, name: str, told: str, *labels: str) -> Histogram:
+        return Histogram(name, told, labels, buckets=SECONDS, registry=self.registry)

@@ -1,0 +1,116 @@
+"""What was seen of work, as values: model calls, tool calls, attempts at steps, ends.
+
+Times are nanoseconds since the epoch by Redis's clock, so that spans of several workers fit.
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import perf_counter_ns
+
+from stepfleet.orchestrator.protocol.claim import Claim, Refused
+from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+
+CANCELLED = "CANCELLED"
+"""Code of a call that was broken off: no failure of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallSeen:
+    """One model call. `code` and `kind` say what went wrong; both are empty when it answered."""
+
+    span_id: int
+    began: int
+    ended: int
+    request: ModelRequest
+    response: LLMResponse | None = None
+    code: str = ""
+    kind: str = ""
+
+    @property
+    def provider_and_model(self) -> tuple[str, str]:
+        """The provider's name, empty for an agent's own model object, and the model's."""
+        provider, colon, name = self.request.model.partition(":")
+        return (provider, name) if colon else ("", provider)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallSeen:
+    """One execution of a tool. `name` is empty where the agent has no tool of the asked name."""
+
+    span_id: int
+    began: int
+    ended: int
+    name: str
+    call_id: str
+    attempt: int = 1
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One attempt at a step, with the calls that were made in it. `applied`: it was committed."""
+
+    claim: Claim
+    verdict: Verdict
+    calls: tuple[ModelCallSeen | ToolCallSeen, ...]
+    began: int
+    ended: int
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeen:
+    """One tool call that was a task of its own. `applied`: its run has the result."""
+
+    taken: TakenCall
+    calls: tuple[ModelCallSeen | ToolCallSeen, ...]
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalSeen:
+    """A message that asked for a step which was not given to this worker."""
+
+    why: Refused
+
+
+Seen = StepSeen | TaskSeen | RefusalSeen
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The work at hand: its clock, and the calls that were seen in it so far."""
+
+    run_id: str
+    began: int
+    mark: int
+    calls: list[ModelCallSeen | ToolCallSeen] = field(default_factory=list)
+
+    @property
+    def now(self) -> int:
+        """Redis's time now: that of the claim, carried on by the monotonic clock."""
+        return self.began + perf_counter_ns() - self.mark
+
+
+_current: ContextVar[Attempt | None] = ContextVar("stepfleet_attempt", default=None)
+
+
+def begin(run_id: str, now: datetime) -> Attempt:
+    """Note the work that this task does from here on; tools and threads of it share the note."""
+    attempt = Attempt(run_id, nanoseconds(now), perf_counter_ns())
+    _current.set(attempt)
+    return attempt
+
+
+def at_hand(run_id: str | None = None) -> Attempt | None:
+    """Return the work at hand, if there is any and it is that run's."""
+    attempt = _current.get()
+    return attempt if attempt and run_id in (None, attempt.run_id) else None
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Return a time as nanoseconds since the epoch, exact to the microsecond."""
+    return round(moment.timestamp() * 1_000_000) * 1000

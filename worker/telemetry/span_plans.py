@@ -1,0 +1,220 @@
+"""Which spans an attempt at a step amounts to: names, ids, parents, times, attributes. Pure.
+
+Names are those of the project; attributes follow OpenTelemetry's conventions for generative AI
+where there is one, else they begin with `stepfleet.`. No text of messages, arguments, results or
+errors is among them: of an error its code.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.records.results import RunStatus, end_state, run_status
+from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.telemetry.seen import (
+    CANCELLED,
+    ModelCallSeen,
+    RefusalSeen,
+    Seen,
+    StepSeen,
+    TaskSeen,
+    ToolCallSeen,
+    nanoseconds,
+)
+from stepfleet.worker.telemetry.trace_ids import new_span_id, run_span_id, step_span_id
+
+AGENT_RUN = "agent_run"
+LLM_GENERATE = "llm_generate"
+TOOL_EXECUTION = "tool_execution"
+TAKEN_OVER = "TAKEN_OVER"
+"""Code of an attempt that came too late: another worker had the step by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPlan:
+    """One span. Times in nanoseconds; `parent_id` is None for a run's own.
+
+    `error` is a code, empty where it went well; `links` are runs; `is_call` marks a call of
+    another service.
+    """
+
+    name: str
+    run_id: str
+    span_id: int
+    parent_id: int | None
+    began: int
+    ended: int
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    links: tuple[str, ...] = ()
+    is_call: bool = False
+
+
+def spans_of(seen: Seen) -> Iterator[SpanPlan]:
+    """Yield the spans that are over with what was seen, children first."""
+    match seen:
+        case StepSeen():
+            yield from _of_attempt(seen)
+        case TaskSeen(taken=taken):
+            parent = step_span_id(taken.hint.run_id, taken.execution, taken.hint.step + 1)
+            yield from _of_calls(taken.hint.run_id, seen.calls, parent)
+        case RefusalSeen():
+            return
+
+
+def _of_attempt(seen: StepSeen) -> Iterator[SpanPlan]:
+    claim, verdict = seen.claim, seen.verdict
+    run_id, execution = claim.run_id, claim.state.info.execution
+    waits = verdict.move is Move.WAIT and seen.applied
+    # A step that waits for tasks has parts on several workers, which must agree on its id. The
+    # others get new ones, as a step may be tried more than once.
+    resumed = claim.journal.began is not None and verdict.logged is not None and seen.applied
+    known = waits or resumed
+    step_id = step_span_id(run_id, execution, claim.number) if known else new_span_id()
+    yield from _of_calls(run_id, seen.calls, step_id)
+    ends = verdict.move is Move.FINISH and seen.applied
+    if not waits and (verdict.logged or seen.calls or not ends):
+        began = nanoseconds(claim.journal.began) if resumed and claim.journal.began else seen.began
+        yield _step(seen, step_id, began)
+    if ends:
+        yield _run(seen)
+
+
+def _step(seen: StepSeen, step_id: int, began: int) -> SpanPlan:
+    claim, verdict = seen.claim, seen.verdict
+    result = verdict.logged.result if verdict.logged else None
+    attributes: dict[str, Any] = {
+        **_whose(claim),
+        "stepfleet.step": claim.number,
+        "stepfleet.attempt": claim.attempts + claim.limited + claim.crashes + 1,
+        "stepfleet.move": verdict.move.value,
+    }
+    if result:
+        attributes["stepfleet.step_type"] = result.type.value
+        attributes["gen_ai.response.finish_reasons"] = (result.finish_reason.value,)
+        attributes["stepfleet.tool_calls"] = len(result.tool_calls)
+        attributes["stepfleet.cost_usd"] = result.cost_usd
+    error = verdict.failure.code if verdict.failure else ""
+    return SpanPlan(
+        name=f"step_{claim.number}",
+        run_id=claim.run_id,
+        span_id=step_id,
+        parent_id=run_span_id(claim.run_id, claim.state.info.execution),
+        began=began,
+        ended=seen.ended,
+        attributes=attributes,
+        error=error if seen.applied else TAKEN_OVER,
+    )
+
+
+def _run(seen: StepSeen) -> SpanPlan:
+    claim, verdict = seen.claim, seen.verdict
+    state, reason = verdict.state, verdict.stop_reason
+    parent = state.parent_agent_id
+    error = ""
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": "invoke_agent",
+        **_whose(claim),
+        **_usage(state.usage),
+        "gen_ai.request.model": claim.config.model.partition(":")[2] or claim.config.model,
+        "stepfleet.steps": state.step_count,
+        "stepfleet.cost_usd": state.cost_usd,
+    }
+    if reason:
+        attributes["stepfleet.status"] = end_state(reason).value
+        attributes["stepfleet.stop_reason"] = reason.value
+        if run_status(reason) is RunStatus.ERROR:
+            error = verdict.failure.code if verdict.failure else reason.value
+    started = claim.state.info.execution_started_at
+    return SpanPlan(
+        name=AGENT_RUN,
+        run_id=claim.run_id,
+        span_id=run_span_id(claim.run_id, state.info.execution),
+        parent_id=None,
+        began=min(nanoseconds(started), seen.began) if started else seen.began,
+        ended=seen.ended,
+        attributes=attributes,
+        error=error,
+        links=(parent,) if parent else (),
+    )
+
+
+def _of_calls(
+    run_id: str, calls: tuple[ModelCallSeen | ToolCallSeen, ...], parent: int
+) -> Iterator[SpanPlan]:
+    for call in calls:
+        is_model = isinstance(call, ModelCallSeen)
+        yield SpanPlan(
+            name=LLM_GENERATE if is_model else TOOL_EXECUTION,
+            run_id=run_id,
+            span_id=call.span_id,
+            parent_id=parent,
+            began=call.began,
+            ended=call.ended,
+            attributes={
+                "stepfleet.run_id": run_id,
+                **(_model_call(call) if isinstance(call, ModelCallSeen) else _tool_call(call)),
+            },
+            error=call.code,
+            is_call=is_model,
+        )
+
+
+def _model_call(call: ModelCallSeen) -> dict[str, Any]:
+    provider, model = call.provider_and_model
+    settings, response = call.request.settings, call.response
+    told: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": model,
+        "gen_ai.request.temperature": settings.temperature,
+        "gen_ai.request.top_p": settings.top_p,
+        "gen_ai.request.max_tokens": settings.max_tokens,
+        "gen_ai.request.seed": settings.seed,
+    }
+    if response:
+        told["gen_ai.response.model"] = response.model
+        told["gen_ai.response.finish_reasons"] = (response.finish_reason.value,)
+        told |= _usage(response.usage)
+    return {name: value for name, value in told.items() if value not in (None, "")}
+
+
+def _tool_call(call: ToolCallSeen) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": call.name or "unknown",
+        "gen_ai.tool.call.id": call.call_id,
+        "stepfleet.attempt": call.attempt,
+    }
+
+
+def _whose(claim: Claim) -> dict[str, Any]:
+    """Return which run it is, of which agent, for which other run."""
+    told = {
+        "stepfleet.run_id": claim.run_id,
+        "gen_ai.conversation.id": claim.run_id,
+        "gen_ai.agent.name": claim.config.name,
+        "stepfleet.execution": claim.state.info.execution,
+        "stepfleet.batch_id": claim.batch_id,
+        "stepfleet.parent_run_id": claim.state.parent_agent_id,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _usage(usage: UsageStats | None) -> dict[str, Any]:
+    if usage is None:
+        return {}
+    told = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
+    if usage.cached_tokens:
+        told["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    return told
+
+
+def is_failure(plan: SpanPlan) -> bool:
+    """Tell whether a span's status is an error: being broken off is none of its own."""
+    return plan.error not in ("", CANCELLED)
