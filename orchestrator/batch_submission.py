@@ -122,6 +122,7 @@ class BatchSubmission:
         if found:
             await self._batches.forget(batch_id)
         await self._batches.register(manifest)
+        await self._batches.tidy()
         return manifest
 
     async def _create_all(

@@ -7,18 +7,27 @@ message with other ids. A contract test compares them with what `send_task` puts
 import asyncio
 import base64
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 from celery import Celery
-from kombu.exceptions import ChannelError
+from kombu.exceptions import ChannelError, OperationalError
+from redis.exceptions import RedisError
 
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.message_signing import HEADER, SigningKeys
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings import TASK, TOOL_TASK
+from stepfleet.orchestrator.troubles import Trouble, Watch
+
+REST_SECONDS = 2.0
+"""How long a broker that could not be reached is left alone."""
+
+BROKER_ERRORS = (OperationalError, ChannelError, RedisError, OSError)
 
 
 def step_label(agent: str, step: int) -> str:
@@ -155,6 +164,8 @@ class Dispatch:
         self.queue = queue
         self.in_script = in_script
         self._app = app
+        self._rests_until = 0.0
+        self._watch = Watch("The broker, for publishing,")
         self._connection = connection
         self._signing = signing
         self._messages = StepMessages(queue, signing) if in_script else None
@@ -177,7 +188,7 @@ class Dispatch:
             messages = [self._messages.build(hint, agent) for hint, agent in hints]
             await self._connection.execute("RPUSH", self.queue, *messages)
         else:
-            await asyncio.to_thread(self._send, hints)
+            await self._publish(self._send, hints)
 
     async def published(self, hint: StepHint, agent: str) -> None:
         """Send `hint` unless the script has pushed it already."""
@@ -200,13 +211,31 @@ class Dispatch:
             pushes = [("RPUSH", call.queue, self.call_message(call)) for call in calls]
             await asyncio.gather(*(self._connection.execute(*push) for push in pushes))
         else:
-            await asyncio.to_thread(self._send_calls, calls)
+            await self._publish(self._send_calls, calls)
 
     async def waiting(self) -> int:
         """Return how many messages wait in the queue."""
         if self._messages:
             return int(await self._connection.execute("LLEN", self.queue))
-        return await asyncio.to_thread(self._count)
+        try:
+            return await asyncio.to_thread(self._count)
+        except BROKER_ERRORS as error:
+            raise StoreError(f"the broker cannot be reached: {error}") from None
+
+    async def _publish(self, send: Callable[[Any], None], what: Sequence[Any]) -> None:
+        """Send beside the store; what a broker that is away does not get, a rescuer sends again.
+
+        So it is no error of those who wrote what the hints are about, and nobody waits for it.
+        """
+        if time.monotonic() < self._rests_until:
+            return
+        try:
+            await asyncio.to_thread(send, what)
+        except BROKER_ERRORS as error:
+            self._rests_until = time.monotonic() + REST_SECONDS
+            self._watch.failed(Trouble.AWAY, error, time.monotonic())
+        else:
+            self._watch.answered(time.monotonic())
 
     def _send(self, hints: Sequence[tuple[StepHint, str]]) -> None:
         with self._app.producer_or_acquire() as producer:
@@ -240,6 +269,7 @@ class Dispatch:
 
     def _count(self) -> int:
         with self._app.connection_for_read() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0)
             try:
                 declared = connection.default_channel.queue_declare(self.queue, passive=True)
             except ChannelError as error:

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import client_app
-from stepfleet.worker.leases import Lease, Leases
+from stepfleet.worker.leases import Leases
 from stepfleet.worker.ports import Store
 from stepfleet.worker.services import LoopServices
 from stepfleet.worker.step import CANCELLED, run_step
@@ -49,7 +49,7 @@ class Trials:
         self._command = command or (sys.executable, "-m", "stepfleet.worker.alone")
         self._places = PLACES
 
-    async def tried(self, claim: Claim, lease: Lease, store: Store) -> bool:
+    async def tried(self, claim: Claim, store: Store) -> bool:
         """Try the claimed step alone if it is its last chance; False where it is to be done here.
 
         Its process goes on under the same token. One that dies leaves the lease to run out, and
@@ -62,11 +62,11 @@ class Trials:
             return True
         self._places -= 1
         try:
-            return await self._try(claim, lease, store)
+            return await self._try(claim, store)
         finally:
             self._places += 1
 
-    async def _try(self, claim: Claim, lease: Lease, store: Store) -> bool:
+    async def _try(self, claim: Claim, store: Store) -> bool:
         log.warning(
             "step %d of run %s has ended %d workers; it is tried in a process of its own",
             *(claim.number, claim.run_id, claim.crashes),
@@ -122,15 +122,17 @@ async def _release(claim: Claim, store: Store, delay: float) -> None:
         await store.commit(claim, replace(verdict, state=state), Events([]))
 
 
-async def do_alone(settings: Settings, agents: Iterable[Agent], hint: StepHint, token: str) -> None:
-    """Do one step that is claimed under `token`, and say when it has begun."""
+async def do_alone(
+    settings: Settings, agents: Iterable[Agent], hint: StepHint, token: str, began: int
+) -> None:
+    """Do one step that is claimed under `token`; say on the file `began` when it has begun."""
     app, leases = client_app(settings), Leases(time.monotonic)
     services = LoopServices(settings, agents, app, leases)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leases.hand_back)
 
     def visit(point: str) -> None:
         if point == "after-claim":
-            os.write(sys.stdout.fileno(), _BEGAN)
+            os.write(began, _BEGAN)
 
     try:
         ports = replace(await services.ports(), token=lambda: token, crash=visit, alone=None)
@@ -145,7 +147,10 @@ def main(arguments: Sequence[str]) -> None:
     run_id, step, token = arguments
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
     agents = load_agents(references).values()
-    asyncio.run(do_alone(load_settings(), agents, StepHint(run_id, int(step)), token))
+    # What a tool prints would fill a pipe that nobody empties.
+    began = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    asyncio.run(do_alone(load_settings(), agents, StepHint(run_id, int(step)), token, began))
 
 
 if __name__ == "__main__":

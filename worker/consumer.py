@@ -23,12 +23,13 @@ from celery import signals
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
-from stepfleet.orchestrator.store.troubles import Trouble, Watch
+from stepfleet.orchestrator.troubles import Trouble, Watch
 
 log = logging.getLogger(__name__)
 
 CELERYS_LOG = "celery.worker.consumer.consumer"
 KOMBUS_LOG = "kombu.transport.redis"
+REQUESTS_LOG = "celery.worker.request"
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 3.0
 STEADY_SECONDS = 5.0
@@ -45,7 +46,8 @@ class ForgivingConsumer(Consumer):
         self._pause = 0.0
         self._lost_at = 0.0
         self._forgave = False
-        logging.getLogger(KOMBUS_LOG).addFilter(is_news)
+        for name in (KOMBUS_LOG, REQUESTS_LOG):
+            logging.getLogger(name).addFilter(is_news)
         super().__init__(*args, **kwargs)
 
     def on_ready(self) -> None:
@@ -137,7 +139,12 @@ class ForgivingConsumer(Consumer):
 
     def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Acknowledge or reject in the consumer's thread soon; its failure is logged once."""
-        return super().call_soon_ack(partial(self._forgiven, p), *args, **kwargs)
+        call = partial(self._forgiven, p)
+        # While a pool drains, Celery makes only those calls that it knows as acknowledgements.
+        vars(call).update(
+            __self__=getattr(p, "__self__", None), __name__=getattr(p, "__name__", "")
+        )
+        return super().call_soon_ack(call, *args, **kwargs)
 
 
 def _wait(seconds: float) -> None:
@@ -149,11 +156,13 @@ def _wait(seconds: float) -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Tell whether to keep a log record of kombu's: a refusal each second is none.
+    """Tell whether to keep a log record about the broker: a traceback for each message is none.
 
-    What Redis refuses to the upkeep of bindings, it refuses to others, who say so once.
+    What is refused to the upkeep of bindings is refused to others, who say so once; that the
+    connection is lost was said, and a message that could not be acknowledged comes again.
     """
-    return not record.getMessage().startswith("maybe_refresh_binding_expiry")
+    told = ("maybe_refresh_binding_expiry", "Couldn't ack")
+    return not record.getMessage().startswith(told)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:

@@ -20,7 +20,6 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
-from stepfleet.worker.leases import Lease
 
 
 class Held(Protocol):
@@ -130,7 +129,7 @@ class Toolbox(Protocol):
 class Trials(Protocol):
     """Tries steps that have ended their workers in processes of their own."""
 
-    async def tried(self, claim: Claim, lease: Lease, store: Store) -> bool:
+    async def tried(self, claim: Claim, store: Store) -> bool:
         """Return whether the claimed step was, or will be, done elsewhere."""
 
 

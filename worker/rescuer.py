@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 MOST_PER_SHARD = 200
 MOST_LOOKS = 100
+PUT_OFF = "rescue put off: %s"
 
 
 class Rescuer:
@@ -56,15 +57,18 @@ class Rescuer:
 
         `told` hears how many runs were dispatched again.
         """
+        is_put_off = False
         while True:
             await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
             try:
                 rescued = await self.rescue_all(crash)
             except (AgentException, OSError) as error:
-                log.warning("rescue put off: %s", error)
+                log.log(logging.DEBUG if is_put_off else logging.WARNING, PUT_OFF, error)
+                is_put_off = True
             except Exception:
                 log.exception("rescue failed")
             else:
+                is_put_off = False
                 if rescued:
                     told(rescued)
                     log.info("dispatched %d overdue runs again", rescued)

@@ -48,7 +48,7 @@ from stepfleet.worker.sources import OpenSources, check_sources, sources_of
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.stopping import Stopping
 from stepfleet.worker.telemetry import logged
-from stepfleet.worker.telemetry.watching import check_watching, watching
+from stepfleet.worker.telemetry.watching import prepare_watching, watching
 from stepfleet.worker.telling import Teller
 from stepfleet.worker.tool_task import CallReport, CallStore, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
@@ -269,7 +269,7 @@ class Services:
     ) -> None:
         agents = tuple(agents)
         check_sources(agents)
-        check_watching(settings)
+        prepare_watching(settings)
         self._settings = settings
         self.leases = Leases(time.monotonic)
         self.crash = crash_points(os.environ)

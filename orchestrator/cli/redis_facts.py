@@ -110,7 +110,7 @@ def client_of(url: str) -> redis.Redis:
         "encoding_errors": "replace",  # what lies in quarantine is any bytes
     }
     if is_sentinel(url):
-        return master_client(url, seconds=_CONNECT_SECONDS, **plain)
+        return cast("redis.Redis", master_client(url, seconds=_CONNECT_SECONDS, **plain))
     return redis.Redis.from_url(
         url,
         socket_connect_timeout=_CONNECT_SECONDS,

@@ -32,7 +32,7 @@ def asked_sentinels(url: str) -> SentinelFacts:
     """Return what the Sentinels of `url` say, within a second each."""
     parsed = parse_sentinel(url)
     once = Retry(NoBackoff(), 0)
-    states: list[dict[str, Any]] = []
+    states: list[Any] = []
     for host, port in parsed.sentinels:
         client = redis.Redis(host=host, port=port, retry=once, **sentinel_options(parsed))
         with contextlib.closing(client), contextlib.suppress(RedisError, OSError):

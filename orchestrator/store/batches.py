@@ -1,5 +1,6 @@
 """Batches in Redis: manifests, counters, and which runs have ended. Knows no input files."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 
+MOST_TIDIED = 5
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
 
 
@@ -90,6 +92,25 @@ class Batches:
             else:
                 found.append(progress_of(manifest, counters))
         return found
+
+    async def tidy(self) -> None:
+        """Forget some batches, if there are any, whose runs are past their retention.
+
+        A few drawn from all that are old enough: with every batch that is registered as many may
+        go, so that manifests do not pile up where nobody lists them.
+        """
+        before = (await self.now() - self._retention).timestamp() * 1000
+        old = int(await self._connection.execute("ZCOUNT", keys.BATCHES, "-inf", before))
+        if not old:
+            return
+        first = random.randrange(max(old - MOST_TIDIED, 0) + 1)  # noqa: S311 - no secret
+        found = await self._connection.execute(
+            "ZRANGEBYSCORE", keys.BATCHES, "-inf", before, "LIMIT", first, MOST_TIDIED
+        )
+        for batch_id in found:
+            manifest = await self.find(batch_id)
+            if not manifest or await self._is_past(manifest, await self._counters(batch_id)):
+                await self.forget(batch_id)
 
     async def forget(self, batch_id: str) -> None:
         """Remove a batch's manifest; its runs and counters stay as long as they stay."""

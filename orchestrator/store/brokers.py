@@ -23,6 +23,8 @@ _BOUNDED = {
     "socket_connect_timeout": SILENCE_SECONDS,
     "health_check_interval": SILENCE_SECONDS,
 }
+# For whoever publishes: kombu's default tries for ever to connect, and its caller waits.
+_IMPATIENT = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 
 
 def kombu_url(url: str) -> str:
@@ -46,11 +48,13 @@ def kombu_conf(url: str) -> dict[str, Any]:
     """
     if is_sentinel(url):
         return _sentinel_conf(sentinels_of(url))
-    return {"broker_transport_options": dict(_BOUNDED) if _REDIS.match(url) else {}}
+    bounded = _BOUNDED if _REDIS.match(url) else {}
+    return {"broker_transport_options": {**_IMPATIENT, **bounded}}
 
 
 def _sentinel_conf(parsed: SentinelUrl) -> dict[str, Any]:
     options = {
+        **_IMPATIENT,
         **_BOUNDED,
         "master_name": parsed.service,
         "sentinels": list(parsed.sentinels),

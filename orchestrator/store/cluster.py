@@ -22,7 +22,7 @@ from stepfleet.orchestrator.store.connection import FIRST_PAUSE, LONGEST_PAUSE
 from stepfleet.orchestrator.store.lanes import Call, Lane
 from stepfleet.orchestrator.store.slots import SLOTS, Topology, guarded, key_of, slot_of
 from stepfleet.orchestrator.store.surveying import survey
-from stepfleet.orchestrator.store.troubles import Trouble, Watch, trouble_of
+from stepfleet.orchestrator.troubles import Trouble, Watch, trouble_of
 
 MOST_HOPS = 5
 MOST_ASKED = 8

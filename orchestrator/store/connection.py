@@ -23,7 +23,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.pool import RenewablePool
-from stepfleet.orchestrator.store.troubles import Trouble, Watch, explained, trouble_of
+from stepfleet.orchestrator.troubles import Trouble, Watch, explained, trouble_of
 
 Client = Redis | RedisCluster
 LARGEST_TRIP = 500
@@ -136,6 +136,8 @@ class Connection:
                     call.answer(error)
                 if not isinstance(error, Exception):
                     raise
+        # Before those who were answered go on: what they send may need a trip of its own.
+        self._under_way -= {asyncio.current_task()}
 
     async def _round_trip(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         try:

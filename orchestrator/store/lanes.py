@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from stepfleet.orchestrator.cluster_url import Place
 from stepfleet.orchestrator.store.pool import RenewablePool
 from stepfleet.orchestrator.store.slots import Command
-from stepfleet.orchestrator.store.troubles import explained
+from stepfleet.orchestrator.troubles import explained
 
 LARGEST_TRIP = 500
 TRIPS = 2
@@ -93,6 +93,8 @@ class Lane:
                     call.answer(error)
                 if not isinstance(error, Exception):
                     raise
+        # Before those who were answered go on: what they send may need a trip of its own.
+        self._under_way -= {asyncio.current_task()}
 
     def _renew(self) -> None:
         """Whoever listens there next may be another server: connect anew."""

@@ -5,30 +5,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from documents import Block, blocks_of, files_of, pages, run_samples, samples_of
+import redis
+from documents import blocks_of, files_of, pages, run_samples, samples_of
 from fleet_workers import FleetWorker
 
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 TESTS = Path(__file__).parents[1]
 TEXTS = pages()
 BLOCKS = {name: blocks_of(text) for name, text in TEXTS.items()}
-ELSEWHERE = {
-    "README.md": "test_readme.py",
-    "docs/checkpoints.md": "test_checkpoints_page.py",
-    "docs/configuration.md": "test_configuration_page.py",
-    "docs/events.md": "test_events_page.py",
-    "docs/memory.md": "test_memory_page.py",
-    "docs/tools.md": "test_tools_page.py",
-}
+PYTHON = ("```python", '"python"')
+
+
+def runners(name: str) -> list[Path]:
+    """Return the tests that read a page by its name and take its Python blocks."""
+    wanted = f'"{Path(name).name}"'
+    tests = (one for one in TESTS.rglob("test_*.py") if one != Path(__file__))
+    texts = ((one, one.read_text(encoding="utf-8")) for one in tests)
+    return [one for one, text in texts if wanted in text and any(p in text for p in PYTHON)]
+
+
+WITH_PYTHON = [
+    name for name, blocks in BLOCKS.items() if any(one.language == "python" for one in blocks)
+]
+ELSEWHERE = {name: found for name in WITH_PYTHON if (found := runners(name))}
 """Pages whose samples have a test of their own."""
-
-
-def has_python(blocks: tuple[Block, ...]) -> bool:
-    return any(one.language == "python" for one in blocks)
-
-
-RUN_HERE = [name for name, blocks in BLOCKS.items() if has_python(blocks) and name not in ELSEWHERE]
+RUN_HERE = [name for name in WITH_PYTHON if name not in ELSEWHERE]
 
 
 def prices(request: RequestRecord) -> Reply:
@@ -78,17 +82,41 @@ def test_the_samples_of_a_page_run_and_print_what_it_says(
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_pages_that_are_run_elsewhere_are_read_by_that_test(name: str) -> None:
+def test_pages_that_are_run_elsewhere_are_executed_there(name: str) -> None:
     """DOC-05"""
-    (test,) = TESTS.rglob(ELSEWHERE[name])
-    text = test.read_text(encoding="utf-8")
-    assert Path(name).name in text
-    assert "python" in text
-    assert re.search(r"exec\(|subprocess\.run\(", text)
+    texts = [one.read_text(encoding="utf-8") for one in ELSEWHERE[name]]
+    assert any(re.search(r"\bexec\(|subprocess\.run\(", text) for text in texts)
 
 
-@pytest.mark.parametrize("name", [name for name, blocks in BLOCKS.items() if has_python(blocks)])
+@pytest.mark.parametrize("name", WITH_PYTHON)
 def test_fragments_are_python_all_the_same(name: str) -> None:
     for block in BLOCKS[name]:
         if block.is_fragment:
             compile(block.text, f"{name}, line {block.line}", "exec")
+
+
+def test_the_keys_of_a_store_at_work_are_those_that_the_architecture_lists(
+    tmp_path: Path, redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
+) -> None:
+    """DOC-03: a batch of runs that call a tool and tell their text, looked at key by key."""
+    agents = files_of(BLOCKS["docs/troubleshooting.md"])["agents.py"]
+    (tmp_path / "agents.py").write_text(agents, encoding="utf-8")
+    model.follow(prices)
+    start_worker(env={"STEPFLEET_AGENTS": str(tmp_path / "agents.py")})
+    patient = load_agents(str(tmp_path / "agents.py"))["patient"]
+    lines = [{"id": str(number), "input": "What does a lamp cost?"} for number in range(5)]
+    with Fleet(redis_url) as fleet:
+        batch = fleet.submit_batch(lines, patient, broadcast="standard")
+        assert [one.status for one in batch.results()] == ["completed"] * len(lines)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        found = {shape_of(key) for key in client.scan_iter("sf:*")}
+    told = re.findall(r"^\| (`sf:.+?) \| ", TEXTS["docs/architecture.md"], re.MULTILINE)
+    listed = {shape_of(key) for cell in told for key in re.findall(r"`(sf:.+?)`", cell)}
+    assert found - listed == set()
+    assert {"sf:{}:run:*", "sf:{}:run:*:log", "sf:{}:batch:*", "sf:agents"} <= found
+
+
+def shape_of(key: str) -> str:
+    """Return a key without ids and hash tags."""
+    key = re.sub(r"\{[^}]*\}", "{}", key)
+    return re.sub(r"(:run:|:batch:)[^:]+", r"\1*", key)

@@ -22,8 +22,8 @@ HEAVY = load_agents(str(FOLDER / "heavy_agents.py"))["heavy"]
 STUBBORN = load_agents(str(FOLDER / "stubborn_agents.py"))["stubborn"]
 POOLS = ("asyncio", "prefork", "threads", "solo")
 LONG = 90.0
-# Nobody's lease ends and nothing is rescued within a test: what goes on was handed back.
-PATIENT = {"STEPFLEET_LEASE": "600", "STEPFLEET_GRACE": "600"}
+# Nobody's lease ends within a test: what goes on was handed back.
+PATIENT = {"STEPFLEET_LEASE": "600", "STEPFLEET_GRACE": "15"}
 
 
 @pytest.fixture

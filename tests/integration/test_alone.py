@@ -63,14 +63,14 @@ async def test_a_step_with_more_chances_is_done_where_it_was_taken(
     desk: Bench, crashes: int
 ) -> None:
     claim = await suspect(desk, crashes)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await Trials(LIMIT, 1.0).tried(claim, lease, desk.steps)
+    with Leases(time.monotonic).hold(claim):
+        assert not await Trials(LIMIT, 1.0).tried(claim, desk.steps)
 
 
 async def test_where_a_single_repetition_is_allowed_nothing_is_tried(desk: Bench) -> None:
     claim = await suspect(desk, 1)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await Trials(2, 1.0).tried(claim, lease, desk.steps)
+    with Leases(time.monotonic).hold(claim):
+        assert not await Trials(2, 1.0).tried(claim, desk.steps)
 
 
 async def test_a_last_chance_is_taken_in_a_process_of_its_own(
@@ -80,8 +80,8 @@ async def test_a_last_chance_is_taken_in_a_process_of_its_own(
     claim = await suspect(desk)
     with ModelServer(lambda _: Reply("alone")) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
-        with Leases(time.monotonic).hold(claim) as lease:
-            assert await Trials(LIMIT, 1.0).tried(claim, lease, desk.steps)
+        with Leases(time.monotonic).hold(claim):
+            assert await Trials(LIMIT, 1.0).tried(claim, desk.steps)
     run = await desk.stored(claim.run_id)
     assert run.result().output == "alone"
     assert [one.kind for one in run.result().lost_attempts] == ["crash"] * (LIMIT - 1)
@@ -89,8 +89,8 @@ async def test_a_last_chance_is_taken_in_a_process_of_its_own(
 
 async def test_where_no_process_can_be_started_the_step_is_done_here(desk: Bench) -> None:
     claim = await suspect(desk)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await Trials(LIMIT, 1.0, ENDS_AT_ONCE).tried(claim, lease, desk.steps)
+    with Leases(time.monotonic).hold(claim):
+        assert not await Trials(LIMIT, 1.0, ENDS_AT_ONCE).tried(claim, desk.steps)
     assert (await desk.header(claim.run_id))["token"] == claim.token
 
 
@@ -143,8 +143,8 @@ async def test_a_cancel_that_arrives_before_a_trial_ends_the_run(desk: Bench) ->
 
 
 async def attempt(trials: Trials, leases: Leases, desk: Bench, claim: Claim) -> bool:
-    with leases.hold(claim) as lease:
-        return await trials.tried(claim, lease, desk.steps)
+    with leases.hold(claim):
+        return await trials.tried(claim, desk.steps)
 
 
 def held(leases: Leases, claim: Claim) -> Callable[[], Awaitable[bool]]:

@@ -17,8 +17,8 @@ from stepfleet.orchestrator.store.slots import slot_of
 
 @pytest.fixture
 def own_cluster() -> Iterator[RedisCluster]:
-    """Three masters, and a replica of the first."""
-    with redis_cluster(replicas=1) as made:
+    """Three masters, and a replica of the first. A killed one has all that it acknowledged."""
+    with redis_cluster(replicas=1, appendfsync="always") as made:
         yield made
 
 

@@ -24,6 +24,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.calls import digest
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.opening import open_store
+from stepfleet.worker.rescuer import Rescuer
 
 Servers = Callable[..., RedisServer]
 AGENT = Agent(name="plain", model="openai:scripted", instructions="Answer.")
@@ -149,7 +150,7 @@ async def test_a_master_that_became_a_replica_is_waited_for_over_new_connections
         wait = _is(lambda: proxy.connections >= connections + 3)
         await until(wait, within=30, what="new connections")
         assert errors_of(server, "READONLY") - refused < 50
-        client.replicaof("NO", "ONE")  # type: ignore[arg-type] # redis-py's word for it
+        client.replicaof("NO", "ONE")
     assert await write
 
 
@@ -339,4 +340,38 @@ async def test_configurations_that_a_failover_lost_are_stored_again(
             await store.configs.restore(AGENT.config)
             assert client.hkeys(keys.AGENTS) == [AGENT.config.digest]
             assert client.hgetall(keys.NAMES) == {"plain": AGENT.config.digest}
+        await store.aclose()
+
+
+async def test_a_broker_that_is_away_fails_no_submission(
+    server: RedisServer, own_redis: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store has the runs, and a rescuer publishes them when the broker is back."""
+    broker = own_redis()
+    with troubled(broker.port) as way:
+        settings = load_settings(redis_url=server.url, broker_url=way.url, grace=0.1)
+        way.cut()
+        async with AsyncFleet(settings=settings) as fleet:
+            run_ids = [await fleet.submit(AGENT, f"question {n}") for n in range(20)]
+        assert len([line for line in said(caplog) if "The broker, for publishing," in line]) == 1
+        assert way.connections < 30
+        store = await open_store(settings)
+        rescuer = Rescuer(
+            *(store.connection, store.keys, store.dispatch),
+            grace=0.1,
+            interval=0.1,
+            long_queue=100,
+            jitter=lambda: 0.5,
+        )
+        with pytest.raises(StoreError, match="the broker cannot be reached"):
+            await rescuer.rescue()
+        way.heal()
+
+        async def all_are_sent() -> bool:
+            await rescuer.rescue()
+            with plain(broker) as client:
+                sent = "".join(map(str, client.lrange("stepfleet", 0, -1)))
+            return all(run_id in sent for run_id in run_ids)
+
+        await until(all_are_sent, within=30, what="all runs sent")
         await store.aclose()

@@ -15,9 +15,9 @@ from stepfleet.orchestrator.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.cli.checks import State, sentinels
 from stepfleet.orchestrator.cli.redis_facts import ask
 from stepfleet.orchestrator.cli.sentinel_facts import SentinelFacts, asked_sentinels
-from stepfleet.orchestrator.dispatch import StepHint
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.fleet import AsyncFleet
+from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings import load_settings
 from stepfleet.orchestrator.store.opening import client_app, open_store
 
@@ -103,7 +103,7 @@ async def test_events_are_published_where_the_master_is(guarded: SentinelFleet) 
     with guarded.client(guarded.master) as client, client.pubsub() as channel:
         channel.subscribe("agent.x")
         channel.get_message(timeout=5)
-        await broadcaster.broadcast("agent.x", {"session_id": "x"})  # type: ignore[typeddict-item]
+        await broadcaster.broadcast("agent.x", {"session_id": "x"})
         wait_until(lambda: _hear(channel, heard), within=30, what="the event")
     await broadcaster.aclose()
     assert json.loads(heard[0]) == {"session_id": "x"}

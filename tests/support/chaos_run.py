@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import redis
 from chaos_clients import Meddler
-from chaos_courier import HEAVY, READ, Courier
+from chaos_courier import BROKER_KEYS, HEAVY, READ, Courier
 from chaos_fleet import ChaosWorkers, RecoveryWatch
 from chaos_plan import plan_of
 from deadlines import wait_until
@@ -137,7 +137,10 @@ class ChaosRun:
         """End the trouble; return when every run has ended and all workers have stopped."""
         self.clients.end()
         wait_until(lambda: not self.workers.frozen, within=30, what="all workers thawed")
-        wait_until(self._all_ended, within=120, what="the end of all runs")
+        try:
+            wait_until(self._all_ended, within=120, what="the end of all runs")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._left()}") from None
         self.exit_codes = self.workers.stop()
         self._stack.close()
 
@@ -176,6 +179,22 @@ class ChaosRun:
             time.sleep(self._draw.uniform(0, 1))  # an outage
             self._server.start()
         self.happened[event] += 1
+
+    def _left(self) -> str:
+        """Return what is stored of the runs that are still active."""
+        lines = []
+        with redis.Redis.from_url(self._server.url, decode_responses=True) as client:
+            lines.append(
+                f"now {client.time()}, queues {[client.llen(one) for one in BROKER_KEYS[:3]]}"
+            )
+            for shard in range(16):
+                tag = f"sf:{{s{shard:02d}}}:"
+                for run_id, score in client.zrange(f"{tag}due", 0, -1, withscores=True):
+                    header = client.hgetall(f"{tag}run:{run_id}")
+                    shown = {name: value for name, value in header.items() if len(value) < 80}
+                    journal = client.hgetall(f"{tag}run:{run_id}:journal")
+                    lines.append(f"{run_id} due {score:.0f}\n  {shown}\n  {journal}")
+        return "\n".join(lines)
 
     def _all_ended(self) -> bool:
         """Tell whether nothing is active any more; take pauses back."""

@@ -8,6 +8,7 @@ What a page can say of a fenced block, by its first line or the words behind its
 - ```` ```python fragment ````: is not run, and has to be Python all the same.
 """
 
+import itertools
 import json
 import os
 import re
@@ -89,6 +90,26 @@ def pages() -> dict[str, str]:
     """Return every page for users by its path from the root, with its text."""
     found = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
     return {str(one.relative_to(ROOT)): one.read_text(encoding="utf-8") for one in found}
+
+
+def table(text: str, *head: str) -> list[list[str]]:
+    """Return the cells of the table whose head begins with these cells, without its head."""
+    lines = text.splitlines()
+    start = lines.index(next(one for one in lines if one.startswith(f"| {' | '.join(head)} |")))
+    body = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in body]
+
+
+def head_of(text: str, first: str) -> list[str]:
+    """Return the head's cells of the table that begins with `first`."""
+    line = next(one for one in text.splitlines() if one.startswith(f"| {first} |"))
+    return [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def first_code(cell: str) -> str:
+    """Return the first code of a table's cell."""
+    found: list[str] = re.findall(r"`([^`]+)`", cell)
+    return found[0]
 
 
 def run_samples(

@@ -55,7 +55,7 @@ class SentinelFleet:
     """A master, replicas of it, and three Sentinels, begun by `start` and ended by `end`."""
 
     def __init__(
-        self, folder: Path, *, replicas: int = 1, sentinels: tuple[str, ...] = (), **settings: str
+        self, folder: Path, replicas: int, sentinels: tuple[str, ...], /, **settings: str
     ) -> None:
         self._password = settings.get("requirepass")
         if self._password:
@@ -115,7 +115,7 @@ class SentinelFleet:
             if len(ports) != 1 or than.port in ports:
                 return False
             with contextlib.suppress(redis.RedisError), self.client(self.master) as client:
-                return client.role()[0] == "master"
+                return bool(client.role()[0] == "master")
             return False
 
         wait_until(is_promoted, within=30, what="a failover")
@@ -152,7 +152,7 @@ class SentinelFleet:
 def sentinel_fleet(*, sentinels: tuple[str, ...] = (), **settings: str) -> Iterator[SentinelFleet]:
     """A master, one replica and three Sentinels, ended afterwards."""
     with short_folder() as folder:
-        fleet = SentinelFleet(folder, sentinels=sentinels, **settings)
+        fleet = SentinelFleet(folder, 1, sentinels, **settings)
         try:
             yield fleet.start()
         finally:

@@ -6,7 +6,7 @@ import pytest
 from redis import exceptions
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.store.troubles import (
+from stepfleet.orchestrator.troubles import (
     QUIET_SECONDS,
     Trouble,
     Watch,

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from importlib import import_module
 from typing import Any, Protocol
 
 from stepfleet.orchestrator.settings import Settings
@@ -181,9 +182,16 @@ def watching(
     return Watched(asked, worker) if asked else Unwatched()
 
 
-def check_watching(settings: Settings) -> None:
-    """Raise `ConfigurationError` where what the settings ask for is not installed."""
-    possible(wanted(settings, os.environ))
+def prepare_watching(settings: Settings) -> None:
+    """Import what is wanted, before the event loop runs and children are forked.
+
+    Raises `ConfigurationError` where it is not installed.
+    """
+    asked = possible(wanted(settings, os.environ))
+    if asked.spans:
+        import_module("stepfleet.worker.telemetry.spans")
+    if asked.port is not None:
+        import_module("stepfleet.worker.telemetry.metrics")
 
 
 async def watch_loop(late: Callable[[float], None]) -> None:

@@ -21,7 +21,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
-from stepfleet.orchestrator.store.troubles import Trouble, Watch, trouble_of
+from stepfleet.orchestrator.troubles import Trouble, Watch, trouble_of
 from stepfleet.worker.transport.debts import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
 from stepfleet.worker.transport.guard import MESSAGE_LIMIT, Refused, examine
 from stepfleet.worker.transport.ledger import LostFetch

@@ -4,6 +4,7 @@ Replaces the part of kombu's poller that keeps a blocking pop outstanding on eve
 not know what a fetch does.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -45,6 +46,11 @@ class Poller(StockPoller):
 
     def _update_brpop_polling(self) -> None:
         """Nothing is paused: a fetch asks for no more than there is credit for."""
+
+    def maybe_restore_messages(self) -> None:
+        """Sweep for what dead consumers left; what Redis refuses is tried at the next sweep."""
+        with suppress(ResponseError):
+            super().maybe_restore_messages()
 
     def on_readable(self, fileno: int) -> Any:
         """Read what has arrived, of whatever kind."""

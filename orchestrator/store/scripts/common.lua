@@ -33,8 +33,12 @@ local function count(batch, field, by)
   if batch and batch ~= '' and by ~= 0 then redis.call('HINCRBY', batch_key(batch), field, by) end
 end
 
--- The ledger holds one entry per attempt; a better one replaces it and is not counted again.
+-- The ledger holds one entry per attempt; a better one replaces it and is not counted again. Of
+-- refusals without end, which cost nothing, the first thousand and the newest stay.
+local MOST_LOST = 1000
 local function note_lost(batch, entry, text)
+  if string.find(text, '"kind":"deferred"', 1, true) and not string.find(text, '"ambiguous":true', 1, true)
+    and redis.call('HLEN', lost_key) >= MOST_LOST then entry = 'deferred' end
   if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
 end
 
