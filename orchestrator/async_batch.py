@@ -81,9 +81,7 @@ class AsyncBatch:
         async for run_ids in self._rows(lambda status: not status.is_terminal):
             answers = await _ask(run_ids, control.ask_cancel)
             held = [
-                run_id
-                for run_id, answer in zip(run_ids, answers, strict=True)
-                if answer.in_hands
+                run_id for run_id, answer in zip(run_ids, answers, strict=True) if answer.in_hands
             ]
             await control.interrupt(held)
             count += sum(answer.word in ("cancelled", "requested") for answer in answers)

@@ -7,8 +7,8 @@ from stepfleet.orchestrator.fleet import AsyncFleet
 from stepfleet.orchestrator.portal import Portal
 from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.rendering import RunView, UIMessage
 from stepfleet.orchestrator.records.tool_traces import ToolTraces
+from stepfleet.orchestrator.rendering import RunView, UIMessage
 from stepfleet.orchestrator.run_control import CANCEL_NOTE
 from stepfleet.orchestrator.store.control import Answer
 from stepfleet.orchestrator.store.reading import StoredRun

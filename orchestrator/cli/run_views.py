@@ -43,11 +43,8 @@ def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: 
 
     async def tell(fleet: AsyncFleet) -> None:
         await fleet.show(run_id)
-        if follow:
-            told = fleet.stream(run_id, since=since, chunks=chunks)
-        else:
-            told = fleet.events(run_id)
-        async for event in told:
+        live = fleet.stream(run_id, since=since, chunks=chunks) if follow else None
+        async for event in live or fleet.events(run_id):
             if follow or event["sequence"] > since:
                 print_json_line(event)
             await asyncio.sleep(0)

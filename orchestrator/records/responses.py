@@ -60,7 +60,8 @@ class ModelRequest(Record):
 class LLMResponse(Record):
     """One answer. `usage` is None when the provider reported none.
 
-    `remembered` is what a memory policy had made of the conversation before the call. `raw` is the provider's payload for hooks in the same process; it is never stored.
+    `remembered` is what a memory policy had made of the conversation before the call. `raw` is
+    the provider's payload for hooks in the same process; it is never stored.
     """
 
     content: str = ""

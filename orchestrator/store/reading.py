@@ -148,7 +148,9 @@ class Runs:
         told: list[dict[str, Any]] = []
         for position, fields in _entries(reply):
             first = int(fields["first"])
-            told += numbered(orjson.loads(fields["events"]), first, moment(position.partition("-")[0]))
+            told += numbered(
+                orjson.loads(fields["events"]), first, moment(position.partition("-")[0])
+            )
             after = position
         return told, after
 

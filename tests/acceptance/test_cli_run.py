@@ -30,7 +30,7 @@ def ids(stepfleet: CommandLine, name: str = "out.jsonl") -> list[str]:
 
 
 def workers(stepfleet: CommandLine) -> list[psutil.Process]:
-    return [one for one in stepfleet.processes() if "celery" in one.cmdline()]
+    return [one for one in stepfleet.processes() if "stepfleet.worker" in one.cmdline()]
 
 
 def test_one_command_runs_a_batch_without_key_or_network_and_leaves_nothing_behind(

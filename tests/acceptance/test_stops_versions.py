@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -79,7 +79,7 @@ def command(version: str, redis_url: str, *arguments: str) -> str:
 def headers(store: redis.Redis) -> dict[str, dict[str, str]]:
     """Return the headers of all runs by their keys."""
     keys = [key for key in store.scan_iter("sf:*:run:*") if key.count(":") == KEY_PARTS]
-    return {key: store.hgetall(key) for key in keys}
+    return {str(key): cast("dict[str, str]", store.hgetall(key)) for key in keys}
 
 
 def logged(store: redis.Redis, key: str) -> list[dict[str, Any]]:

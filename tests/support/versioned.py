@@ -36,7 +36,7 @@ def become(version: int) -> None:
         fields.pop(NEWS, None)
         return read(cls, orjson.dumps(fields))
 
-    base.Record.to_json = to_json  # type: ignore[method-assign]
+    base.Record.to_json = to_json  # type: ignore[assignment, method-assign]
     base.Record.from_json = classmethod(from_json)  # type: ignore[assignment, method-assign]
 
 

@@ -1,7 +1,7 @@
 """The ledger of the batched transport: debts that outlive a connection."""
 
-from stepfleet.worker.transport.ledger import Ledger, LostFetch, ledger_of
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry, read_entry
+from stepfleet.worker.transport.ledger import Ledger, LostFetch, ledger_of
 
 
 def test_acknowledgements_are_taken_in_order_and_owed_again_in_order() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from functools import partial
 
 import pytest
 from deadlines import until, wait_until
@@ -94,7 +95,11 @@ def test_all_forked_children_hear_one_notice() -> None:
     children = [_forked_listener(notice) for _ in range(2)]
     notice.give()
     for child in children:
-        assert wait_until(lambda pid=child: os.waitpid(pid, os.WNOHANG)[0] == pid, within=30)
+        assert wait_until(partial(_has_ended, child), within=30)
+
+
+def _has_ended(child: int) -> bool:
+    return os.waitpid(child, os.WNOHANG)[0] == child
 
 
 def _forked_listener(notice: Notice) -> int:
