@@ -1,9 +1,12 @@
 -- Renews the lease of a step and notes what must not be done twice. ARGV[2] step, ARGV[3] token,
 -- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ...
 -- Returns {'held', what is wanted of the run ('' | 'cancel' | 'pause')} or {'lost'}.
--- Invariant: only the owner of the current token writes.
+-- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
+-- beside a response that the store has lost since: the next owner would take it for another's.
 local h = redis.call('HMGET', run_key, 'token', 'step', 'want')
 if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then return { 'lost' } end
+local of_tools = ARGV[6] and string.match(ARGV[6], '^[rs]:')
+if of_tools and redis.call('HEXISTS', journal_key, 'response') == 0 then return { 'lost' } end
 local till = now_ms() + number(ARGV[4])
 redis.call('HSET', run_key, 'lease', till, 'elapsed', ARGV[5])
 redis.call('ZADD', due_key, till, run_id)

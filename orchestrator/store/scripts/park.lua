@@ -18,6 +18,11 @@ if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   return { 'lost', status }
 end
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
+-- The store may have lost it since; then the step is done again when its lease has run out.
+if redis.call('HEXISTS', journal_key, 'response') == 0 then
+  note_lost(batch, ARGV[3], a.dropped)
+  return { 'lost', status }
+end
 local now = now_ms()
 local patience, calls, messages = now + number(a.patience), {}, {}
 for i = 0, n - 1 do
