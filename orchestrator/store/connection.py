@@ -149,6 +149,10 @@ class Connection:
             return await pipeline.execute(raise_on_error=False)
         except (exceptions.RedisError, OSError) as error:
             return [error] * len(commands)
+        except (AttributeError, RuntimeError, EOFError) as error:
+            # What redis-py stumbles over when its connection is taken away under it.
+            lost = exceptions.ConnectionError(f"the connection was lost: {error!r}")
+            return [lost] * len(commands)
 
     def _take_in(self, calls: "list[_Call]", values: list[Any]) -> bool:
         """Answer the calls or keep them for later; return whether to connect anew."""

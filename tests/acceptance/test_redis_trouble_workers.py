@@ -73,7 +73,7 @@ class Scene:
         for result in results:
             assert result.status is RunStatus.COMPLETED, result.summary()
             done_steps = [step.step for step in result.steps]
-            told = [(step.thought, step.tool_calls, step.worker) for step in result.steps]
+            told = f"{result.steps!r}"
             assert done_steps == list(range(1, TURNS + 1)), (told, result.lost_attempts)
             assert result.output == f"answer to question {str(result.line_id)[1:]}"
         done = Counter(line.split()[2] for line in self.effects.read_text().splitlines())

@@ -6,7 +6,5 @@ from same_tests import borrowed
 __all__ = ["one_slot_scripts", "redis_url"]
 
 # These count messages in the store's own Redis, or read it without the store.
-ELSEWHERE = (
-    "test_functions_and_channels_take_what_is_broadcast",
-)
+ELSEWHERE = ("test_functions_and_channels_take_what_is_broadcast",)
 globals().update(borrowed("test_broadcasting", without=ELSEWHERE))

@@ -6,7 +6,5 @@ from same_tests import borrowed
 __all__ = ["one_slot_scripts", "redis_url"]
 
 # These count messages in the store's own Redis, or read it without the store.
-ELSEWHERE = (
-    "test_a_fork_that_cannot_be_made_says_why_and_makes_nothing",
-)
+ELSEWHERE = ("test_a_fork_that_cannot_be_made_says_why_and_makes_nothing",)
 globals().update(borrowed("test_forks", without=ELSEWHERE))

@@ -272,7 +272,7 @@ def _of_plan(run: RawRun) -> Iterable[str]:
         # A run that was cancelled while its last answer came is asked once more by a retry.
         more = len(answered) - plan.steps - run.further
         if not 0 <= more <= run.retries or last != plan.answer:
-            yield f"has {len(answered)} of {plan.steps} + {run.further} steps and ends with {last!r}"
+            yield f"has {len(answered)} of {plan.steps} + {run.further} steps, the last is {last!r}"
     elif run.header["status"] != "cancelled":
         yield f"ended otherwise: {run.header.get('stop_reason')}, {run.header.get('error')}"
 
