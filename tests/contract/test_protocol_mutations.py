@@ -16,7 +16,7 @@ from redis_servers import RedisServer
 from stepfleet.orchestrator.store import calls
 
 SEARCH = settings(
-    max_examples=400,
+    max_examples=2_000,
     stateful_step_count=50,
     deadline=None,
     database=None,
