@@ -237,7 +237,8 @@ def test_an_agent_module_that_breaks_on_workers_only_is_told_with_the_end_of_the
 ) -> None:
     stepfleet.questions("one")
     agents = (stepfleet.folder / "agents.py").read_text()
-    only_there = "import sys\nif sys.argv[0].endswith('worker/__main__.py'): raise RuntimeError('only on workers')\n"
+    is_worker = "sys.argv[0].endswith('worker/__main__.py')"
+    only_there = f"import sys\nif {is_worker}: raise RuntimeError('only on workers')\n"
     stepfleet.write("agents.py", only_there + agents)
 
     done = stepfleet(*RUN)
