@@ -122,9 +122,11 @@ def workers(
 
 
 def worker_command(app: str, name: str, *arguments: str) -> list[str]:
-    """Return the command line of a Celery worker."""
+    """Return the command line of a worker: as `stepfleet worker` starts it, or Celery does."""
+    ours = app == "stepfleet.worker.app"
+    module = ("stepfleet.worker",) if ours else ("celery", "-A", app, "worker")
     return [
-        *(sys.executable, "-m", "celery", "-A", app, "worker"),
+        *(sys.executable, "-m", *module),
         *("--without-gossip", "--without-mingle", "-l", "warning"),
         *("-n", f"{name}@%h", *arguments),
     ]

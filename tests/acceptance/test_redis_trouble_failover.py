@@ -40,7 +40,7 @@ def effects(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "transport"), [("kill", "batch"), ("kill", "stock"), ("freeze", "batch")]
 )
@@ -74,7 +74,7 @@ def test_workers_go_on_with_the_new_master(
     assert "geheim" not in worker.log
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_go_on_from_what_redis_has_when_a_failover_lost_commits(
     redis_fleet: SentinelFleet, start_worker: Start, model: ModelServer, effects: Path
 ) -> None:

@@ -21,7 +21,7 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 
 SOURCE = Path(__file__).parent / "agents" / "strategic.py"
 AGENTS = load_agents(str(SOURCE))
-RUNS = 8
+RUNS = 24
 PLAN = "My plan:\n1. [ ] look\n2. [ ] answer"
 Rules = Callable[[RequestRecord], Reply]
 

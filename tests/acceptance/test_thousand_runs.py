@@ -31,7 +31,7 @@ def rules(request: RequestRecord) -> Reply:
     return Reply(f"answer: {request.answers[-1].content}", latency=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_thousand_runs_complete_on_four_workers_and_know_nothing_of_each_other(
     model: ModelServer, start_worker: Start, redis_url: str

@@ -98,7 +98,7 @@ def check(run: ChaosRun, counted: Recount) -> None:
     assert run.exit_codes == [0] * run.size.workers
 
 
-@pytest.mark.parametrize("way", ["cut", "promote"])
+@pytest.mark.parametrize("way", ["cut", pytest.param("promote", marks=pytest.mark.long)])
 def test_what_the_store_loses_is_done_again(play: Play, way: str) -> None:
     """DIST-12: a second of commits is lost, now and again; all runs end and all records agree."""
     check(*play(SMALL, way))

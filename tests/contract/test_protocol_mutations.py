@@ -224,6 +224,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_model_finds_a_seeded_bug(
     name: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch

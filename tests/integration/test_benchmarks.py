@@ -38,6 +38,7 @@ def rows(found: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_steps_are_measured_beside_a_chain_and_a_floor_and_drawn(tmp_path: Path) -> None:
     sizes = ("--slots", "3", "5", "--steps", "2", "--latency", "0.02", "--workers", "1")
     low = ("--low-runs", "2", "--low-steps", "3", "--plot", "found.svg")
@@ -61,6 +62,7 @@ def test_steps_are_measured_beside_a_chain_and_a_floor_and_drawn(tmp_path: Path)
     assert "<svg" in (tmp_path / "found.svg").read_text()
 
 
+@pytest.mark.long
 def test_cost_is_measured_against_history_waiting_runs_and_workers(tmp_path: Path) -> None:
     found = measured(
         tmp_path,

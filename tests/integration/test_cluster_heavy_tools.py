@@ -1,9 +1,12 @@
 """Tool calls as tasks on a real Redis Cluster: the tests for one Redis."""
 
+import pytest
 from cluster_fixtures import one_slot_scripts, redis_url
 from same_tests import borrowed
 
 __all__ = ["one_slot_scripts", "redis_url"]
+
+pytestmark = pytest.mark.long
 
 # These count messages in the store's own Redis, or read it without the store.
 ELSEWHERE = (

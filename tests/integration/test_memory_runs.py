@@ -150,7 +150,7 @@ async def test_what_a_claim_reads_stays_flat_over_500_steps(opened: Opened) -> N
     assert len(stored.state.messages) == 2 + 500 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_session_of_2000_turns_takes_no_more_than_one_of_1300(opened: Opened) -> None:
     """MEM-16: bytes in Redis, bytes per claim, messages and tokens per request."""

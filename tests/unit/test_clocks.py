@@ -12,6 +12,7 @@ LOCAL = (
     "orchestrator/embedded",
     "orchestrator/broadcast/webhook",  # a receiver compares the signature's time with its own clock
     "orchestrator/pricing",
+    "orchestrator/store/quarantine",  # shown to people beside the message
     "orchestrator/tools/builtin",
     "worker/testing",
     "worker/transport",
