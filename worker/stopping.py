@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 
 from billiard.process import active_children
 
@@ -67,6 +68,7 @@ class Stopping:
         self._leave = leave or leave_behind
         self._begun = Notice()
         self._urged = Notice()
+        self._signals = count()
 
     def open(self) -> None:
         """Get ready, before the pool forks children."""
@@ -80,7 +82,8 @@ class Stopping:
 
     def ask(self, *, at_once: bool = False) -> None:
         """Hear a signal: the first begins the drain, the next ends it."""
-        if at_once or self._begun.given:
+        # Counted in one go: a signal may arrive while the one before it is being heard.
+        if next(self._signals) or at_once or self._begun.given:
             self.hurry()
         else:
             self.begin()
