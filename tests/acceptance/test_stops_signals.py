@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "agents"
 PLAIN = load_agents(str(AGENTS))["plain"]
 HEAVY = load_agents(str(FOLDER / "heavy_agents.py"))["heavy"]
 STUBBORN = load_agents(str(FOLDER / "stubborn_agents.py"))["stubborn"]
-# Under prefork the calls have, rarely, not all begun within a minute and a half: cause not found yet.
+# Under prefork the calls have, rarely, not all begun within 90 s: the cause is not found yet.
 POOLS = ("asyncio", pytest.param("prefork", marks=pytest.mark.long), "threads", "solo")
 LONG = 90.0
 # Nobody's lease ends within a test: what goes on was handed back.
