@@ -1,10 +1,12 @@
 """One suite over everything that is an LLM: the built-in adapter, custom classes, plug-ins."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from raw_model_server import RawModelServer, completion, events
 
+from stepfleet.orchestrator.errors import ModelTimeoutError
 from stepfleet.orchestrator.models import LLM
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
@@ -84,3 +86,19 @@ async def test_a_worker_calls_it(llm: LLM, server: RawModelServer) -> None:
     await models.aclose()
     assert response.content == "hello"
     assert response.model
+
+
+class Hanging(OpenAI):
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        await asyncio.Event().wait()
+        raise AssertionError(request)
+
+
+async def test_a_subclass_of_the_built_in_adapter_is_held_to_the_deadline_too(
+    connections: Connections,
+) -> None:
+    request = ModelRequest(model="m", messages=(), settings=ModelSettings(timeout=0.05))
+    models = Models()
+    with pytest.raises(ModelTimeoutError):
+        await models.generate(request, llm=Hanging(connections, environment={}))
+    await models.aclose()

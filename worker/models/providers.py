@@ -150,7 +150,7 @@ async def _guarded(
     kind = type(llm).__name__
     seconds = request.settings.timeout
     try:
-        if isinstance(llm, OpenAI):  # keeps the deadline itself, and two cost twice
+        if type(llm) is OpenAI:  # keeps the deadline itself, and two cost twice
             response: Any = await _call(llm, request, on_text)
         else:
             async with asyncio.timeout(seconds):

@@ -6,6 +6,7 @@ another way (kombu's typed values, NaN, numbers beyond 64 bits) is left to kombu
 know messages.
 """
 
+import re
 from typing import Any
 
 import orjson
@@ -19,11 +20,13 @@ EVENTS = "stepfleet-events"
 
 TYPED_JSON = b'"__type__"'  # kombu writes datetimes, UUIDs and decimals as objects with this key
 
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")  # orjson makes a float of what exceeds 64 bits
+
 
 def decode(raw: bytes | bytearray | memoryview | str) -> Any:
     """Return what kombu's decoder returns; raises what it raises."""
     data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
-    if TYPED_JSON not in data:
+    if TYPED_JSON not in data and not _LONG_NUMBER.search(data):
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError:

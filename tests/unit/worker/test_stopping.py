@@ -64,6 +64,25 @@ async def test_who_listens_late_is_told_as_well(told: list[str]) -> None:
     await eventually(told, "drain")
 
 
+async def test_a_signal_that_comes_while_the_first_is_heard_is_the_second(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers nest: the next signal's may run between any two lines of the first one's."""
+    stopping = Stopping(600.0, stay)
+    stopping.open()
+    begin = stopping.begin
+
+    def interrupted_begin() -> None:
+        monkeypatch.setattr(stopping, "begin", begin)
+        stopping.ask()
+        begin()
+
+    monkeypatch.setattr(stopping, "begin", interrupted_begin)
+    stopping.ask()
+    heed(stopping, told)
+    await eventually(told, "drain", "hand back")
+
+
 async def test_without_pipes_nothing_is_told(told: list[str]) -> None:
     """In a process that is no worker."""
     stopping = Stopping(600.0, stay)
