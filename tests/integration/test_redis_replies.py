@@ -1,0 +1,55 @@
+"""Replies that travel together: each caller gets its own, whatever kind it is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.exceptions import ResponseError
+
+from stepfleet.orchestrator.settings import Settings
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.opening import open_store
+
+
+@pytest.fixture
+async def connection(redis_url: str) -> AsyncIterator[Connection]:
+    store = await open_store(Settings(redis_url=redis_url))
+    yield store.connection
+    await store.aclose()
+
+
+async def test_replies_of_every_kind_come_in_one_trip_and_in_order(connection: Connection) -> None:
+    commands = [
+        ("SET", "reply:text", "Zoë"),
+        ("GET", "reply:text"),
+        ("LPUSH", "reply:text", "x"),
+        ("GET", "reply:missing"),
+        ("RPUSH", "reply:list", "a", "b"),
+        ("LRANGE", "reply:list", 0, -1),
+        ("EVALSHA", "0" * 40, 0),
+        ("EVAL", "return {1, {'deep', false}, 'end'}", 0),
+        ("INCR", "reply:list"),
+        ("ECHO", "last"),
+    ]
+    replies = await asyncio.gather(
+        *(connection.send(*command) for command in commands), return_exceptions=True
+    )
+    refused = [at for at, reply in enumerate(replies) if isinstance(reply, ResponseError)]
+
+    assert refused == [2, 6, 8]
+    assert [reply for at, reply in enumerate(replies) if at not in refused] == [
+        True,
+        "Zoë",
+        None,
+        2,
+        ["a", "b"],
+        [1, ["deep", None], "end"],
+        "last",
+    ]
+
+
+async def test_replies_larger_than_one_read_are_whole(connection: Connection) -> None:
+    texts = [str(number) * 40_000 for number in range(10)]
+    replies = await asyncio.gather(*(connection.send("ECHO", text) for text in texts))
+
+    assert replies == texts
