@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from pydantic import SecretStr
 from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.settings import Settings
@@ -13,7 +14,7 @@ from stepfleet.orchestrator.store.opening import open_store
 
 @pytest.fixture
 async def connection(redis_url: str) -> AsyncIterator[Connection]:
-    store = await open_store(Settings(redis_url=redis_url))
+    store = await open_store(Settings(redis_url=SecretStr(redis_url)))
     yield store.connection
     await store.aclose()
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.state import AgentState, StateInfo
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
 from stepfleet.orchestrator.records.usage import UsageStats
 
@@ -16,6 +16,9 @@ RESULT = StepResult(
     type=StepType.FINAL_RESPONSE,
     started_at="2026-01-02T03:04:05Z",  # type: ignore[arg-type]  # read by pydantic
     duration_ms=1.0,
+)
+INFO = StateInfo(
+    id="run", execution_id="run:1", started_at=RESULT.started_at, updated_at=RESULT.started_at
 )
 
 
@@ -48,7 +51,7 @@ def test_a_built_record_is_what_pydantic_builds() -> None:
 
 
 def test_built_records_share_no_changeable_default() -> None:
-    first, second = (AgentState.model_construct(agent_id=name) for name in "ab")
+    first, second = (AgentState.model_construct(agent_id=name, info=INFO) for name in "ab")
 
     assert first.metadata == {}
     assert first.metadata is not second.metadata
