@@ -180,7 +180,7 @@ class AgentState(Record):
 
     def _changed(self, **fields: Any) -> "AgentState":
         nested = {
-            name: copy.deepcopy(getattr(self, name))
+            name: copy.deepcopy(value) if (value := getattr(self, name)) else {}
             for name in ("metadata", "strategy_state", "custom_state")
         }
         return self.model_copy(update={**nested, **fields})

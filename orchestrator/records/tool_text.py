@@ -9,6 +9,7 @@ from stepfleet.orchestrator.records.messages import Block, Message
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 ERROR_PREFIX = "Error: "
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def result_text(record: ToolCallRecord) -> str:
@@ -37,7 +38,7 @@ def media_messages(records: Iterable[ToolCallRecord]) -> tuple[Message, ...]:
 
 def value_text(value: Any) -> str:
     """Return JSON data as text: a string as it is, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else _as_json(value)
 
 
 def error_data(error: ErrorInfo) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def load_bounded(text: str, *, limit: int = MAX_SIZE) -> Any:
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise BoundsError(f"the text is longer than the limit of {limit} bytes")
     try:
-        value = json.loads(text, parse_int=_integer, parse_constant=_constant)
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise BoundsError(f"not valid JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
@@ -50,7 +50,7 @@ def plain_json(value: Any, *, limit: int = MAX_SIZE) -> Any:
 
 def canonical_json(value: Any) -> str:
     """Return plain JSON data as the one text that equal data share: sorted, compact, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 class _Copy:
@@ -127,3 +127,7 @@ def _checked_float(value: float) -> float:
     if not math.isfinite(value):
         raise BoundsError("a number is infinite, out of range or NaN, which JSON does not have")
     return float(value)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)

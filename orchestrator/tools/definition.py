@@ -109,6 +109,12 @@ class Tool(Generic[P, R]):
         return self.options.thread and not self.is_async
 
     @property
+    def instant(self) -> bool:
+        """Whether a call is over before a note of it could reach Redis, and may be repeated."""
+        options = self.options
+        return options.read_only and not (options.thread or options.queue or self.is_async)
+
+    @property
     def spec(self) -> ToolSpec:
         """What a model is told of the tool."""
         return ToolSpec(name=self.name, description=self.description, parameters=dict(self.schema))

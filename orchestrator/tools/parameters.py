@@ -24,6 +24,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
 from stepfleet.orchestrator.validation import explain_invalid
 
 _EXACT_FLOAT = 2.0**53
+_STRICT = json.JSONEncoder(allow_nan=False)
 _REFUSED_KINDS: Mapping[inspect._ParameterKind, str] = {
     inspect.Parameter.VAR_POSITIONAL: "collects any number of values (*); use a list parameter",
     inspect.Parameter.VAR_KEYWORD: "collects any keyword (**); name each parameter, or use a dict",
@@ -50,7 +51,7 @@ class Parameters:
         Raises `ToolArgumentsError` that names each wrong field (at most three).
         """
         try:
-            text = json.dumps(_one_number_type(arguments), allow_nan=False)
+            text = _STRICT.encode(_one_number_type(arguments))
             checked = self.model.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise ToolArgumentsError(f"tool {self.tool!r}: {explain_invalid(error)}") from None

@@ -29,6 +29,7 @@ class ToolRegistry:
         self._tools: dict[str, Tool[..., Any]] = {}
         self._specs: tuple[ToolSpec, ...] | None = None
         self._queues: dict[str, str] | None = None
+        self._instant: frozenset[str] | None = None
 
     def process(self, tools: Iterable[Any]) -> "ToolRegistry":
         """Register each of `tools`: functions, `ToolLike` objects, references, servers, mixed.
@@ -63,7 +64,7 @@ class ToolRegistry:
                 f"tool {tool.name!r} is there twice; give one of them another name"
             )
         self._tools[tool.name] = tool
-        self._specs = self._queues = None
+        self._specs = self._queues = self._instant = None
         return tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -78,6 +79,13 @@ class ToolRegistry:
         if self._queues is None:
             self._queues = {one.name: one.options.queue for one in self if one.options.queue}
         return self._queues
+
+    @property
+    def instant(self) -> frozenset[str]:
+        """The names of the tools whose calls are over at once."""
+        if self._instant is None:
+            self._instant = frozenset(one.name for one in self if one.instant)
+        return self._instant
 
     def get(self, name: str) -> Tool[..., Any]:
         """Return the tool called `name`. Raises `ToolNotFoundError` that names the close ones."""
@@ -118,6 +126,16 @@ class ToolRegistry:
         else:
             hint = "no tools are on offer"
         return f"tool {name!r} does not exist; {hint}"
+
+
+def tools_of(given: Iterable[Any]) -> tuple[Tool[..., Any], ...]:
+    """Return tools and what references name, as they are: several versions of one name too.
+
+    Raises `ConfigurationError` for what is no tool, also for MCP servers.
+    """
+    catalog = tool_catalog()
+    named = (catalog.resolve(one) if isinstance(one, str) else (one,) for one in given)
+    return tuple(as_tool(one) for found in named for one in found)
 
 
 def registry_of(tools: Iterable[Any]) -> ToolRegistry:

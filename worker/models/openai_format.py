@@ -19,6 +19,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_as_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MEDIA_TYPES = {"pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown"}
 
 
@@ -118,7 +119,7 @@ def _named(message: Message, wire: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    text = _as_text(arguments)
     return {
         "id": call_id,
         "type": "function",

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from stepfleet.orchestrator.errors import ToolExecutionError, ToolTimeoutError
@@ -58,8 +58,11 @@ async def run_function(
                 value = await limiter.run(function, timeout=timeout)
                 if not inspect.isawaitable(value):
                     return value
-                function = functools.partial(_same, value)
-            return await _in_loop(function, timeout)
+            else:
+                value = _called(function)
+                if not inspect.isawaitable(value):
+                    return value
+            return await _in_loop(value, timeout)
     except ExpiredError:
         raise _too_long(invocation.tool, timeout) from None
     except NoThreadFreeError as error:
@@ -70,14 +73,29 @@ def _too_long(name: str, timeout: float) -> ToolTimeoutError:
     return ToolTimeoutError(f"tool {name!r} took longer than its timeout of {timeout:g} s")
 
 
-def _same(value: Any) -> Any:
-    return value
+def _called(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except SystemExit as error:
+        raise _ended(error) from error
+    except asyncio.CancelledError:
+        # Taken for the step's own, it would hand the run back.
+        raise _cancelled() from None
 
 
-async def _in_loop(function: Callable[[], Any], timeout: float) -> Any:  # noqa: ASYNC109
+def _ended(error: SystemExit) -> RuntimeError:
+    """Return what stands for it: it would end the event loop, and with it every run in it."""
+    return RuntimeError(f"ended with SystemExit: {error}")
+
+
+def _cancelled() -> ToolExecutionError:
+    return ToolExecutionError("the tool cancelled itself")
+
+
+async def _in_loop(answer: Awaitable[Any], timeout: float) -> Any:  # noqa: ASYNC109
     # A task of its own, since a tool that ignores its cancellation would hold an
     # asyncio.timeout() scope, and with it the run, for ever.
-    task = asyncio.ensure_future(_contained(function))
+    task = asyncio.ensure_future(_contained(answer))
     try:
         finished, _ = await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
@@ -87,17 +105,15 @@ async def _in_loop(function: Callable[[], Any], timeout: float) -> Any:  # noqa:
         await _end(task)
         raise ExpiredError
     if task.cancelled():
-        raise ToolExecutionError("the tool cancelled itself")
+        raise _cancelled()
     return task.result()
 
 
-async def _contained(function: Callable[[], Any]) -> Any:
+async def _contained(answer: Awaitable[Any]) -> Any:
     try:
-        value = function()
-        return await value if inspect.isawaitable(value) else value
+        return await answer
     except SystemExit as error:
-        # It would end the event loop, and with it every run of this worker.
-        raise RuntimeError(f"ended with SystemExit: {error}") from error
+        raise _ended(error) from error
 
 
 async def _end(task: "asyncio.Future[Any]") -> None:
