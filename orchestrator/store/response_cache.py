@@ -1,0 +1,100 @@
+"""The entries of the response cache: in the store's Redis, shared by the fleet, bounded in size.
+
+Sixteen parts, each in one slot of a cluster. Knows keys, models and text; what an entry means, and
+whose requests are the same, is `caching`'s business.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+from stepfleet.orchestrator.caching.statistics import CacheStatistics, statistics_of
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import PREFIX
+from stepfleet.orchestrator.store.loading import pairs
+
+PARTS = 16
+PAGE = 500
+_SCRIPT = "cache"
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class CacheEntries:
+    """Reads, keeps and drops entries. `max_bytes` is what they may take in all."""
+
+    def __init__(self, connection: Connection, max_bytes: int) -> None:
+        self._connection = connection
+        self._max_bytes = max_bytes
+
+    async def read(self, key: str, model: str) -> str | None:
+        """Return an entry, or None; counts the read. Raises `StoreError` as the connection does."""
+        entry: str | None = await self._run(_part_of(key), "read", key, model)
+        return entry
+
+    async def keep(self, key: str, model: str, entry: str, ttl: int) -> bool:
+        """Keep an entry for `ttl` seconds; return whether it had room.
+
+        Those that would expire next make room for it.
+        """
+        share = self._max_bytes // PARTS
+        kept = await self._run(_part_of(key), "keep", key, model, ttl * 1000, share, entry)
+        return bool(kept)
+
+    async def statistics(self) -> CacheStatistics:
+        """Return what there is, and how often it was read."""
+        counts = await asyncio.gather(*(self._run(name, "count") for name in _parts()))
+        return statistics_of(map(pairs, counts), self._max_bytes)
+
+    async def drop(self, key: str) -> int:
+        """Drop one entry; return 1, or 0 where there was none.
+
+        Raises `ConfigurationError` for what is no key.
+        """
+        if not _KEY.fullmatch(key):
+            msg = f"{key[:80]!r} is no key of a cached answer; a step has it in `cache.key`"
+            raise ConfigurationError(msg)
+        return int(await self._run(_part_of(key), "drop", key))
+
+    async def drop_model(self, model: str) -> int:
+        """Drop all entries of a model, named as its agents name it; return how many they were."""
+        dropped = await asyncio.gather(*(self._drop_model(name, model) for name in _parts()))
+        return sum(dropped)
+
+    async def clear(self) -> int:
+        """Drop all entries and counters; return how many entries they were."""
+        return sum(await asyncio.gather(*map(self._clear, _parts())))
+
+    async def _drop_model(self, part: str, model: str) -> int:
+        cursor, dropped = "0", 0
+        while True:
+            cursor, facts = await self._connection.execute(
+                "HSCAN", f"{part}:facts", cursor, "COUNT", PAGE
+            )
+            keys = [key for key, fact in facts.items() if fact.partition(" ")[2] == model]
+            if keys:
+                dropped += int(await self._run(part, "drop", *keys))
+            if str(cursor) == "0":
+                return dropped
+
+    async def _clear(self, part: str) -> int:
+        cleared = 0
+        while went := int(await self._run(part, "clear", PAGE)):
+            cleared += went
+        return cleared
+
+    async def _run(self, part: str, verb: str, *args: Any) -> Any:
+        return await run_script(self._connection, _SCRIPT, [part], verb, *args)
+
+
+def _parts() -> list[str]:
+    return [_named(number) for number in range(PARTS)]
+
+
+def _part_of(key: str) -> str:
+    return _named(int(key[0], 16))
+
+
+def _named(part: int) -> str:
+    return f"{PREFIX}:{{c{part:02d}}}:cache"
