@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.async_batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.batches import BatchProgress as BatchProgress
     from stepfleet.orchestrator.builder import AgentBuilder as AgentBuilder
+    from stepfleet.orchestrator.caching import CachePolicy as CachePolicy
+    from stepfleet.orchestrator.caching import CacheStatistics as CacheStatistics
     from stepfleet.orchestrator.checkpoints.files import CheckpointFolder as CheckpointFolder
     from stepfleet.orchestrator.checkpoints.files import load_checkpoint as load_checkpoint
     from stepfleet.orchestrator.checkpoints.files import save_checkpoint as save_checkpoint
@@ -76,9 +78,14 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.subscribers import Subscribers as Subscribers
     from stepfleet.orchestrator.sync import Batch as Batch
     from stepfleet.orchestrator.sync import Fleet as Fleet
+    from stepfleet.orchestrator.tools import Middleware as Middleware
     from stepfleet.orchestrator.tools import StateUpdate as StateUpdate
+    from stepfleet.orchestrator.tools import WithMedia as WithMedia
     from stepfleet.orchestrator.tools import current_invocation as current_invocation
+    from stepfleet.orchestrator.tools import lazy_tool as lazy_tool
+    from stepfleet.orchestrator.tools import mcp_server as mcp_server
     from stepfleet.orchestrator.tools import tool as tool
+    from stepfleet.orchestrator.tools import tool_catalog as tool_catalog
     from stepfleet.orchestrator.tools.builtin import calculator as calculator
     from stepfleet.orchestrator.tools.builtin import current_time as current_time
     from stepfleet.orchestrator.tools.builtin import http_get as http_get
@@ -91,6 +98,7 @@ _WHERE = {
     "async_batch": ("AsyncBatch",),
     "batches": ("BatchProgress",),
     "builder": ("AgentBuilder",),
+    "caching": ("CachePolicy", "CacheStatistics"),
     "checkpoints.files": ("CheckpointFolder", "load_checkpoint", "save_checkpoint"),
     "checkpoints.record": ("AgentCheckpoint",),
     "comparison": ("RunComparison",),
@@ -140,7 +148,16 @@ _WHERE = {
     "streamed_text": ("StreamedText",),
     "subscribers": ("Subscribers",),
     "sync": ("Batch", "Fleet"),
-    "tools": ("StateUpdate", "current_invocation", "tool"),
+    "tools": (
+        "Middleware",
+        "StateUpdate",
+        "WithMedia",
+        "current_invocation",
+        "lazy_tool",
+        "mcp_server",
+        "tool",
+        "tool_catalog",
+    ),
     "tools.builtin": ("calculator", "current_time", "http_get", "http_get_from"),
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names}

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.reasoning import check_reasoning, reasoning_of, stra
 from stepfleet.orchestrator.schemas.handles import schema_of
 from stepfleet.orchestrator.strategies import Strategy, stored_name
 from stepfleet.orchestrator.subscribers import Subscribers
-from stepfleet.orchestrator.tools import Middleware, ToolRegistry, registry_of
+from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
 from stepfleet.orchestrator.validation import explain_invalid
 
 CUSTOM_MODEL = "custom:"
@@ -42,7 +42,8 @@ class Agent:
     object, a registered name or a `module:attribute` reference, made with `strategy_options`.
     `output_type` is what its answer's data must be: a type that pydantic knows, or a JSON
     Schema. `special_tools` are calls that may end a run, answered by their own handlers.
-    `middleware` goes around its model and tool calls, the first one outermost.
+    `middleware` goes around its model and tool calls, the first one outermost. `earlier_tools`
+    are for runs that began with them; new runs are not offered any.
     Raises `ConfigurationError` that names the field and the fix.
     """
 
@@ -56,6 +57,7 @@ class Agent:
     strategy: Strategy | None = None
     special_tools: tuple[SpecialTool, ...] = ()
     middleware: tuple[Middleware, ...] = ()
+    earlier_tools: tuple[Tool[..., Any], ...] = ()
 
     def __init__(  # noqa: PLR0913 - one argument per thing that no record can hold
         self,
@@ -71,6 +73,7 @@ class Agent:
         output_type: Any = None,
         special_tools: Iterable[SpecialTool] = (),
         middleware: Iterable[Middleware] = (),
+        earlier_tools: Iterable[Any] = (),
         **config: Any,
     ) -> None:
         registry = registry_of(tools)
@@ -94,7 +97,9 @@ class Agent:
         try:
             stored = AgentConfig.model_validate(fields)
         except ValidationError as error:
-            raise ConfigurationError(f"agent {name!r}: {explain_invalid(error)}") from None
+            told = explain_invalid(error, record=AgentConfig)
+            raise ConfigurationError(f"agent {name!r}: {told}") from None
+        stored.check_models()
         _check_tool_choice(stored)
         check_agreement(stored, specials)
         for attribute, value in (
@@ -108,6 +113,7 @@ class Agent:
             ("strategy", strategy_of(stored, strategy)),
             ("special_tools", specials),
             ("middleware", tuple(middleware)),
+            ("earlier_tools", tools_of(earlier_tools)),
         ):
             object.__setattr__(self, attribute, value)
 
@@ -115,6 +121,12 @@ class Agent:
     def name(self) -> str:
         """The name under which workers and batches find this agent."""
         return self.config.name
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues of its tools, for which there have to be workers."""
+        tools = (*self.tools, *self.earlier_tools)
+        return frozenset(one.options.queue for one in tools if one.options.queue)
 
     def with_error_policy(self, policy: ErrorPolicy) -> "Agent":
         """Return a copy that follows `policy`."""

@@ -21,6 +21,7 @@ from stepfleet.orchestrator.agent_layers import (
 from stepfleet.orchestrator.builder import AgentBuilder
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.references import referred
+from stepfleet.orchestrator.validation import meant
 
 TABLE = "agents"
 SEVERAL = ("criteria", "special_tools", "middleware")
@@ -57,7 +58,8 @@ def builder_of(
             raise ConfigurationError(f"{file}: no table [{TABLE}.{name}]; agents there: {known}")
         told = tables[name]
         if unknown := sorted(set(told) - FIELDS):
-            msg = f"{file}: [{TABLE}.{name}]: field {unknown[0]!r} is not known"
+            close = meant(unknown[0], FIELDS)
+            msg = f"{file}: [{TABLE}.{name}]: field {unknown[0]!r} is not known{close}"
             raise ConfigurationError(msg)
         _see(Path(file).resolve().parent)
     own = from_environment(name, os.environ if environment is None else environment)

@@ -12,6 +12,7 @@ from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.validation import meant
 
 PREFIX = "STEPFLEET_AGENT__"
 """`STEPFLEET_AGENT__SOLVER__MAX_STEPS` is the field `max_steps` of the agent `solver`."""
@@ -20,7 +21,7 @@ NONE = "none"
 POLICIES = ("stop_on_any_error", "retry_tool_errors", "ignore_tool_errors", "retry_all")
 CODE = ("output_type", "criteria", "context", "subscribers", "special_tools", "middleware")
 """Arguments of `Agent` that a file names as `module:attribute`."""
-FIELDS = frozenset(AgentConfig.model_fields) - {"name"} | set(CODE)
+FIELDS = frozenset(AgentConfig.model_fields) - {"name"} | {*CODE, "earlier_tools"}
 
 
 def layered(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,18 +36,24 @@ def layered(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
+def prefix_of(agent: str) -> str:
+    """Return how the variables of an agent begin."""
+    return f"{PREFIX}{re.sub(r'[^A-Z0-9]', '_', agent.upper())}__"
+
+
 def from_environment(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what the environment says of the agent `name`, in the form of a file's table.
 
     Values are text, JSON where they begin with a bracket, or `none`. Raises `ConfigurationError`
     that names the variable.
     """
-    prefix = f"{PREFIX}{re.sub(r'[^A-Z0-9]', '_', name.upper())}__"
+    prefix = prefix_of(name)
     found: dict[str, Any] = {}
     for variable in sorted(one for one in environment if one.startswith(prefix)):
         path = variable.removeprefix(prefix).lower().split("__")
         if path[0] not in FIELDS:
-            msg = f"{variable}: an agent has no field {path[0]!r}; docs/configuration.md lists them"
+            close = meant(path[0], FIELDS) or "; docs/configuration.md lists them"
+            msg = f"{variable}: an agent has no field {path[0]!r}{close}"
             raise ConfigurationError(msg)
         value: Any = _value(variable, environment[variable])
         for part in reversed(path):

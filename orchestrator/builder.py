@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.agent_layers import layered, with_presets
+from stepfleet.orchestrator.caching.policy import CachePolicy
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -88,6 +89,13 @@ class AgentBuilder:
         """Limit what an execution may cost."""
         return self.with_fields(budget_usd=usd)
 
+    def with_pricing(self, prices: Mapping[str, Any]) -> Self:
+        """Set what tokens cost, in USD per million: one price, or prices by model.
+
+        As `{"input": 0.15, "output": 0.6}`, or `{"gpt-4o": {"input": 2.5, "output": 10}}`.
+        """
+        return self._with_whole(pricing=prices)
+
     def with_error_policy(self, policy: ErrorPolicy | str | Mapping[str, Any]) -> Self:
         """Set what follows from failures: a policy, or a preset's name as `retry_tool_errors`."""
         return self._with_whole(error_policy=policy)
@@ -95,6 +103,10 @@ class AgentBuilder:
     def with_memory(self, policy: MemoryPolicy | Mapping[str, Any]) -> Self:
         """Set how much of its conversation the model is shown."""
         return self._with_whole(memory=policy)
+
+    def with_cache(self, policy: CachePolicy | Mapping[str, Any] | bool = True) -> Self:
+        """Share answers with all runs that ask the same; False for an agent that does not."""
+        return self._with_whole(cache=policy)
 
     def with_strategy(self, strategy: Strategy | str | None, **options: Any) -> Self:
         """Set how the agent reasons; `options` are for a strategy that is named."""
@@ -120,7 +132,10 @@ class AgentBuilder:
         """Return the agent. Raises `ConfigurationError` that names the field and the fix."""
         fields = with_presets(self.name, self.given)
         if "model" not in fields:
-            msg = f"agent {self.name!r}: field 'model' is missing: with_model('provider:name')"
+            msg = (
+                f"agent {self.name!r}: field 'model' is missing: with_model('provider:name'), or "
+                'model = "provider:name" in its table'
+            )
             raise ConfigurationError(msg)
         return Agent(self.name, **fields)
 

@@ -7,10 +7,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator
 
+from stepfleet.orchestrator.caching.policy import CachePolicy
 from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.planning.settings import Planning
+from stepfleet.orchestrator.pricing.stated import Pricing
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.broadcasting import BroadcastConfig
 from stepfleet.orchestrator.records.responses import ModelSettings
@@ -20,6 +22,7 @@ from stepfleet.orchestrator.schemas.handles import handle_of
 from stepfleet.orchestrator.strategies.template import Template
 from stepfleet.orchestrator.validation import explain_invalid
 
+_SWITCH: Mapping[Any, Any] = {True: {}, False: None, "true": {}, "false": None}
 NOT_PER_RUN = (
     "name",
     "tools",
@@ -32,6 +35,7 @@ NOT_PER_RUN = (
     "strategy",
     "strategy_options",
     "memory.custom",
+    "pricing",
 )
 
 
@@ -48,7 +52,9 @@ class AgentConfig(Record):
     `time_limit` and `cumulative_timeout` are seconds (the second replaces the first),
     `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
     off. `model_attempts` bounds how often one step's model call is tried. `mcp_servers` names
-    the servers whose tools workers add.
+    the servers whose tools workers add. `pricing` holds prices in USD per million tokens, by model
+    or one for all, that win over the workers' own. With a `cache` policy equal requests of all
+    runs share their answers; True stands for its defaults.
 
     With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
     ends only when the model gives its answer: by a tool, or in `native` mode as a message that
@@ -73,6 +79,7 @@ class AgentConfig(Record):
     model_attempts: int = Field(default=5, ge=1, le=100)
     settings: ModelSettings = ModelSettings()
     memory: MemoryPolicy = MemoryPolicy()
+    cache: CachePolicy | None = None
     user_template: Template | None = None
     strategy: str | None = Field(default=None, min_length=1)
     strategy_options: dict[str, Any] = Field(default_factory=dict)
@@ -82,7 +89,13 @@ class AgentConfig(Record):
     output_schema: dict[str, Any] | None = None
     answer_mode: Literal["tool", "native"] = "tool"
     special_tools: tuple[str, ...] = ()
+    pricing: Pricing = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("cache", mode="before")
+    @classmethod
+    def _switched(cls, given: Any) -> Any:
+        return _SWITCH.get(given, given) if isinstance(given, bool | str) else given
 
     @field_validator("output_schema")
     @classmethod
@@ -125,6 +138,17 @@ class AgentConfig(Record):
             )
             raise ConfigurationError(msg)
 
+    def check_models(self) -> None:
+        """Raise `ConfigurationError`, with the fix, where a model names no provider."""
+        for field, model in (("model", self.model), ("summary_model", self.memory.summary_model)):
+            provider, _, name = (model or "a:b").partition(":")
+            if not provider or not name:
+                msg = (
+                    f"agent {self.name!r}: field {field!r}: {model!r} must name its provider; "
+                    f"write 'openai:{(model or '').strip(':')}'"
+                )
+                raise ConfigurationError(msg)
+
     @property
     def digest(self) -> str:
         """The configuration's content address (hex)."""
@@ -144,7 +168,7 @@ class AgentConfig(Record):
                 {**self.model_dump(), **overrides, "settings": merged}
             )
         except ValidationError as error:
-            raise ConfigurationError(explain_invalid(error)) from None
+            raise ConfigurationError(explain_invalid(error, record=type(self))) from None
         for name in NOT_PER_RUN:
             if attrgetter(name)(changed) != attrgetter(name)(self):
                 msg = f"field {name!r} cannot be overridden per run; define another agent for that"

@@ -23,6 +23,8 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
         return {}
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
+    if not {"model", "memory"}.isdisjoint(given):
+        changed.check_models()
     names = [tool.name for tool in config.tools]
     if changed.tool_choice not in (*_CHOICES, *names) and not config.mcp_servers:
         msg = (

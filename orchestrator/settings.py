@@ -1,5 +1,6 @@
 """Settings of a fleet: arguments, then environment, then `stepfleet.toml`, then defaults."""
 
+import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +16,11 @@ from stepfleet.orchestrator.cluster_url import is_cluster, parse_cluster
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.message_signing import SigningKeys, signing_keys
 from stepfleet.orchestrator.sentinel_url import is_sentinel, parse_sentinel
-from stepfleet.orchestrator.validation import explain_invalid
+from stepfleet.orchestrator.validation import explain_invalid, meant
 
 CONFIG_FILE = "stepfleet.toml"
+AGENTS = "agents"
+"""The table of the file that describes agents."""
 QUEUE = "stepfleet"
 TASK = "stepfleet.step"
 TOOL_TASK = "stepfleet.tool"
@@ -36,6 +39,7 @@ class Settings(BaseSettings):
     batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run;
     `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
     stopping worker lets its steps finish. `retention` is how long ended runs are kept.
+    `cache_bytes` is what answers may take that agents with a cache policy keep.
     Workers post all events to `webhooks`, signed with `webhook_secret`, and publish them on
     the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
     (several keys are separated by commas; the first signs) task messages are signed, and workers
@@ -69,6 +73,7 @@ class Settings(BaseSettings):
     retention: int = Field(default=7 * 24 * 3600, ge=60)
     tool_threads: int = Field(default=32, ge=1)
     connections: int = Field(default=4, ge=1)
+    cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0)
     webhooks: tuple[HttpUrl, ...] = ()
     webhook_secret: SecretStr | None = None
     events_url: SecretStr | None = None
@@ -144,12 +149,26 @@ class Settings(BaseSettings):
 
 def load_settings(**given: Any) -> Settings:
     """Return the settings. Raises `ConfigurationError` that names the field and the fix."""
+    _check_file(Path(CONFIG_FILE))
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise ConfigurationError(f"settings: {explain_invalid(error)}") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{Path(CONFIG_FILE).name}: {error}") from None
+
+
+def _check_file(path: Path) -> None:
+    """Raise `ConfigurationError` for what is neither a setting nor the agents' table."""
+    try:
+        with path.open("rb") as file:
+            told = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError):
+        return  # read once more where the settings are made, which says what is wrong
+    known = {*Settings.model_fields, AGENTS}
+    if unknown := sorted(set(told) - known):
+        msg = f"{path.name}: {unknown[0]!r} is no setting{meant(unknown[0], known)}"
+        raise ConfigurationError(msg)
 
 
 def _same_redis(store: str, broker: str) -> bool:

@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy
-from stepfleet.orchestrator.tools import mcp_server
+from stepfleet.orchestrator import Agent, ErrorPolicy, mcp_server
 
 library = mcp_server(
     "library",

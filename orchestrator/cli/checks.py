@@ -1,6 +1,6 @@
 """What a sound set-up looks like: each check judges one fact, and names the fix. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,13 +8,27 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from stepfleet.orchestrator.agent_layers import PREFIX, prefix_of
 from stepfleet.orchestrator.cli.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.redis_facts import RedisFacts
 from stepfleet.orchestrator.cli.sentinel_facts import SentinelFacts
 from stepfleet.orchestrator.store.soundness import ServerFacts, worries
+from stepfleet.orchestrator.validation import meant
 
 OLDEST_PYTHON = (3, 11)
 ENOUGH_SENTINELS = 3
+OURS = "STEPFLEET_"
+OTHER_VARIABLES = (
+    "STEPFLEET_AGENTS",
+    "STEPFLEET_DATA",
+    "STEPFLEET_PRICING_CONFIG",
+    "STEPFLEET_ALLOW_MODEL_REQUESTS",
+    "STEPFLEET_FLOWER_BASIC_AUTH",
+    "STEPFLEET_FLOWER_PORT",
+)
+"""Variables that are no settings."""
+CRASH = "STEPFLEET_CRASH_"
+"""What tests let workers end by."""
 REASONS = 3
 """Reasons that are told why messages lie in quarantine."""
 BESIDE_SLOTS = 256
@@ -184,6 +198,31 @@ def workers(names: Sequence[str], waiting: int) -> Check:
     )
 
 
+def queues(unserved: Mapping[str, int], steps: str) -> list[Check]:
+    """Judge queues that no worker serves; `steps` is that of steps, the others are of tools."""
+    return [
+        Check(
+            f"queue {queue}",
+            State.FAIL if waiting else State.WARN,
+            f"no running worker serves it: {_waits(queue, waiting, steps)}",
+            f"start one: {serving(queue, steps)}",
+        )
+        for queue, waiting in unserved.items()
+    ]
+
+
+def serving(queue: str, steps: str | None = None) -> str:
+    """Return the command that starts a worker for a queue of tools, or for that of `steps`."""
+    return "stepfleet worker --agents MODULE" + ("" if queue == steps else f" --queue {queue}")
+
+
+def _waits(queue: str, waiting: int, steps: str) -> str:
+    runs = "1 run waits" if waiting == 1 else f"{waiting} runs wait"
+    if queue == steps:
+        return f"{runs} for a step" if waiting else "steps would wait"
+    return f"{runs} for a tool there" if waiting else "calls of the tools there would wait"
+
+
 def agents(names: Sequence[str]) -> Check:
     """Judge whether runs can be submitted by an agent's name."""
     if names:
@@ -193,6 +232,29 @@ def agents(names: Sequence[str]) -> Check:
         State.WARN,
         "none known",
         "start a worker with --agents MODULE, or pass --agents to submit",
+    )
+
+
+def variables(
+    environment: Mapping[str, str], settings: Iterable[str], agents: Iterable[str]
+) -> Check:
+    """Judge variables that begin like ours; those of agents only where `agents` are known."""
+    known = {f"{OURS}{name.upper()}" for name in settings} | {*OTHER_VARIABLES}
+    prefixes = (*([prefix_of(name) for name in agents] or [PREFIX]), CRASH)
+    ours = [name for name in sorted(environment) if name.startswith(OURS)]
+    strange = [name for name in ours if name not in known and not name.startswith(prefixes)]
+    if not strange:
+        return good("variables", ", ".join(ours) or "none")
+    told = [
+        f"{name} (no agent of that name)" if name.startswith(PREFIX) else name + meant(name, known)
+        for name in strange
+    ]
+    return Check(
+        "variables",
+        State.WARN,
+        f"of no effect: {'; '.join(told)}",
+        "correct or unset them; docs/configuration.md has all, and those of agents work for agents "
+        "of a .toml file (--agents) or of builder_of",
     )
 
 

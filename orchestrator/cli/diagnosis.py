@@ -80,6 +80,8 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
     except AgentException as error:
         yield Check("settings", State.FAIL, str(error), "correct the variable or stepfleet.toml")
         return
+    named = [config.name for config in configs]
+    yield checks.variables(os.environ, Settings.model_fields, named)
     yield checks.open_files(open_files_limit(), settings.slots)
     if settings.redis_url is None and not Folder(data.expanduser().absolute()).has_data:
         yield _private_server()
@@ -91,6 +93,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
             seen, announced = asyncio.run(_fleet(used))
             alive = [worker.name for worker in seen.workers if worker.alive]
             yield checks.workers(alive, seen.active)
+            yield from checks.queues(seen.unserved, used.queue)
             yield checks.agents([config.name for config in announced])
             configs = configs or announced
     except AgentException as error:

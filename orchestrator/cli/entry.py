@@ -11,6 +11,7 @@ import typer
 
 from stepfleet.orchestrator.cli.commands.batches import register as batches
 from stepfleet.orchestrator.cli.commands.bench import register as bench
+from stepfleet.orchestrator.cli.commands.caching import register as caching
 from stepfleet.orchestrator.cli.commands.checks import register as checks
 from stepfleet.orchestrator.cli.commands.control import register as control
 from stepfleet.orchestrator.cli.commands.fleets import register as fleets
@@ -39,7 +40,7 @@ def build() -> typer.Typer:
         "130 interrupted.",
     )
     app.callback()(_options)
-    for register in (running, fleets, batches, runs, history, control, bench, checks):
+    for register in (running, fleets, batches, runs, history, control, caching, bench, checks):
         register(app)
     return app
 

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepfleet.orchestrator.cli.awaited_tools import AwaitedTool
 from stepfleet.orchestrator.cli.words import shown
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
 from stepfleet.orchestrator.records.results import AgentRunResult
@@ -44,6 +45,7 @@ class Explanation:
     resolved_by: str | None
     says: str
     criteria: tuple[Judged, ...]
+    awaited: tuple[AwaitedTool, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -55,6 +57,7 @@ class Explanation:
             "steps": self.steps,
             "resolved_by": self.resolved_by,
             "says": self.says,
+            "awaited": [one.to_dict() for one in self.awaited],
             "criteria": [
                 {
                     "criterion": one.criterion,
@@ -69,8 +72,11 @@ class Explanation:
         }
 
 
-def explain(result: AgentRunResult) -> Explanation:
-    """Return why the run of `result` stopped or, as long as it is active, why it goes on."""
+def explain(result: AgentRunResult, awaited: tuple[AwaitedTool, ...] = ()) -> Explanation:
+    """Return why the run of `result` stopped or, as long as it is active, why it goes on.
+
+    `awaited` are the tools that it waits for.
+    """
     outcome = result.outcome
     return Explanation(
         run_id=result.run_id,
@@ -81,6 +87,7 @@ def explain(result: AgentRunResult) -> Explanation:
         resolved_by=outcome.resolved_by if outcome else None,
         says=_says(result, outcome),
         criteria=_judged(outcome) if outcome else (),
+        awaited=awaited,
     )
 
 
@@ -122,6 +129,8 @@ def picture(explanation: Explanation) -> RenderableType:
     head.append(shown(explanation.says), style="")
     steps = "1 step" if explanation.steps == 1 else f"{explanation.steps} steps"
     head.append(f" ({steps})", style="dim")
+    for tool in explanation.awaited:
+        head.append(f"\nIt waits for {tool.text}", style="" if tool.served else "yellow")
     if not explanation.criteria:
         return head
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -162,6 +162,8 @@ def _cells(run: RunFigures) -> dict[str, str]:
 def _parting(found: RunComparison) -> str:
     if found.first_differing_step is None:
         return "All steps are alike."
+    if found.differs_in == ("missing",):
+        return f"They part at step {found.first_differing_step}: one of them has no such step."
     what = ", ".join(found.differs_in).replace("_", " ")
     return f"They part at step {found.first_differing_step}: {what}."
 

@@ -16,7 +16,7 @@ AgentsRef = Annotated[
         "--agents",
         "-A",
         envvar="STEPFLEET_AGENTS",
-        help="Where the agents are: package.module or file.py; several with commas.",
+        help="Where the agents are: package.module, file.py or file.toml; several with commas.",
     ),
 ]
 MaybeAgentsRef = Annotated[

@@ -17,6 +17,9 @@ def fleet_lines(overview: FleetOverview) -> RenderableType:
     )
     if overview.quarantined:
         head.append(f", {count(overview.quarantined)} messages in quarantine", style="yellow")
+    for queue in overview.unserved:
+        head.append(f"\nno worker serves the queue {shown(queue, 100)}", style="yellow")
+        head.append(" (stepfleet doctor says more)", style="dim")
     if not overview.workers:
         return Group(head, Text("no workers: stepfleet worker --agents MODULE", style="yellow"))
     table = Table(title="Workers", title_justify="left")

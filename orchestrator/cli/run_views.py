@@ -4,9 +4,12 @@ import asyncio
 from pathlib import Path
 
 from stepfleet.orchestrator.cli import explanation, traces
+from stepfleet.orchestrator.cli.awaited_tools import AwaitedTool, awaited_tools, judged
 from stepfleet.orchestrator.cli.fleet_access import with_fleet
 from stepfleet.orchestrator.cli.output import print_json, print_json_line, screen
 from stepfleet.orchestrator.fleet import AsyncFleet
+from stepfleet.orchestrator.run_display import inputs_of
+from stepfleet.orchestrator.store.reading import StoredRun
 
 
 def show_run(run_id: str, data: Path, *, json: bool, full: bool) -> None:
@@ -19,7 +22,8 @@ def show_run(run_id: str, data: Path, *, json: bool, full: bool) -> None:
             messages = [message.to_dict() for message in stored.state.messages]
             print_json({**result.to_dict(), "messages": messages})
         else:
-            screen().print(traces.trace(result, stored.state.messages, full=full))
+            awaited = await _awaited(fleet, stored)
+            screen().print(traces.trace(result, inputs_of(stored), full=full, awaited=awaited))
 
     with_fleet(data, show)
 
@@ -29,13 +33,19 @@ def explain_run(run_id: str, data: Path, *, json: bool) -> None:
 
     async def explain(fleet: AsyncFleet) -> None:
         stored = await fleet.show(run_id)
-        found = explanation.explain(stored.result())
+        found = explanation.explain(stored.result(), await _awaited(fleet, stored))
         if json:
             print_json(found.to_dict())
         else:
             screen().print(explanation.picture(found))
 
     with_fleet(data, explain)
+
+
+async def _awaited(fleet: AsyncFleet, run: StoredRun) -> tuple[AwaitedTool, ...]:
+    """Return the tools that a run waits for; the fleet is asked only where there are any."""
+    awaited = awaited_tools(run)
+    return judged(awaited, (await fleet.overview()).workers) if awaited else ()
 
 
 def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: int) -> None:

@@ -8,7 +8,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 
 def tool_queues(agents: Iterable[Agent]) -> tuple[str, ...]:
     """Return the queues of the agents' tools, sorted."""
-    return tuple(sorted({queue for agent in agents for queue in agent.tools.queues.values()}))
+    return tuple(sorted({queue for agent in agents for queue in agent.queues}))
 
 
 def asked_queues(given: Iterable[str]) -> tuple[str, ...]:

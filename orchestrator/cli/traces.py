@@ -1,26 +1,49 @@
 """A run's trace as a terminal shows it: its input, its steps and tools, its answer. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepfleet.orchestrator.cli.awaited_tools import AwaitedTool
 from stepfleet.orchestrator.cli.words import count, moment, seconds, shown, usd
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.results import AgentRunResult, LostAttempt
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 _LINE = 160
+_ORIGINS = {
+    OriginKind.FORK: "forked from",
+    OriginKind.CHECKPOINT: "restored from a checkpoint of",
+    OriginKind.RESULT: "given the result of",
+}
 
 
-def trace(result: AgentRunResult, messages: Iterable[Message], *, full: bool) -> RenderableType:
-    """Return the run's trace; texts are cut to a line each unless `full`."""
+def trace(
+    result: AgentRunResult,
+    inputs: Mapping[int, Sequence[Message]],
+    *,
+    full: bool,
+    awaited: Iterable[AwaitedTool] = (),
+) -> RenderableType:
+    """Return the run's trace; texts are cut to a line each unless `full`.
+
+    `inputs` are what it was given, by the number of steps before.
+    """
     limit = 0 if full else _LINE
-    asked = next((message.text for message in messages if message.is_user()), "")
-    parts: list[RenderableType] = [_head(result), _labelled("asked", asked, limit)]
-    parts += [_step(step, limit) for step in result.steps]
+    asked = {
+        at: next((one.text for one in reversed(given) if one.is_user()), "")
+        for at, given in inputs.items()
+    }
+    parts: list[RenderableType] = [_head(result)]
+    for step in result.steps:
+        parts += [_labelled("asked", text, limit) for text in _taken(asked, step.step - 1)]
+        parts.append(_step(step, limit))
+    parts += [_labelled("asked", asked[at], limit) for at in sorted(asked)]
+    parts += [_awaited(one) for one in awaited]
     if result.lost_attempts:
         parts.append(_lost(result.lost_attempts))
     if result.error:
@@ -41,10 +64,13 @@ def _head(result: AgentRunResult) -> RenderableType:
         f"{count(usage.total_tokens)} tokens ({count(usage.prompt_tokens)} prompt, "
         f"{count(usage.completion_tokens)} completion), {usd(result.cost_usd)}"
     )
+    if usage.cached_calls:
+        used += f", {count(usage.cached_calls)} cached (saved {usd(result.saved_usd)})"
     for label, value in (
         ("run", result.run_id),
         ("agent", shown(result.agent_name, 60)),
         ("state", state),
+        ("origin", origin_text(result.origin)),
         ("batch", f"{result.batch_id}, line {shown(result.line_id)}" if result.batch_id else ""),
         ("started", moment(result.start_time)),
         ("duration", seconds(result.duration_seconds) if result.end_time else ""),
@@ -55,6 +81,21 @@ def _head(result: AgentRunResult) -> RenderableType:
     return table
 
 
+def origin_text(origin: RunOrigin | None) -> str:
+    """Return where a run comes from, in words; empty where it began by itself."""
+    if origin is None:
+        return ""
+    told = f"{_ORIGINS[origin.kind]} {shown(origin.run_id)}"
+    if origin.at:
+        return f"{told}, after {'1 step' if origin.at == 1 else f'{count(origin.at)} steps'}"
+    return told if origin.kind is OriginKind.RESULT else f"{told}, from its beginning"
+
+
+def _taken(asked: dict[int, str], before: int) -> list[str]:
+    """Take out what was asked behind that many steps, or earlier: a log may have been trimmed."""
+    return [asked.pop(at) for at in sorted(asked) if at <= before]
+
+
 def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:
     line = Text(f"{label}: ", style="bold")
     return line.append(shown(text, limit), style=style)
@@ -62,10 +103,13 @@ def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:
 
 def _step(step: StepResult, limit: int) -> RenderableType:
     spent = [seconds(step.duration_ms / 1000)]
-    if step.usage:
+    if step.usage and (step.usage.total_tokens or not step.cached):
         spent.append(f"{count(step.usage.total_tokens)} tokens")
     if step.cost_usd:
         spent.append(usd(step.cost_usd))
+    if step.cache and step.cache.hit:
+        saved = f"{count(step.cache.saved_tokens)} tokens, {usd(step.cache.saved_usd)}"
+        spent.append(f"cached (saved {saved})")
     head = Text(f"step {step.step}", style="bold cyan")
     head.append(f" {step.type.value}, {', '.join(spent)}", style="dim")
     lines: list[RenderableType] = [head]
@@ -92,6 +136,10 @@ def _call(call: ToolCallRecord, limit: int) -> Text:
     if call.repeated:
         line.append("  repeated: an earlier attempt may have done it", style="yellow")
     return line
+
+
+def _awaited(one: AwaitedTool) -> Text:
+    return Text(f"waits for {one.text}", style="" if one.served else "yellow")
 
 
 def _lost(attempts: Iterable[LostAttempt]) -> RenderableType:

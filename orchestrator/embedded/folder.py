@@ -111,7 +111,10 @@ class Folder:
 
 
 def render_config(root: Path, log: Path, address: Address) -> str:
-    """Return the server's configuration: durable within a second, evicts nothing, loopback only."""
+    """Return the server's configuration: durable within a second, evicts nothing, loopback only.
+
+    A stream takes memory by the node; a run's events are few, so its nodes are small.
+    """
     settings = {
         "bind": "127.0.0.1",
         "port": str(address.port),
@@ -125,6 +128,7 @@ def render_config(root: Path, log: Path, address: Address) -> str:
         "aof-load-truncated": "yes",
         "save": '""',
         "maxmemory-policy": "noeviction",
+        "stream-node-max-bytes": "1024",
     }
     return "".join(f"{name} {value}\n" for name, value in settings.items())
 

@@ -18,6 +18,7 @@ from stepfleet.orchestrator.pricing.search import (
     find_pricing_file,
     load_prices,
 )
+from stepfleet.orchestrator.pricing.stated import Pricing, StatedPrice, stated_cost
 from stepfleet.orchestrator.records.usage import UsageStats
 
 __all__ = [
@@ -29,6 +30,10 @@ __all__ = [
     "current_prices",
     "find_pricing_file",
     "load_prices",
+    # prices of an agent's own
+    "Pricing",
+    "StatedPrice",
+    "stated_cost",
     # the ledger
     "CostLedger",
     "CostStatistics",

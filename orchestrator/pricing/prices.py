@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 _LOG = logging.getLogger(__name__)
 _PER = 1_000_000
 _BOUNDARIES = "-@:/"
-_DEFAULT = "default"
+DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -48,34 +48,48 @@ class Prices:
     models: Mapping[str, Price] = field(default_factory=dict)
     default: Price = FALLBACK
     source: str = "built in"
-    _warned: set[str] = field(default_factory=set, repr=False, compare=False)
+    _found: dict[str, Price] = field(default_factory=dict, repr=False, compare=False)
 
     def price_of(self, model: str) -> Price:
         """Return the price of `model`, an id with or without its provider (`openai:...`).
 
         A model that no entry fits costs the default, with one warning per model and table.
         """
-        for name in (model, model.partition(":")[2], model.partition("/")[2]):
-            if name and (key := _longest_prefix(name, self.models)) is not None:
-                return self.models[key]
-        if model not in self._warned:
-            self._warned.add(model)
-            _LOG.warning(
-                "no price for model %r in %s: using the default of %s USD in and %s USD out per "
-                "million tokens; add the model to your model_pricing.json",
-                model,
-                self.source,
-                self.default.input,
-                self.default.output,
-            )
-        return self.default
+        price = self._found.get(model)
+        if price is None:
+            price = self._found[model] = self._find(model)
+        return price
 
     def cost_of(self, model: str, usage: UsageStats) -> float:
         """Return what `usage` of `model` costs in USD."""
         return self.price_of(model).cost(usage)
 
+    def _find(self, model: str) -> Price:
+        if (key := fitting_key(model, self.models)) is not None:
+            return self.models[key]
+        _LOG.warning(
+            "no price for model %r in %s: using the default of %s USD in and %s USD out per "
+            "million tokens; add the model to your model_pricing.json",
+            model,
+            self.source,
+            self.default.input,
+            self.default.output,
+        )
+        return self.default
 
-def _longest_prefix(name: str, known: Mapping[str, Price]) -> str | None:
+
+def fitting_key(model: str, known: Mapping[str, Any]) -> str | None:
+    """Return the key that fits `model`, an id with or without its provider; None where none does.
+
+    The whole id is looked for first; of several keys that it begins with the longest one fits.
+    """
+    for name in (model, model.partition(":")[2], model.partition("/")[2]):
+        if name and (key := _longest_prefix(name, known)) is not None:
+            return key
+    return None
+
+
+def _longest_prefix(name: str, known: Mapping[str, Any]) -> str | None:
     """Return the longest key that `name` is or begins with; a key ends at a word's boundary."""
     if name in known:
         return name
@@ -107,7 +121,7 @@ def parse_prices(data: Any, source: str) -> Prices:
             price = _price(entry, f"{source}: {key}.{name}")
             models.setdefault(name, price)
             models[f"{key}:{name}"] = price
-    default = models.pop(_DEFAULT, FALLBACK)
+    default = models.pop(DEFAULT, FALLBACK)
     return Prices(models=models, default=default, source=source)
 
 

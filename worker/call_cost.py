@@ -1,0 +1,19 @@
+"""What a model call costs: by the agent's own prices where it states some, else by the worker's."""
+
+from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.pricing.stated import stated_cost
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.worker.ports import Ports
+
+
+def call_cost(response: LLMResponse, asked: str, config: AgentConfig, ports: Ports) -> float:
+    """Return the cost of a response in USD, 0 where its usage is unknown; `asked` is the model."""
+    usage = response.usage
+    if usage is None:
+        return 0.0
+    model = response.model or asked
+    if config.pricing:
+        cost = stated_cost(config.pricing, (model, asked), usage)
+        if cost is not None:
+            return cost
+    return ports.cost(model, usage)
