@@ -3,10 +3,11 @@
 python benchmarks/overheads.py
 python benchmarks/overheads.py --repeat 5 --turns 2000 --json overheads.json
 
-Rows: the memory's look at a conversation (`--messages` of them, the newest half kept); a turn of
-each strategy, its request prepared and its answer read; the criteria's decision behind a step; a
-step told as a line of JSON for the log; a run's history of twenty messages as a chat window shows
-it. For a whole step with Redis, model and tools see steps.py.
+Rows: the memory's look at a conversation of `--messages`, which fit its limit or are twice as many
+(then it moves on, once in many steps); a turn of each strategy, its request prepared and its
+answer read; the criteria's decision behind a step; a step told as a line of JSON for the log; a
+run's history of twenty messages as a chat window shows it. For a whole step with Redis, model and
+tools see steps.py.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
+from statistics import median
 from typing import Any
 
 from reports import Column, begin, finish, parser, show
@@ -35,6 +37,7 @@ from stepfleet.worker.telemetry import JsonLines
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STRATEGIES = ("noop", "react", "chain_of_thought")
+PART = 50
 TEXT = "a sentence of some eighty characters, as one that a model might have written"
 Work = Callable[[], Awaitable[object]]
 
@@ -51,9 +54,9 @@ def state_of(messages: tuple[Message, ...]) -> AgentState:
     )
 
 
-def memory_look(messages: tuple[Message, ...]) -> Work:
-    """Return a look that finds which messages a request shows."""
-    policy = MemoryPolicy(max_messages=max(len(messages) // 2, 1))
+def memory_look(messages: tuple[Message, ...], most: int) -> Work:
+    """Return a look that finds which messages a request shows, of at most `most`."""
+    policy = MemoryPolicy(max_messages=most)
     history = History(tuple(Part(said=(one,)) for one in messages))
 
     async def look() -> object:
@@ -97,12 +100,15 @@ def others() -> dict[str, Work]:
 
 
 async def microseconds(work: Work, turns: int) -> float:
-    """Return what one turn takes, the mean of many."""
+    """Return the processor time of one turn: the median of parts, since others use the machine."""
     await work()
-    began = time.perf_counter()
-    for _ in range(turns):
-        await work()
-    return (time.perf_counter() - began) / turns * 1e6
+    parts = []
+    for _ in range(max(turns // PART, 1)):
+        began = time.process_time()
+        for _ in range(PART):
+            await work()
+        parts.append((time.process_time() - began) / PART * 1e6)
+    return median(parts)
 
 
 def main() -> None:
@@ -112,7 +118,10 @@ def main() -> None:
     made.add_argument("--messages", type=int, default=20, help="in the conversation")
     asked = made.parse_args()
     messages = tuple(Message.user(f"{TEXT} {number}") for number in range(asked.messages))
-    measured: dict[str, Work] = {"memory": memory_look(messages)}
+    measured: dict[str, Work] = {
+        "memory": memory_look(messages, len(messages)),
+        "memory moved on": memory_look(messages, max(len(messages) // 2, 1)),
+    }
     measured |= {f"strategy {name}": turn_of(name, messages) for name in STRATEGIES}
     measured |= others()
     report = begin("overheads", asked)

@@ -94,6 +94,10 @@ def open_input(source: Given) -> BatchInput:
     """
     if isinstance(source, str | Path):
         return _open_path(str(source))
+    if not hasattr(source, "__iter__"):
+        kind = type(source).__name__
+        msg = f"field 'source' is {kind!r}; give a file's path, '-' or lines, then the agent"
+        raise ConfigurationError(msg)
     return BatchInput(_spool_objects(source), "the objects given")
 
 

@@ -39,7 +39,10 @@ class AgentStepStarted(DomainEvent):
 
 
 class AgentStepCompleted(DomainEvent):
-    """A step was committed. `errors` are messages; `duration_ms` is monotonic time."""
+    """A step was committed. `errors` are messages; `duration_ms` is monotonic time.
+
+    `cached` says that the model's answer came from the response cache.
+    """
 
     step_number: int
     has_tool_calls: bool = False
@@ -47,6 +50,7 @@ class AgentStepCompleted(DomainEvent):
     finish_reason: str = ""
     usage: UsageStats | None = None
     duration_ms: float = 0.0
+    cached: bool = False
 
 
 class ToolCallStarted(DomainEvent):

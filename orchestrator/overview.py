@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import orjson
 from pydantic import Field
@@ -11,13 +11,19 @@ from stepfleet.orchestrator.records.base import Record
 
 
 class WorkerSeen(Record):
-    """A worker process as it last reported. `seen_seconds_ago` grows when it is gone."""
+    """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
+
+    `queues` are those that it serves (None where it does not say), `tool_queues` those that its
+    agents' tools need.
+    """
 
     name: str
     seen_seconds_ago: float
     held: int = 0
     slots: int = 0
     agents: tuple[str, ...] = ()
+    queues: tuple[str, ...] | None = None
+    tool_queues: tuple[str, ...] = ()
     alive: bool = True
 
 
@@ -26,7 +32,8 @@ class FleetOverview(Record):
 
     `active` counts runs that are ready, held or waiting for a time; `queue_length` the task
     messages that wait (None where the broker does not say); `oldest_due_seconds` how long
-    the run that waits longest is overdue (0 when none is).
+    the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
+    living worker serves and some need, each with the number of runs that wait for it.
     """
 
     redis_version: str
@@ -35,6 +42,7 @@ class FleetOverview(Record):
     oldest_due_seconds: float
     workers: tuple[WorkerSeen, ...] = Field(default=())
     quarantined: int = 0
+    unserved: dict[str, int] = Field(default_factory=dict)
 
 
 def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> list[WorkerSeen]:
@@ -53,10 +61,28 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
                 held=int(told.get("held", 0)),
                 slots=int(told.get("slots", 0)),
                 agents=tuple(told.get("agents", ())),
+                queues=tuple(told["queues"]) if "queues" in told else None,
+                tool_queues=tuple(told.get("tool_queues", ())),
                 alive=ago <= silence and not _is_gone(name),
             )
         )
     return found
+
+
+def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...]:
+    """Return the queues that no living worker serves: of steps, and of the agents' tools.
+
+    Nothing where no worker lives, or one does not say what it serves.
+    """
+    served: set[str] = set()
+    needed = {steps}
+    alive = [one for one in workers if one.alive]
+    for one in alive:
+        if one.queues is None:
+            return ()
+        served.update(one.queues)
+        needed.update(one.tool_queues)
+    return tuple(sorted(needed - served)) if alive else ()
 
 
 def _is_gone(name: str) -> bool:

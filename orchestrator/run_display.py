@@ -5,6 +5,7 @@ Reads what is stored and hands it to `rendering`, which decides what is shown.
 
 from collections.abc import AsyncGenerator
 
+from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.rendering import (
     LiveMessages,
     Recorded,
@@ -55,17 +56,21 @@ class RunDisplay(RunVerbs):
             yield whole
 
 
-def history_of(run: StoredRun) -> tuple[UIMessage, ...]:
-    """Return the history of a stored run."""
-    inputs = {
+def inputs_of(run: StoredRun) -> dict[int, tuple[Message, ...]]:
+    """Return what a stored run was given, by the number of steps that it had done by then."""
+    return {
         int(name.removeprefix(_INPUT)): MESSAGES.validate_json(given)
         for name, given in run.fields.items()
         if name.startswith(_INPUT)
     }
+
+
+def history_of(run: StoredRun) -> tuple[UIMessage, ...]:
+    """Return the history of a stored run."""
     recorded = Recorded(
         run_id=run.run_id,
         started_at=run.state.info.started_at,
-        inputs=inputs,
+        inputs=inputs_of(run),
         log=run.log,
     )
     return rendered(recorded)

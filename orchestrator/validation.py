@@ -1,20 +1,51 @@
 """Turns a validation error into one sentence that names the field and what is wrong."""
 
-from pydantic import ValidationError
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
 
 
-def explain_invalid(error: ValidationError, *, limit: int = 3) -> str:
-    """Return the first `limit` problems of `error` as `field 'a.b': message`, joined by `; `."""
+def explain_invalid(
+    error: ValidationError, *, limit: int = 3, record: type[BaseModel] | None = None
+) -> str:
+    """Return the first `limit` problems of `error` as `field 'a.b': message`, joined by `; `.
+
+    With the `record` that was read, unknown fields are told with the one that may be meant.
+    """
     problems = error.errors(include_url=False, include_context=False)
-    said = [_problem(one["loc"], one["type"], one["msg"]) for one in problems[:limit]]
+    said = [_problem(one["loc"], one["type"], one["msg"], record) for one in problems[:limit]]
     more = len(problems) - limit
     return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
 
 
-def _problem(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` where one of `known` is close to `name`, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _problem(
+    loc: tuple[int | str, ...], kind: str, message: str, record: type[BaseModel] | None
+) -> str:
     field = ".".join(str(part) for part in loc) or "<root>"
     if kind == "extra_forbidden":
-        return f"field {field!r} is not known"
+        return f"field {field!r} is not known{meant(str(loc[-1]), _fields_at(record, loc[:-1]))}"
     if kind == "missing":
         return f"field {field!r} is missing"
     return f"field {field!r}: {message[:1].lower()}{message[1:]}"
+
+
+def _fields_at(record: type[BaseModel] | None, path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return the fields of the record at `path`; nothing where it is not known."""
+    for part in path:
+        field = record.model_fields.get(str(part)) if record else None
+        record = next(_records(field.annotation), None) if field else None
+    return tuple(record.model_fields) if record else ()
+
+
+def _records(annotation: Any) -> Iterator[type[BaseModel]]:
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            yield one

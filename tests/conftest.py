@@ -4,11 +4,16 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 from redis_servers import RedisServer, short_folder
 
 # No test may reach a real model; loopback servers are allowed.
 os.environ["STEPFLEET_ALLOW_MODEL_REQUESTS"] = "0"
+
+# An example is as slow as the machine is busy: its time says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

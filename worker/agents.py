@@ -20,7 +20,8 @@ from stepfleet.orchestrator.records.trace import ANSWER_TOOLS
 from stepfleet.orchestrator.tools import McpServer, Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
 from stepfleet.worker.models import Models
-from stepfleet.worker.telling import Ask, Teller
+from stepfleet.worker.response_cache import ResponseCache
+from stepfleet.worker.telling import Ask, Generate, Teller
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,18 @@ class LocalAgent:
     """What of an agent is code, for runs with one configuration."""
 
     def __init__(
-        self, agent: Agent, tools: ToolRegistry, models: Models, teller: Teller | None = None
+        self,
+        agent: Agent,
+        tools: ToolRegistry,
+        models: Models,
+        teller: Teller | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.tools = tools
         self._agent = agent
         self._models = models
         self._teller = teller
+        self._cache = cache
         self._config: AgentConfig | None = None
         self._criteria = ContinuationCriteria()
         self._asked: ModelSettings | None = None
@@ -88,30 +95,46 @@ class LocalAgent:
 
     def asking(self, claim: Claim) -> Ask:
         """Return what makes the model calls of a step, heard by those who listen to it."""
+        generate: Generate = self.generate
+        if (policy := claim.config.cache) is not None and policy.covers(claim.config.model):
+            generate = partial(self.generate, config=claim.config)
         if self._teller is None:
-            return self.generate
-        return self._teller.asking(claim, self._agent.subscribers, self.generate)
+            return generate
+        return self._teller.asking(claim, self._agent.subscribers, generate)
 
     async def generate(
-        self, request: ModelRequest, on_text: Callable[[str], None] | None = None
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None] | None = None,
+        config: AgentConfig | None = None,
     ) -> LLMResponse:
         """Make one call by the agent's own model object, or by the provider it names.
 
-        Where a key is sent, and which, says this worker's code and never the store.
+        With the `config` of a run that has a cache policy the answer may be a kept one. Where a
+        key is sent, and which, says this worker's code and never the store.
         """
         if self._agent.middleware:
-            once = partial(self._generate, on_text=on_text)
+            once = partial(self._generate, on_text=on_text, config=config)
             return await through_model(self._agent.middleware, request, once)
-        return await self._generate(request, on_text)
+        return await self._generate(request, on_text, config)
+
+    def forget_answer(self, key: str) -> None:
+        """Let the response cache drop an answer that has failed by what it means."""
+        if self._cache is not None:
+            self._cache.forget(key)
 
     async def _generate(
-        self, request: ModelRequest, on_text: Callable[[str], None] | None = None
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None] | None,
+        config: AgentConfig | None,
     ) -> LLMResponse:
-        return await self._models.generate(
-            request.model_copy(update={"settings": self._trusted(request.settings)}),
-            llm=self._agent.llm,
-            on_text=on_text,
-        )
+        asked = request.model_copy(update={"settings": self._trusted(request.settings)})
+        llm = self._agent.llm
+        if config is None or self._cache is None:
+            return await self._models.generate(asked, llm=llm, on_text=on_text)
+        call = partial(self._models.generate, llm=llm, on_text=on_text)
+        return await self._cache.answer(asked, config, call, llm=llm, on_text=on_text)
 
     def _trusted(self, asked: ModelSettings) -> ModelSettings:
         # Runs of one batch share one settings object; the worker's own are put in once.
@@ -140,11 +163,13 @@ class LocalAgents:
         models: Models,
         teller: Teller | None = None,
         sources: Sources | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._agents = {agent.name: agent for agent in agents}
         self._models = models
         self._teller = teller
         self._sources = sources
+        self._cache = cache
         self._ready: dict[Hashable, LocalAgent] = {}
         self._newest: tuple[AgentConfig, LocalAgent] | None = None
 
@@ -170,22 +195,21 @@ class LocalAgents:
                 "start workers with --agents naming its module"
             )
             raise ConfigurationError(msg)
-        missing = [
-            ref.name
-            for ref in config.tools
-            if ref.name not in agent.tools and tool_catalog().find(ref.name, ref.version) is None
-        ]
+        # Which code runs says this worker's agent; what else is installed here is not its tools.
+        allowed = {one.name for one in (*agent.tools, *agent.earlier_tools)}
+        missing = [ref.name for ref in config.tools if ref.name not in allowed]
         if missing:
             msg = (
                 f"agent {config.name!r} on this worker has no tool {missing[0]!r}, "
-                "which the run was started with; deploy the tool again under that name"
+                "which the run was started with; deploy the tool again under that name, or name it "
+                "in the agent's earlier_tools"
             )
             raise ConfigurationError(msg)
         tools = ToolRegistry().process(_tool_of(agent, ref) for ref in config.tools)
         tools.middleware = agent.middleware
         if config.mcp_servers:
             tools = self._with_servers(agent, tools, config)
-        return LocalAgent(agent, tools, self._models, self._teller)
+        return LocalAgent(agent, tools, self._models, self._teller, self._cache)
 
     def _with_servers(self, agent: Agent, tools: ToolRegistry, config: AgentConfig) -> ToolRegistry:
         servers = {one.name: one for one in agent.tools.servers}
@@ -205,18 +229,23 @@ class LocalAgents:
 
 
 def _tool_of(agent: Agent, ref: ToolRef) -> Tool[..., Any]:
-    """Return the version of a tool that the run began with, or else what the agent has now."""
+    """Return the version of a tool that the run began with, or else what the agent has now.
+
+    The tool is one of the agent's, by its name.
+    """
     own = agent.tools.get(ref.name) if ref.name in agent.tools else None
     if own is not None and own.version == ref.version:
         return own
-    earlier = tool_catalog().find(ref.name, ref.version)
-    if earlier is not None:
+    named = [one for one in agent.earlier_tools if one.name == ref.name]
+    if exact := [one for one in named if one.version == ref.version]:
+        return exact[0]
+    if own is not None and (earlier := tool_catalog().beside(own, ref.version)):
         return earlier
     log.warning(
         "a run of agent %r began with version %s of tool %r; this worker has another and uses it: "
-        "keep the earlier one in its tool_catalog()",
+        "keep the earlier one in the agent's earlier_tools, or in the worker's tool_catalog()",
         agent.name,
         ref.version,
         ref.name,
     )
-    return agent.tools.get(ref.name)
+    return own if own is not None else named[-1]

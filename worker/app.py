@@ -17,7 +17,6 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
-from stepfleet.worker.alone import Trials
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.rejected import puts_aside
 from stepfleet.worker.services import Services
@@ -66,8 +65,7 @@ def create_app(settings: Settings) -> Celery:
         app.conf.broker_url = batch_url(settings.broker)
         app.conf.event_serializer = EVENTS
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
-    alone = None if prefork else Trials(settings.poison_limit, settings.grace)
-    services = Services(settings, load_agents(references).values(), app, alone)
+    services = Services(settings, load_agents(references).values(), app, alone=not prefork)
     if settings.log_format == "json":
         log_as_json()
     keys = settings.signing

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
@@ -14,11 +15,20 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.worker.bridge import TIME_IS_UP
 
 
+class Term(StrEnum):
+    """How long a renewal lasts."""
+
+    ORDINARY = "ordinary"
+    LONG = "long"  # in the hands of a process of its own, which may not be renewing yet
+    OVER = "over"  # that process has died; whoever is next may have it
+
+
 class Holding:
     """Work in the hands of this process since `since` (UTC, by Redis's clock)."""
 
     def __init__(self, since: datetime, elapsed: Callable[[], float]) -> None:
         self.interruption: Interruption | None = None
+        self.term = Term.ORDINARY
         self._since = since
         self._elapsed = elapsed
         self._began = elapsed()

@@ -15,11 +15,15 @@ from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.protocol.waiting import Delivered, NotTakenNow, TakenCall, ToolHint
 from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+from stepfleet.worker.call_leases import CallLease
+from stepfleet.worker.leases import Lease
 
 
 class Held(Protocol):
@@ -72,6 +76,29 @@ class Store(Protocol):
         """Write a verdict, all or nothing."""
 
 
+class CallStore(Protocol):
+    """Take, leave, deliver."""
+
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
+        """Take a call, or be refused."""
+
+    async def leave(
+        self,
+        hint: ToolHint,
+        token: str,
+        *,
+        delay: float = 0.0,
+        started: bool = True,
+        lost: LostAttempt | None = None,
+    ) -> None:
+        """Give a call back to other workers."""
+
+    async def deliver(
+        self, taken: TakenCall, agent: str, record: ToolCallRecord, seconds: float
+    ) -> Delivered:
+        """Give a call's result to its run."""
+
+
 class AgentCode(Protocol):
     """What of an agent is code on this worker."""
 
@@ -97,6 +124,9 @@ class AgentCode(Protocol):
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Make one model call. Raises `ModelError`."""
+
+    def forget_answer(self, key: str) -> None:
+        """Let the response cache drop an answer that has failed by what it means."""
 
 
 class Toolbox(Protocol):
@@ -127,10 +157,13 @@ class Toolbox(Protocol):
 
 
 class Trials(Protocol):
-    """Tries steps that have ended their workers in processes of their own."""
+    """Tries what has ended its workers in processes of their own."""
 
-    async def tried(self, claim: Claim, store: Store) -> bool:
+    async def tried(self, lease: Lease, store: Store) -> bool:
         """Return whether the claimed step was, or will be, done elsewhere."""
+
+    async def tried_call(self, lease: CallLease, calls: CallStore) -> bool:
+        """Return whether the tool call was, or will be, made elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

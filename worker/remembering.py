@@ -17,6 +17,7 @@ from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.remembered import Remembered, Summary, Window
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.call_cost import call_cost
 from stepfleet.worker.leases import Lease, heed
 from stepfleet.worker.ports import AgentCode, Ports
 
@@ -66,14 +67,14 @@ async def _summarized(
     response = await _ask(claim, history, history.between(before, window.since), agent)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
-    model = response.model or claim.config.model
+    asked = claim.config.memory.summary_model or claim.config.model
     usage = response.usage or UsageStats()
     summary = Summary(
         text=response.content.strip(),
-        model=model,
+        model=response.model or asked,
         usage=usage.model_copy(update={"llm_calls": 1}),
         usage_reported=response.usage is not None,
-        cost_usd=ports.cost(model, usage) if response.usage else 0.0,
+        cost_usd=call_cost(response, asked, claim.config, ports),
     )
     return Remembered(window=window.model_copy(update={"summary": claim.step}), summary=summary)
 

@@ -13,6 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 import orjson
 from celery import Celery
@@ -23,35 +25,42 @@ from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.pricing import Glance
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
-from stepfleet.orchestrator.protocol.waiting import Kept, NotTaken, NotTakenNow, ToolHint
+from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow, ToolHint
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.chunks import Chunks
 from stepfleet.orchestrator.store.fleet_facts import forget_workers
 from stepfleet.orchestrator.store.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.quarantine import keep_aside
+from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.soundness import server_info, warnings
-from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
-from stepfleet.orchestrator.store.tool_calls import ToolCalls
+from stepfleet.orchestrator.store.steps import StepStore, Terms
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.bridge import PerLoop, home_loop
-from stepfleet.worker.call_leases import CallLease, CallLeases
+from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.chunks import ChunkSender
 from stepfleet.worker.courier import Courier
 from stepfleet.worker.crash import Visit, crash_points, unharmed
-from stepfleet.worker.leases import Lease, Leases, heed
+from stepfleet.worker.leases import Leases, heed
 from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.outlets import couriers
-from stepfleet.worker.ports import Ports, Trials
+from stepfleet.worker.ports import CallStore, Ports
+from stepfleet.worker.renewals import Renewals
 from stepfleet.worker.rescuer import Rescuer
+from stepfleet.worker.response_cache import ResponseCache
+from stepfleet.worker.served import queues_told
 from stepfleet.worker.sources import OpenSources, check_sources, sources_of
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.stopping import Stopping
 from stepfleet.worker.telemetry import logged
 from stepfleet.worker.telemetry.watching import prepare_watching, watching
 from stepfleet.worker.telling import Teller
-from stepfleet.worker.tool_task import CallReport, CallStore, run_call
+from stepfleet.worker.tidying import tidy
+from stepfleet.worker.tool_task import CallReport, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
+from stepfleet.worker.trials import Trials
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +73,9 @@ LAST_SECONDS = 1.0
 class LoopServices:
     """The collaborators of the steps that run in one event loop."""
 
+    least_lease = 0.0
+    """Seconds that a lease lasts, however short it is elsewhere."""
+
     def __init__(
         self,
         settings: Settings,
@@ -72,9 +84,11 @@ class LoopServices:
         leases: Leases,
         crash: Visit = unharmed,
         patience: float | None = None,
-        alone: Trials | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         self._settings = settings
+        self._lease = max(settings.lease, self.least_lease)
         self._patience = settings.patience if patience is None else patience
         self._agents = list(agents)
         self._alone = alone
@@ -88,13 +102,14 @@ class LoopServices:
         self._told = {one.name: one.subscribers for one in self._agents if one.subscribers}
         self._listening = Listening()
         self._chunks: ChunkSender | None = None
+        self._cache: ResponseCache | None = None
         self._couriers: list[Courier] = []
         self._counters = TokenCounters()
         self._opening: asyncio.Task[Ports] | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._store: OpenStore | None = None
         self._sources: OpenSources | None = None
-        self._tool_calls: ToolCalls
+        self._renewals: Renewals
         self._seen_calls: CallStore
 
     async def ports(self) -> Ports:
@@ -114,14 +129,14 @@ class LoopServices:
     async def check(self, run_id: str) -> None:
         """Ask the store what is wanted of a run that is held here, and heed it."""
         lease = self._leases.find(run_id)
-        ports = await self.ports()
+        await self.ports()
         if lease is not None:
-            heed(lease, await ports.store.journal(lease.claim, lease.seconds))
-        await self._keep_calls(run_id)
+            heed(lease, await self._renewals.step(lease))
+        await self._calls.renew(self._renewals.call, run_id)
 
-    async def run_call(self, hint: ToolHint) -> CallReport:
+    async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
         """Make the tool call that `hint` names."""
-        ports = await self.ports()
+        ports = ports or await self.ports()
         return await run_call(hint, self._seen_calls, ports, self._calls)
 
     def be_patient(self, seconds: float) -> None:
@@ -144,6 +159,8 @@ class LoopServices:
         await self._listening.settle(SETTLE_SECONDS)
         if self._chunks:
             await self._chunks.settle(SETTLE_SECONDS)
+        if self._cache:
+            await self._cache.settle(SETTLE_SECONDS)
 
     async def aclose(self) -> None:
         """End the watches and disconnect."""
@@ -170,11 +187,12 @@ class LoopServices:
         opened.connection.patience = self._patience
         for warning in warnings(await server_info(opened.connection)):
             log.warning(warning)
-        terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
+        terms = Terms(self._lease, settings.grace, settings.retention, worker_name())
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
-        self._tool_calls, self._seen_calls = store.calls, self._watching.calls(store.calls)
+        self._renewals = Renewals(partial(_renewing, opened, terms), self._lease)
+        self._seen_calls = self._watching.calls(store.calls)
         for agent in self._agents:
             await opened.configs.announce(agent.config)
         await forget_workers(opened)
@@ -192,8 +210,9 @@ class LoopServices:
             asyncio.create_task(
                 rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
             ),
-            asyncio.create_task(self._renew(store), name="stepfleet-leases"),
+            asyncio.create_task(self._renew(), name="stepfleet-leases"),
             asyncio.create_task(self._report(opened), name="stepfleet-report"),
+            asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
         ]
         lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
         self._watches += [asyncio.create_task(one) for one in lookouts]
@@ -205,11 +224,16 @@ class LoopServices:
         heard = ListenedStore(store, self._told, self._listening) if self._told else store
         written = logged(heard, as_json=settings.log_format == "json")
         glance = Glance()
+
+        def cost(model: str, usage: UsageStats) -> float:
+            return glance.prices().cost_of(model, usage)
+
+        cache = self._cache = ResponseCache(CacheEntries(connection, settings.cache_bytes), cost)
         return Ports(
             store=self._watching.store(written),
-            agent=LocalAgents(self._agents, self._models, teller, self._sources).find,
+            agent=LocalAgents(self._agents, self._models, teller, self._sources, cache).find,
             toolbox=self._toolbox,
-            cost=lambda model, usage: glance.prices().cost_of(model, usage),
+            cost=cost,
             elapsed=time.monotonic,
             jitter=random.random,
             token=lambda: secrets.token_hex(8),
@@ -218,24 +242,18 @@ class LoopServices:
             poison_limit=settings.poison_limit,
             patience=settings.grace,
             tokens=self._counters.of,
-            alone=self._alone,
+            alone=self._trials() if self._alone else None,
         )
 
-    async def _renew(self, store: StepStore) -> None:
-        async def once(lease: Lease) -> Held:
-            return await store.journal(lease.claim, lease.seconds)
+    def _trials(self) -> Trials:
+        marks = TrialMarks(self.store.connection, self.store.keys)
+        return Trials(self._settings.poison_limit, self._settings.grace, self._renewals, marks)
 
+    async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
-            await self._leases.renew(once)
-            await self._keep_calls()
-
-    async def _keep_calls(self, run_id: str | None = None) -> None:
-        async def once(lease: CallLease) -> Kept:
-            taken = lease.taken
-            return await self._tool_calls.keep(taken.hint, taken.token, lease.seconds)
-
-        await self._calls.renew(once, run_id)
+            await self._leases.renew(self._renewals.step)
+            await self._calls.renew(self._renewals.call)
 
     async def _report(self, opened: OpenStore) -> None:
         """Tell who is there, and again of the agents when a failover may have lost them."""
@@ -245,6 +263,7 @@ class LoopServices:
                 "held": len(self._leases),
                 "slots": self._settings.slots,
                 "agents": sorted(agent.name for agent in self._agents),
+                **queues_told(self._app, self._agents),
             }
             with suppress(AgentException, RedisError):
                 seen["seen"] = (await opened.connection.now()).timestamp()
@@ -257,6 +276,11 @@ class LoopServices:
             await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
 
 
+def _renewing(opened: OpenStore, terms: Terms, lease: float) -> StepStore:
+    terms = replace(terms, lease=lease)
+    return StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms)
+
+
 class Services:
     """The services of a worker process, in whichever loop its pool runs steps."""
 
@@ -265,7 +289,8 @@ class Services:
         settings: Settings,
         agents: Iterable[Agent],
         app: Celery,
-        alone: Trials | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         agents = tuple(agents)
         check_sources(agents)
@@ -281,7 +306,7 @@ class Services:
             # A model's answer is worth waiting for Redis, however long that takes.
             patience = 0.0 if self.leases.draining else math.inf
             self._made = LoopServices(
-                settings, agents, app, self.leases, self.crash, patience, alone
+                settings, agents, app, self.leases, self.crash, patience, alone=alone
             )
             return self._made
 

@@ -52,7 +52,7 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
         return StepReport(hint, refusal=claim)
     ports.crash("after-claim")
     with leases.hold(claim) as lease:
-        if claim.crashes and ports.alone and await ports.alone.tried(claim, ports.store):
+        if claim.crashes and ports.alone and await ports.alone.tried(lease, ports.store):
             return StepReport(hint, status=ALONE)
         criteria, attempt = await execute(claim, lease, ports)
         lease.settle()

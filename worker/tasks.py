@@ -113,6 +113,8 @@ def told_of_call(report: CallReport) -> str:
         if report.refusal.why is NotTaken.DRAINING:
             raise Reject("the worker is stopping", requeue=True)
         return _dropped(report.hint.run_id, report.refusal)
+    if report.elsewhere:
+        return ALONE
     if report.record is None:
         return "given back: the worker is stopping"
     if not report.applied:

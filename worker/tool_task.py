@@ -7,12 +7,10 @@ call's arguments are read from the run's journal.
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Protocol
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.refusals import not_run
 from stepfleet.orchestrator.protocol.waiting import (
-    Delivered,
     NotTaken,
     NotTakenNow,
     TakenCall,
@@ -24,45 +22,24 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.call_attempt import attempt_call
 from stepfleet.worker.call_leases import CallLease, CallLeases
-from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.ports import AgentCode, CallStore, Ports
 
 log = logging.getLogger(__name__)
-
-
-class CallStore(Protocol):
-    """Take, leave, deliver."""
-
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
-        """Take a call, or be refused."""
-
-    async def leave(
-        self,
-        hint: ToolHint,
-        token: str,
-        *,
-        delay: float = 0.0,
-        started: bool = True,
-        lost: LostAttempt | None = None,
-    ) -> None:
-        """Give a call back to other workers."""
-
-    async def deliver(
-        self, taken: TakenCall, agent: str, record: ToolCallRecord, seconds: float
-    ) -> Delivered:
-        """Give a call's result to its run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
     """What became of a tool task. `refusal` is set when there was nothing to do.
 
-    `record` is None where the call was given back; `applied` tells whether the run has it.
+    `record` is None where the call was given back, or was tried `elsewhere`; `applied` tells
+    whether the run has it.
     """
 
     hint: ToolHint
     refusal: NotTakenNow | None = None
     record: ToolCallRecord | None = None
     applied: bool = False
+    elsewhere: bool = False
 
 
 async def run_call(
@@ -84,6 +61,8 @@ async def run_call(
         await calls.leave(hint, taken.token, delay=ports.patience, started=False)
         return CallReport(hint, refusal=NotTakenNow(NotTaken.UNREADABLE, str(error)))
     with leases.hold(taken) as lease:
+        if taken.crashes and ports.alone and await ports.alone.tried_call(lease, calls):
+            return CallReport(hint, elsewhere=True)
         record = await _attempt(taken, agent, lease, ports)
         lease.settle()
         if record is None:

@@ -23,6 +23,7 @@ from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.call_attempt import attempt_call
+from stepfleet.worker.call_cost import call_cost
 from stepfleet.worker.leases import Lease, heed
 from stepfleet.worker.model_call import info_of
 from stepfleet.worker.ports import AgentCode, Ports
@@ -66,16 +67,18 @@ class ToolTurn:
         waits: tuple[Wait, ...] = ()
         if self.agent.tools.queues:
             open_calls, waits = self._divided(open_calls)
-        parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
-        if parallel:
-            await self._note(started=tuple(open_calls))
-        one = self._run_at_once if parallel else self._run_next
-        await execute_in_order(open_calls, one, parallel=parallel)
+        if self._over_at_once(open_calls):
+            for index in open_calls:
+                await self._run(index)
+        else:
+            await self._run_noted(open_calls)
         if waits:
             return await self._parked(waits)
         self.ports.crash("after-tools")
         if self.conduct:
             self._progress = joined(self._progress, await self._read(self.conduct))
+            if self._progress and self._progress.error and (use := self.response.cache):
+                self.agent.forget_answer(use.key)
         return Answered(
             self.lease.span,
             self.response,
@@ -127,6 +130,23 @@ class ToolTurn:
             raise
         except Exception as error:  # noqa: BLE001 - users write conducts; none may lose a step
             return Progress(error=info_of(error))
+
+    def _over_at_once(self, open_calls: list[int]) -> bool:
+        """Tell whether a journal entry would cost more than what it saves.
+
+        A step that has lost a worker is journaled: whatever ended it may be a tool.
+        """
+        tools = self.agent.tools
+        if self.claim.crashes or not tools.instant or tools.middleware or tools.late:
+            return False
+        return all(self.calls[index].name in tools.instant for index in open_calls)
+
+    async def _run_noted(self, open_calls: list[int]) -> None:
+        parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
+        if parallel:
+            await self._note(started=tuple(open_calls))
+        one = self._run_at_once if parallel else self._run_next
+        await execute_in_order(open_calls, one, parallel=parallel)
 
     async def _run_next(self, _: int, index: int) -> None:
         await self._note(started=(index,))
@@ -188,6 +208,5 @@ class ToolTurn:
         return tuple(self.ports.toolbox.text(record) for record in self._ordered())
 
     def _cost(self) -> float:
-        if self.response.usage is None:
-            return 0.0
-        return self.ports.cost(self.response.model or self.claim.config.model, self.response.usage)
+        config = self.claim.config
+        return call_cost(self.response, config.model, config, self.ports)

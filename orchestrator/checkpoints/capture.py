@@ -50,7 +50,7 @@ def capture(run: StoredRun, now: datetime, at: int | None = None) -> AgentCheckp
             ),
             *given[count],
         ),
-        state=_bare(state),
+        state=_bare(state, log),
         tool_traces=tuple(call for logged in log for call in logged.result.tool_calls),
         last_result=state.last_result,
         last_error=state.last_error,
@@ -111,17 +111,21 @@ def _portable(config: AgentConfig) -> AgentConfig:
     return config.model_copy(update={"settings": config.settings.model_copy(update=plain)})
 
 
-def _bare(state: AgentState) -> AgentState:
+def _bare(state: AgentState, log: Sequence[LoggedStep]) -> AgentState:
     """Return the state at a step's boundary, without what stands elsewhere in a checkpoint.
 
-    The clock of the execution starts anew where a run goes on; stamps are in milliseconds.
+    The clock of the execution starts anew where a run goes on; stamps are in milliseconds. A run
+    at work changed with its last step, whenever it is looked at.
     """
     update: dict[str, Any] = {"updated_at": in_milliseconds(state.info.updated_at)}
     status = state.status
     if not status.is_terminal:
         update["execution_started_at"] = None
-        at_rest = status in (Lifecycle.QUEUED, Lifecycle.PAUSED)
-        status = status if at_rest else Lifecycle.IN_PROGRESS
+        if status not in (Lifecycle.QUEUED, Lifecycle.PAUSED):
+            status = Lifecycle.IN_PROGRESS
+            if log:
+                last = log[-1].committed_at or log[-1].result.started_at
+                update["updated_at"] = in_milliseconds(last)
     return state.model_copy(
         update={
             "info": state.info.model_copy(update=update),

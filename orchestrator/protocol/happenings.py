@@ -74,6 +74,8 @@ def _step(
         "usage": result.usage.to_dict() if result.usage else None,
         "duration_ms": round(result.duration_ms, 3),
     }
+    if result.cached:
+        completed["cached"] = True
     if traced:
         completed["continuation"] = _decision(traced)
     return [*told, _event(claim, EventType.STEP_COMPLETED, facts.now, completed)]

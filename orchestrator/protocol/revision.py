@@ -109,6 +109,7 @@ def _journal(failed: LoggedStep) -> list[str]:
         model=result.model or "",
         finish_reason=result.finish_reason,
         remembered=remembered,
+        cache=result.cache,
     )
     entries += ["response", response.to_json()]
     for index, record in enumerate(result.tool_calls):

@@ -131,7 +131,9 @@ def _committed(
         kind="late",
         step=claim.number,
         seconds=attempt.span.seconds,
-        ambiguous=not isinstance(attempt, Failed) and claim.journal.response is None,
+        ambiguous=not isinstance(attempt, Failed)
+        and claim.journal.response is None
+        and not result.cached,
         tokens=result.usage.total_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
     )
@@ -297,11 +299,13 @@ def _step_result(
     if progress and progress.step_type and not errors:
         step_type = progress.step_type
     usage = response.usage or UsageStats()
+    if response.cache is None or not response.cache.hit:
+        usage = usage.model_copy(update={"llm_calls": 1})
     return StepResult.model_construct(
         step=claim.number,
         thought=response.content or None,
         tool_calls=attempt.records,
-        usage=usage.model_copy(update={"llm_calls": 1}),
+        usage=usage,
         usage_reported=response.usage is not None,
         cost_usd=attempt.cost_usd,
         finish_reason=response.finish_reason,
@@ -311,6 +315,7 @@ def _step_result(
         duration_ms=span.seconds * 1000,
         model=response.model or None,
         worker=facts.worker,
+        cache=response.cache,
     )
 
 

@@ -132,6 +132,14 @@ def awaited(text: str, step: str) -> frozenset[int]:
     return frozenset(int(call.partition(":")[0]) for call in text.split()[1:])
 
 
+def waits_in(text: str, step: str) -> tuple[Wait, ...]:
+    """Return the calls that a stored `waiting` names, if it is of that step."""
+    if not text.startswith(f"{step} "):
+        return ()
+    calls = (call.split(":", 2) for call in text.split()[1:])
+    return tuple(Wait(int(index), queue, tool) for index, queue, tool in calls)
+
+
 def patience(config: AgentConfig, state: AgentState, now: datetime) -> float:
     """Return for how many seconds a run waits: until its wall-clock limit, a week at most.
 

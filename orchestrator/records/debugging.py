@@ -41,6 +41,8 @@ class DebugSummary(Record):
         why = f"{self.stop_reason or 'not stopped'}, resolved by {self.resolved_by or 'nothing'}"
         usage = self.usage
         used = f"{usage.total_tokens} tokens, {usage.llm_calls} calls, {self.cost_usd:.6f} USD"
+        if usage.cached_calls:
+            used += f", {usage.cached_calls} cached"
         lines = [
             f"run {self.run_id} of {self.agent_name}: {ended}",
             f"steps: {self.steps} of {self.max_iterations}, lost attempts: {self.lost_attempts}",

@@ -85,6 +85,8 @@ def _ending(facts: RunFacts) -> Iterator[str]:
 def _fields(step: StepResult) -> Iterator[str]:
     usage = step.usage
     tokens = f"{usage.total_tokens} tokens" if usage else "no usage"
+    if step.cached:
+        tokens += " (cached)"
     yield (
         f"{step.type.value}, finish reason {step.finish_reason.value}, {tokens}, "
         f"{step.cost_usd:.6f} USD, {step.duration_ms:.0f} ms, started {step.started_at.isoformat()}"

@@ -1,10 +1,12 @@
 """What goes to a model and what comes back, in the fleet's own format."""
 
+import operator
 from typing import Any
 
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.cached import CacheUse
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -60,8 +62,9 @@ class ModelRequest(Record):
 class LLMResponse(Record):
     """One answer. `usage` is None when the provider reported none.
 
-    `remembered` is what a memory policy had made of the conversation before the call. `raw` is
-    the provider's payload for hooks in the same process; it is never stored.
+    `remembered` is what a memory policy had made of the conversation before the call. `cache` is
+    set where the response cache took part. `raw` is the provider's payload for hooks in the same
+    process; it is never stored.
     """
 
     content: str = ""
@@ -70,4 +73,5 @@ class LLMResponse(Record):
     model: str = ""
     finish_reason: FinishReason = FinishReason.STOP
     remembered: Remembered | None = None
+    cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)

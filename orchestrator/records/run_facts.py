@@ -121,6 +121,11 @@ class RunFacts(Record):
         return (self.end_time - self.start_time).total_seconds() if self.end_time else None
 
     @property
+    def saved_usd(self) -> float:
+        """What calls would have cost that the response cache answered, as far as is known (USD)."""
+        return sum(step.cache.saved_usd for step in self.steps if step.cache)
+
+    @property
     def last_failure(self) -> ErrorInfo | None:
         """The first error of the last step, when that step failed."""
         errors = self.steps[-1].errors if self.steps else ()

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.tool_text import result_text
 def described(step: StepResult) -> str:
     """Return a step on one line: what it was, what it said, called and read, what it took."""
     tokens = f"{step.usage.total_tokens} tokens" if step.usage else "no usage"
-    spent = f"{step.duration_ms:.0f} ms, {tokens}"
+    spent = f"{step.duration_ms:.0f} ms, {'cached' if step.cached else tokens}"
     return f"step {step.step}: {step.type.value} ({spent}): {'; '.join(_parts(step)) or 'nothing'}"
 
 

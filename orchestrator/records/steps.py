@@ -1,5 +1,6 @@
 """One step as it was committed. Pure values."""
 
+import operator
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -8,6 +9,7 @@ from pydantic import ConfigDict, Field, computed_field
 
 from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.cached import CacheUse
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
@@ -41,7 +43,8 @@ class StepResult(Record):
 
     `step` counts from 1. `thought` is the model's text. `usage` and `cost_usd` are this
     step's alone; `usage_reported` is false when the provider sent no usage. `duration_ms`
-    is the monotonic wall span of model call and tools.
+    is the monotonic wall span of model call and tools. `cache` is set where the response cache
+    took part in the call.
     """
 
     # What `to_dict` computes may come back in.
@@ -60,6 +63,12 @@ class StepResult(Record):
     duration_ms: float = 0.0
     model: str | None = None
     worker: str | None = None
+    cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
+
+    @property
+    def cached(self) -> bool:
+        """Whether the model's answer came from the response cache: no call was made."""
+        return self.cache is not None and self.cache.hit
 
     @computed_field  # type: ignore[prop-decorator]
     @property

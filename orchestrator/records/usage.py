@@ -1,5 +1,9 @@
 """Tokens that model calls used. Pure values."""
 
+import operator
+
+from pydantic import Field
+
 from stepfleet.orchestrator.records.base import Record
 
 
@@ -7,7 +11,8 @@ class UsageStats(Record):
     """Token counts of one call or of a sum of calls.
 
     `cached_tokens` and `reasoning_tokens` are parts of the prompt and completion counts that
-    some providers report; they are never added to the total again.
+    some providers report; they are never added to the total again. `llm_calls` were made;
+    `cached_calls` were answered from the response cache instead, and have no tokens.
     """
 
     prompt_tokens: int = 0
@@ -16,6 +21,7 @@ class UsageStats(Record):
     llm_calls: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cached_calls: int = Field(default=0, exclude_if=operator.not_)
 
     def __add__(self, other: "UsageStats") -> "UsageStats":
         """Return the sum, field by field."""
@@ -26,6 +32,7 @@ class UsageStats(Record):
             llm_calls=self.llm_calls + other.llm_calls,
             cached_tokens=self.cached_tokens + other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cached_calls=self.cached_calls + other.cached_calls,
         )
 
     def __sub__(self, other: "UsageStats") -> "UsageStats":
@@ -37,4 +44,5 @@ class UsageStats(Record):
             llm_calls=self.llm_calls - other.llm_calls,
             cached_tokens=self.cached_tokens - other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
+            cached_calls=self.cached_calls - other.cached_calls,
         )

@@ -9,7 +9,7 @@ from redis.exceptions import NoScriptError
 
 from stepfleet.orchestrator.store.connection import Connection
 
-STANDALONE = frozenset({"courier", "feed", "rescue"})
+STANDALONE = frozenset({"cache", "courier", "feed", "rescue", "unused"})
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver"})
 """Scripts of runs that wait for tool calls: they share more than the others."""
 

@@ -87,6 +87,11 @@ class Cluster:
             self._lane(place).send(call)
         return await asyncio.gather(*(call.reply for call in calls))
 
+    async def master_clients(self) -> list[Redis]:
+        """Return a client of each master."""
+        await self.survey()
+        return [self.client_of(place) for place in self._known.masters]
+
     async def survey(self) -> None:
         """Ask the nodes who owns which slot.
 

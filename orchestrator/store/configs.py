@@ -1,5 +1,7 @@
 """Agents' configurations, stored once each under their content address."""
 
+import time
+
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.config import AgentConfig
@@ -9,6 +11,8 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.validation import explain_invalid
 
 REMEMBERED = 1000
+NOTED_SECONDS = 3600.0
+"""Who submits notes so often that a configuration is used; old ones are forgotten."""
 
 
 class Configs:
@@ -17,15 +21,19 @@ class Configs:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._known: dict[str, AgentConfig] = {}
-        self._saved: dict[str, int] = {}
+        self._saved: dict[str, tuple[int, float]] = {}
 
     async def save(self, config: AgentConfig) -> str:
-        """Store a configuration and return its digest."""
-        digest, connects = config.digest, self._connection.connects
-        if self._saved.get(digest) != connects:  # a failover may have lost it
+        """Store a configuration for a run that is to come, and return its digest."""
+        digest, connects, now = config.digest, self._connection.connects, time.monotonic()
+        saved, noted = self._saved.get(digest, (-1, 0.0))
+        if saved != connects or now > noted + NOTED_SECONDS:  # a failover may have lost it
+            used = (await self._connection.now()).timestamp()
+            # In this order: whoever forgets it at the same time looks for the use once more.
+            await self._connection.execute("ZADD", keys.USED, used, digest)
             await self._connection.execute("HSETNX", keys.AGENTS, digest, config.to_json())
             self._remember(digest, config)
-            self._saved[digest] = connects
+            self._saved[digest] = (connects, now)
         return digest
 
     async def load(self, digest: str) -> AgentConfig:

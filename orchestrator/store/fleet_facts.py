@@ -1,27 +1,41 @@
 """Reads what is going on: active runs, waiting messages, workers. Decides nothing."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.overview import FleetOverview, WorkerSeen, workers_seen
+from stepfleet.orchestrator.overview import (
+    FleetOverview,
+    WorkerSeen,
+    unserved_queues,
+    workers_seen,
+)
+from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.opening import OpenStore
 from stepfleet.orchestrator.store.soundness import server_info
 
 FORGOTTEN_SECONDS = 24 * 3600.0
+LOOKED_AT = 10_000
+"""So many active runs are looked at, at most, where a queue has no worker."""
+TOGETHER = 500
 
 
 async def overview(store: OpenStore) -> FleetOverview:
     """Return the fleet at this moment."""
     info = await server_info(store.connection)
     active, oldest = await _due(store)
+    seen, waiting = await workers(store), await _waiting(store)
     return FleetOverview(
         redis_version=str(info.get("redis_version", "unknown")),
         active=active,
-        queue_length=await _waiting(store),
+        queue_length=waiting,
         oldest_due_seconds=oldest,
-        workers=tuple(await workers(store)),
+        workers=tuple(seen),
         quarantined=await _quarantined(store),
+        unserved=await _unserved(store, seen, active if waiting is None else waiting),
     )
 
 
@@ -48,6 +62,31 @@ async def _due(store: OpenStore) -> tuple[int, float]:
     times = [float(flat[1]) / 1000 for flat in firsts if flat]
     oldest = max(int(seconds) - min(times), 0.0) if times else 0.0
     return sum(counts), round(oldest, 1)
+
+
+async def _unserved(store: OpenStore, seen: Iterable[WorkerSeen], steps: int) -> dict[str, int]:
+    """Return how many runs wait for each queue that nobody serves; `steps` for that of steps."""
+    own = store.settings.queue
+    lacking = unserved_queues(seen, own)
+    if not lacking:
+        return {}
+    waits = await _waits_for_tools(store)
+    return {queue: steps if queue == own else waits[queue] for queue in lacking}
+
+
+async def _waits_for_tools(store: OpenStore) -> Counter[str]:
+    """Return how many runs wait for tools of each queue, among the first that are due."""
+    found: Counter[str] = Counter()
+    last = LOOKED_AT // store.keys.shards
+    for shard in range(store.keys.shards):
+        runs = await store.connection.execute("ZRANGE", store.keys.due(shard), 0, last)
+        for some in (runs[at : at + TOGETHER] for at in range(0, len(runs), TOGETHER)):
+            headers = await store.connection.execute_all(
+                *(("HMGET", store.keys.run(run_id), "waiting", "step") for run_id in some)
+            )
+            for text, step in headers:
+                found.update({wait.queue for wait in waits_in(text or "", step or "")})
+    return found
 
 
 async def _waiting(store: OpenStore) -> int | None:

@@ -8,6 +8,8 @@ from stepfleet.orchestrator.errors import ConfigurationError
 
 PREFIX = "sf"
 AGENTS = f"{PREFIX}:agents"
+USED = f"{PREFIX}:{{agents}}:used"
+SWEPT = f"{PREFIX}:{{agents}}:swept"
 NAMES = f"{PREFIX}:agent-names"
 BATCHES = f"{PREFIX}:batches"
 WORKERS = f"{PREFIX}:workers"

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.tools.lazy import lazy_tool
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
 from stepfleet.orchestrator.tools.media import WithMedia
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
-from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of
+from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of, tools_of
 from stepfleet.orchestrator.tools.state_update import StateUpdate
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "as_tool",
     "ToolRegistry",
     "registry_of",
+    "tools_of",
     "ToolCatalog",
     "tool_catalog",
     "lazy_tool",

@@ -32,6 +32,7 @@ class ToolCatalog:
         self._tools: dict[str, dict[str, Tool[..., Any]]] = {}
         self._installed = installed
         self._discovered = False
+        self._packages: dict[tuple[str, str], str] = {}
 
     def register(self, given: Any) -> Tool[..., Any]:
         """Add a tool under its name and version, and return it; adding it again changes nothing.
@@ -68,6 +69,18 @@ class ToolCatalog:
             )
         return found
 
+    def beside(self, tool: Tool[..., Any], version: str) -> Tool[..., Any] | None:
+        """Return another version of `tool`: one that code registered, or of the same package.
+
+        A tool of another package that happens to have its name is none.
+        """
+        found = self.find(tool.name, version)
+        if found is None:
+            return None
+        package = self._packages.get((tool.name, version))
+        same = package == self._packages.get((tool.name, tool.version))
+        return found if package is None or same else None
+
     def versions(self, name: str) -> tuple[str, ...]:
         """Return the versions of a tool, the oldest first."""
         return tuple(sorted(self._tools.get(name, {}), key=_order))
@@ -86,7 +99,11 @@ class ToolCatalog:
         for point in self._installed():
             try:
                 offered = tools_in(point.load(), f"entry point {point.name!r} of {GROUP!r}")
-                found += [self.register(one) for one in offered]
+                for one in offered:
+                    known = self._known(one.name, one.version)
+                    found.append(self.register(one))
+                    if known is None:
+                        self._packages[one.name, one.version] = _package(point)
             except Exception as error:  # noqa: BLE001 - foreign packages
                 log.warning("tools of %s cannot be used: %s", point.value, error)
         return tuple(found)
@@ -106,6 +123,11 @@ class ToolCatalog:
         if version is None:
             return versions[max(versions, key=_order)] if versions else None
         return versions.get(version)
+
+
+def _package(point: EntryPoint) -> str:
+    """Return what installed an entry point: the distribution, or else the module's package."""
+    return point.dist.name if point.dist else point.value.partition(":")[0].partition(".")[0]
 
 
 @cache

@@ -87,7 +87,7 @@ def env() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("pool", ["asyncio", "prefork"])
+@pytest.mark.parametrize("pool", ["asyncio", pytest.param("prefork", marks=pytest.mark.long)])
 def test_secrets_of_the_environment_are_nowhere(
     pool: str,
     model: ModelServer,

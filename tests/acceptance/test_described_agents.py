@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
@@ -46,6 +47,7 @@ def test_file_environment_and_run_reach_the_model_in_their_order(
         "STEPFLEET_AGENT__ADDER__MAX_STEPS": "4",
     }
     start_worker(env=env)
+    until_known(redis_url, "adder")
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit("adder", "1 + 2?", settings={"seed": 6})
         result = fleet.wait(run_id, timeout=60)

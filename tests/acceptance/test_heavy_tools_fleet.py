@@ -4,8 +4,10 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import orjson
 import psutil
 import pytest
+from command_line import CommandLine
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 
@@ -99,7 +101,7 @@ def test_a_flood_of_long_tools_does_not_hold_up_other_runs(
     assert all(result.steps[0].duration_ms >= 400 for result in results)
 
 
-@pytest.mark.parametrize("pool", ["asyncio", "prefork"])
+@pytest.mark.parametrize("pool", ["asyncio", pytest.param("prefork", marks=pytest.mark.long)])
 def test_a_dead_tool_workers_call_is_made_again_if_it_only_reads(
     pool: str,
     model: ModelServer,
@@ -181,3 +183,37 @@ def test_a_tool_worker_that_stops_hands_its_call_to_another(
     assert result.success
     assert result.steps[0].tool_calls[0].result == "measured heavy one"
     assert [one.kind for one in result.lost_attempts] == ["interrupted"]
+
+
+def test_a_queue_that_nobody_serves_is_told_until_somebody_does(
+    model: ModelServer, start_worker: Start, env: dict[str, str], tmp_path: Path, redis_url: str
+) -> None:
+    """MULTI-08: by `doctor`, `status`, `explain` and `show`, with the queue and the command."""
+    model.follow(asks_for("render"))
+    commands = CommandLine(tmp_path, STEPFLEET_REDIS_URL=redis_url, OPENAI_BASE_URL=model.url)
+
+    def told() -> dict[str, dict[str, str]]:
+        found = orjson.loads(commands("doctor", "--json").stdout)
+        return {one["check"]: one for one in found if one["check"].startswith("queue")}
+
+    start_worker(name="steps", env=env)
+    with Fleet(redis_url) as fleet:
+        assert told()["queue gpu"]["state"] == "warn"
+        run_id = fleet.submit(HEAVY, "heavy one")
+        wait_until(
+            lambda: fleet.show(run_id).header.get("waiting"), within=LONG, what="the run to wait"
+        )
+        (gpu,) = told().values()
+        assert (gpu["state"], gpu["found"]) == (
+            "fail",
+            "no running worker serves it: 1 run waits for a tool there",
+        )
+        assert "stepfleet worker --agents MODULE --queue gpu" in gpu["fix"]
+        for command in ("explain", "show"):
+            said = commands(command, run_id).stdout
+            assert "tool 'render' on queue 'gpu', which no running worker serves" in said
+        assert "no worker serves the queue gpu" in commands("status").stdout
+        start_worker(name="gpu", options=("-Q", "gpu"), env=env)
+        assert fleet.wait(run_id, timeout=LONG).success
+        wait_until(lambda: fleet.overview().unserved == {}, within=LONG, what="the worker's report")
+    assert told() == {}

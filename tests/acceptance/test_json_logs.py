@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deadlines import wait_until
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
@@ -36,6 +37,7 @@ def test_a_filter_by_run_tells_the_whole_run(
     model.follow(answers)
     env = {"STEPFLEET_AGENTS": str(AGENT), "STEPFLEET_LOG_FORMAT": "json"}
     worker = start_worker(options=options, env=env)
+    until_known(redis_url, "clerk")
     with Fleet(redis_url) as fleet:
         ids = [fleet.submit("clerk", "How many lamps?") for _ in range(3)]
         for run_id in ids:
@@ -72,6 +74,7 @@ def test_text_logs_tell_steps_to_who_asks_for_details(
     """OBS-09: at the level DEBUG, a line per step."""
     model.follow(answers)
     worker = start_worker(options=("-l", "DEBUG"), env={"STEPFLEET_AGENTS": str(AGENT)})
+    until_known(redis_url, "clerk")
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit("clerk", "How many lamps?")
         assert fleet.wait(run_id, timeout=60).success

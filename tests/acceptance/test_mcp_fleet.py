@@ -54,7 +54,7 @@ def asks(*calls: ToolCallReply) -> Callable[[RequestRecord], Reply]:
     return rules
 
 
-@pytest.mark.parametrize("pool", ["asyncio", "prefork"])
+@pytest.mark.parametrize("pool", ["asyncio", pytest.param("prefork", marks=pytest.mark.long)])
 def test_workers_offer_their_servers_tools_and_call_them(
     pool: str,
     model: ModelServer,

@@ -1,6 +1,7 @@
 """One fleet of four workers that many runs share; started once for all tests of this file."""
 
 import contextlib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ from deadlines import wait_until
 from fleet_workers import FleetWorker
 from redis_servers import RedisServer, short_folder
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import Fleet, UsageStats
 from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.pricing import load_prices
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
@@ -165,3 +167,36 @@ def test_three_ways_to_ask_are_the_same_run_on_the_fleet(fleet: Fleet, model: Mo
     assert [text, result.output, last] == [f"<ask-{n}-> in turn 2" for n in (1, 2, 3)]
     assert result.steps_used == 2
     assert len(model.requests) - calls == 6
+
+
+def test_a_result_can_be_walked_through_and_written_down(fleet: Fleet, model: ModelServer) -> None:
+    """QUAL-08, COST-09: with each tool's time; its cost is that of the calls that were answered."""
+    model.follow(looks(3))
+    agent = AGENTS["plain"]
+    run_id = fleet.submit(agent, "walk-me-")
+    result = fleet.wait(run_id, timeout=20)
+
+    assert result.output == "<walk-me-> in turn 3"
+    assert result.status is not None
+    assert result.status.value == "completed"
+    assert result.run_id == run_id
+    timings = {}
+    for step in result.steps:
+        for call in step.tool_calls:
+            timings[step.step, call.tool_name] = call.duration_ms
+    assert timings.keys() == {(1, "look"), (2, "look")}
+    assert all(taken is not None and taken >= 0 for taken in timings.values())
+    told = json.loads(json.dumps(result.to_dict()))
+    assert (told["run_id"], told["output"], told["status"]) == (run_id, result.output, "completed")
+    assert len(told["steps"]) == result.steps_used == 3
+
+    price = load_prices().price_of(agent.config.model)
+    answered = [one.usage for one in model.requests if "walk-me-" in one.key and one.usage]
+    usages = [
+        UsageStats(prompt_tokens=one.prompt_tokens, completion_tokens=one.completion_tokens)
+        for one in answered
+    ]
+    assert result.cost_usd == pytest.approx(sum(map(price.cost, usages)))
+    assert [call.cost for call in fleet.get_cost_calls(run_id)] == pytest.approx(
+        list(map(price.cost, usages))
+    )

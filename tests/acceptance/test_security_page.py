@@ -1,11 +1,13 @@
 """What docs/security.md says of Redis: the user that it names suffices for everything."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
 from command_line import CommandLine
 from deadlines import wait_until
 from fleet_workers import FleetWorker
@@ -14,6 +16,10 @@ from redis_servers import RedisServer, short_folder
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.settings import load_settings
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.opening import open_store
+from stepfleet.orchestrator.store.stale_configs import forget_configs
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
@@ -23,6 +29,7 @@ FILE = Path(__file__).parent / "agents" / "heavy_agents.py"
 HEAVY = load_agents(str(FILE))["heavy"]
 PASSWORD = "a-password-of-the-fleet"
 LONG = 60.0
+DEAF = "worker_enable_remote_control=false"
 
 
 @pytest.fixture
@@ -92,8 +99,20 @@ def test_the_fleets_user_may_do_all_that_a_fleet_does_and_nothing_is_denied(
         assert "NOPERM" not in done.stdout + done.stderr
         assert "permission" not in done.stdout + done.stderr
     with redis.Redis.from_url(server.url) as client:
+        client.hset(keys.AGENTS, "old", "{}")
+        client.zadd(keys.USED, {"old": 0})
+        assert asyncio.run(tidied(url)) == 1
         denied = client.execute_command("ACL", "LOG")
     assert denied == []
+
+
+async def tidied(url: str) -> int:
+    """Forget old configurations, as workers do now and then; return how many were there."""
+    opened = await open_store(load_settings(redis_url=url))
+    try:
+        return await forget_configs(opened)
+    finally:
+        await opened.aclose()
 
 
 @pytest.mark.parametrize(
@@ -107,3 +126,22 @@ def test_the_fleets_user_may_do_nothing_else(server: RedisServer, command: str) 
         pytest.raises((redis.exceptions.NoPermissionError, redis.exceptions.ResponseError)),
     ):
         client.execute_command(*command.split())
+
+
+def test_without_remote_control_nobody_can_stop_a_worker_and_a_cancel_arrives_all_the_same(
+    model: ModelServer, start_worker: Start, redis_url: str
+) -> None:
+    """DIST-09: as the page starts it; the renewal of the lease tells of a cancel."""
+    assert f"-- {DEAF}\n" in PAGE
+    model.follow(calls)
+    agents = {"STEPFLEET_AGENTS": str(FILE), "EFFECTS": "/dev/null", "STEPFLEET_LEASE": "6"}
+    worker = start_worker(options=("-Q", "stepfleet,gpu", "--", DEAF), env=agents)
+    with Fleet(redis_url) as fleet, Celery(broker=redis_url, set_as_current=False) as stranger:
+        assert stranger.control.ping(timeout=2.0) == []
+        stranger.control.shutdown()
+        run_id = fleet.submit(HEAVY, "hang on")
+        wait_until(lambda: any("hang" in one.key for one in model.requests), within=LONG)
+        fleet.cancel(run_id)
+        assert fleet.wait(run_id, timeout=LONG).status == "cancelled"
+        assert fleet.run(HEAVY, "question") == "answer"
+    assert worker.exit_code is None

@@ -35,7 +35,7 @@ def busy(request: RequestRecord) -> Reply:
 
 
 @pytest.mark.parametrize(
-    ("options", "runs"), [(("-c", "20"), 300), (("-P", "prefork", "-c", "6"), 90)]
+    ("options", "runs"), [(("-c", "20"), 160), (("-P", "prefork", "-c", "6"), 48)]
 )
 def test_a_rolling_restart_repeats_no_step_and_leaves_no_run_waiting(
     options: tuple[str, ...], runs: int, model: ModelServer, start_worker: Start, redis_url: str

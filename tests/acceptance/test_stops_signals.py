@@ -20,7 +20,8 @@ FOLDER = Path(__file__).parent / "agents"
 PLAIN = load_agents(str(AGENTS))["plain"]
 HEAVY = load_agents(str(FOLDER / "heavy_agents.py"))["heavy"]
 STUBBORN = load_agents(str(FOLDER / "stubborn_agents.py"))["stubborn"]
-# Under prefork the calls have, rarely, not all begun within 90 s: the cause is not found yet.
+# What prefork does is in the gate below; twice its calls had not all begun within 90 s, which did
+# not come again in 670 starts beside a load of 20. Should it come, the failure shows the log.
 POOLS = ("asyncio", pytest.param("prefork", marks=pytest.mark.long), "threads", "solo")
 LONG = 90.0
 # Nobody's lease ends within a test: what goes on was handed back.
@@ -54,6 +55,15 @@ def questions(pool: str) -> list[dict[str, str]]:
     return [{"input": f"question {n}"} for n in range(1 if pool == "solo" else 3)]
 
 
+def until_under_way(model: ModelServer, worker: FleetWorker, calls: int) -> None:
+    """Return when the model has been asked so often; say what the worker did where it was not."""
+    try:
+        wait_until(lambda: len(model.requests) >= calls, within=LONG, what="the calls under way")
+    except AssertionError as error:
+        asked = [(request.key, request.attempt) for request in model.requests]
+        raise AssertionError(f"{error}\nasked: {asked}\n{worker.log}") from None
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_sigterm_hands_back_at_once_what_the_drain_did_not_finish(
     pool: str, model: ModelServer, start_worker: Start, fleet: Fleet
@@ -65,7 +75,7 @@ def test_sigterm_hands_back_at_once_what_the_drain_did_not_finish(
     )
     given = questions(pool)
     batch = fleet.submit_batch(given, agent=PLAIN)
-    wait_until(lambda: len(model.requests) == len(given), within=LONG, what="the calls under way")
+    until_under_way(model, leaver, len(given))
 
     leaver.signal(signal.SIGTERM)
 
@@ -95,7 +105,7 @@ def test_a_drain_that_suffices_repeats_nothing(
     )
     given = questions(pool)
     batch = fleet.submit_batch(given, agent=PLAIN)
-    wait_until(lambda: len(model.requests) == len(given), within=LONG, what="the calls under way")
+    until_under_way(model, leaver, len(given))
 
     leaver.signal(signal.SIGTERM)
 
@@ -119,7 +129,7 @@ def test_a_second_signal_ends_the_drain(
     )
     given = questions(pool)
     batch = fleet.submit_batch(given, agent=PLAIN)
-    wait_until(lambda: len(model.requests) == len(given), within=LONG, what="the calls under way")
+    until_under_way(model, leaver, len(given))
 
     leaver.signal(signal.SIGTERM)
     wait_until(lambda: "Warm shutdown" in leaver.log, within=LONG, what="the first signal heard")
@@ -141,7 +151,7 @@ def test_ctrl_c_twice_hands_back_as_well(
         name="leaver", options=options(pool), env={**PATIENT, "STEPFLEET_DRAIN": "600"}
     )
     run_id = fleet.submit(PLAIN, "a question")
-    wait_until(lambda: len(model.requests) == 1, within=LONG, what="the call under way")
+    until_under_way(model, leaver, 1)
 
     leaver.signal(signal.SIGINT)
     wait_until(lambda: "Warm shutdown" in leaver.log, within=LONG, what="the first signal heard")
@@ -162,7 +172,7 @@ def test_children_that_get_the_signal_too_hand_back_at_once(
         name="leaver", options=options("prefork"), env={**PATIENT, "STEPFLEET_DRAIN": "600"}
     )
     run_id = fleet.submit(PLAIN, "a question")
-    wait_until(lambda: len(model.requests) == 1, within=LONG, what="the call under way")
+    until_under_way(model, leaver, 1)
 
     for child in psutil.Process(leaver.pid).children(recursive=True):
         child.send_signal(signal.SIGTERM)
@@ -174,7 +184,7 @@ def test_children_that_get_the_signal_too_hand_back_at_once(
     assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]
 
 
-@pytest.mark.parametrize("pool", ["asyncio", "prefork"])
+@pytest.mark.parametrize("pool", ["asyncio", pytest.param("prefork", marks=pytest.mark.long)])
 def test_a_step_that_cannot_be_broken_off_does_not_keep_its_worker(
     pool: str, model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:
@@ -246,7 +256,7 @@ def test_a_stop_by_remote_control_drains_too(
         name="leaver", options=options(pool), env={**PATIENT, "STEPFLEET_DRAIN": "0.5"}
     )
     run_id = fleet.submit(PLAIN, "a question")
-    wait_until(lambda: len(model.requests) == 1, within=LONG, what="the call under way")
+    until_under_way(model, leaver, 1)
 
     with Celery(broker=redis_url, set_as_current=False) as operator:
         operator.control.shutdown(destination=["leaver@test"])

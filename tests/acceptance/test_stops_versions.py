@@ -33,11 +33,12 @@ PREVIOUS, NEXT = str(SCHEMA_VERSION - 1), str(SCHEMA_VERSION + 1)
 
 
 def busy(request: RequestRecord) -> Reply:
-    """One lookup per turn, then an answer; slow enough to be met halfway."""
+    """One lookup per turn, then an answer; the second is slow enough to be met under way."""
+    latency = 2.0 if request.turn == 2 else 0.2
     if request.turn < TURNS:
         call = ToolCallReply("look", {"what": str(request.turn)})
-        return Reply(tool_calls=(call,), latency=0.4)
-    return Reply(f"answer to {request.key}", latency=0.4)
+        return Reply(tool_calls=(call,), latency=latency)
+    return Reply(f"answer to {request.key}", latency=latency)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from deadlines import until
 from fleet_workers import FleetWorker
+from known_agents import until_known
 from webhook_receiver import Receiver
 
 from stepfleet.orchestrator import AsyncFleet
@@ -34,6 +35,7 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
     first = await asyncio.to_thread(start_worker, name="w1", env=env)
     text, attempts, pieces = StreamedText(), [], {1: "", 2: ""}
     async with AsyncFleet(redis_url) as fleet:
+        until_known(redis_url, "typist")
         run_id = await fleet.submit("typist", "type")
         async with asyncio.timeout(90):
             async for event in fleet.stream(run_id, chunks=True):
@@ -63,6 +65,7 @@ async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
     await asyncio.to_thread(start_worker, env=env)
     before = datetime.now(UTC) - timedelta(seconds=1)
     async with AsyncFleet(redis_url) as fleet:
+        until_known(redis_url, "noted")
         run_id = await fleet.submit("noted", "hi")
         events = [event async for event in fleet.stream(run_id)]
     stamps = [event["timestamp"] for event in events]
@@ -101,6 +104,7 @@ async def test_a_webhook_gets_every_event_though_workers_are_killed(
         workers = [
             await asyncio.to_thread(start_worker, name=f"w{number}", env=env) for number in range(2)
         ]
+        until_known(redis_url, "strict")
         run_ids = [await fleet.submit("strict", f"question {number}") for number in range(20)]
 
         async def some_came() -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
@@ -78,6 +79,7 @@ def test_a_worker_finds_a_packages_tool_and_runs_it_through_the_agents_layers(
         "NOTES": str(notes),
     }
     start_worker(env=env)
+    until_known(redis_url, "loud")
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit("loud", "say hey")
         result = fleet.wait(run_id, timeout=60)

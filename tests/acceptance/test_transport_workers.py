@@ -44,8 +44,12 @@ def ran(worker: ToyWorker) -> Counter[str]:
     return Counter({str(k): int(v) for k, v in worker.notes.hgetall("ran").items()})
 
 
+def count_of(worker: ToyWorker) -> int:
+    return int(worker.notes.hlen("ran"))
+
+
 def more_ran(worker: ToyWorker, count: int) -> bool:
-    return len(ran(worker)) > count
+    return count_of(worker) > count
 
 
 def has_passed(time: float) -> bool:
@@ -60,7 +64,7 @@ def test_every_message_runs_once_and_is_acknowledged(app: Celery, start: Start) 
     worker = start()
     for i in range(2000):
         app.send_task("toyapp.count", (str(i),), ignore_result=True)
-    wait_until(lambda: len(ran(worker)) == 2000, within=30, what="2,000 tasks")
+    wait_until(lambda: count_of(worker) == 2000, within=60, what="2,000 tasks")
     wait_until(lambda: settled(worker.notes), what="the acknowledgements")
     assert set(ran(worker).values()) == {1}
     broker = app.control.inspect([worker.name], timeout=5).stats()[worker.name]["pool"]["broker"]
@@ -72,7 +76,7 @@ def test_an_idle_worker_hears_of_a_message_at_once(app: Celery, start: Start) ->
     worker = start()
     app.send_task("toyapp.add", (1, 1)).get(timeout=10)
     slowest = 0.0
-    for _ in range(5):
+    for _ in range(3):
         pause_until = monotonic() + 1.3
         wait_until(partial(has_passed, pause_until), what="some idle time")
         began = monotonic()
@@ -99,7 +103,7 @@ def test_a_stock_worker_shares_the_queue(app: Celery, start: Start, redis_url: s
     start(redis_url, name="stock", options=("-P", "solo"), settings={"worker_pool": ""})
     for i in range(1000):
         app.send_task("toyapp.count", (str(i),), ignore_result=True)
-    wait_until(lambda: len(ran(batch)) == 1000, within=30, what="1,000 tasks")
+    wait_until(lambda: count_of(batch) == 1000, within=60, what="1,000 tasks")
     wait_until(lambda: settled(batch.notes), what="the acknowledgements")
     assert set(ran(batch).values()) == {1}
 
@@ -145,8 +149,9 @@ def test_it_restores_what_a_killed_worker_held(app: Celery, start: Start) -> Non
     assert [r.get(timeout=30) for r in sent] == [f"t{i}" for i in range(20)]
 
 
+@pytest.mark.timeout(300)
 def test_workers_killed_under_load_lose_nothing(app: Celery, start: Start) -> None:
-    total = 3000
+    total = 2000
     for i in range(total):
         app.send_task("toyapp.count", (str(i),), ignore_result=True)
     options = {"visibility_timeout": 2, "unacked_restore_interval": 1}
@@ -154,12 +159,12 @@ def test_workers_killed_under_load_lose_nothing(app: Celery, start: Start) -> No
     settings = {"task_acks_late": True, "broker_transport_options": options}
     for attempt in range(4):
         worker = start(name=f"k{attempt}", settings=settings)
-        before = len(ran(worker))
-        wait_until(partial(more_ran, worker, before + 200), within=20, what="progress")
+        before = count_of(worker)
+        wait_until(partial(more_ran, worker, before + 200), within=60, what="progress")
         worker.signal(signal.SIGKILL)
         worker.wait()
     last = start(name="last", settings=settings)
-    wait_until(lambda: len(ran(last)) == total, within=60, what="all tasks")
+    wait_until(lambda: count_of(last) == total, within=120, what="all tasks")
 
 
 def test_tasks_that_run_across_a_lost_connection_run_once_and_are_acknowledged(

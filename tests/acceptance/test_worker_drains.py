@@ -24,7 +24,7 @@ def busy(request: RequestRecord) -> Reply:
     return Reply("answer")
 
 
-@pytest.mark.parametrize("pool", ["asyncio", "threads"])
+@pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.long)])
 def test_a_busy_worker_that_is_stopped_puts_steps_back_without_a_traceback_for_each(
     pool: str, model: ModelServer, start_worker: Callable[..., FleetWorker], redis_url: str
 ) -> None:

@@ -96,7 +96,7 @@ def check(run: ChaosRun, counted: Recount) -> None:
 
 
 def test_a_fleet_under_everything_at_once_keeps_its_promises(play: Play) -> None:
-    """DIST-04, DIST-05, DIST-08, DIST-10, DIST-12, TOOL-26: small, in the gate."""
+    """COST-12, DIST-04, DIST-05, DIST-08, DIST-10, DIST-12, TOOL-26: small, in the gate."""
     run, counted, _ = play(Size())
     check(run, counted)
 

@@ -45,14 +45,11 @@ POOLS = {"asyncio": (), "prefork": ("-P", "prefork", "-c", "1")}
 IN_THE_GATE = {
     ("asyncio", "script", "during-call:2"),
     ("asyncio", "script", "before-journal:2"),
-    ("asyncio", "script", "end-applied:1-answer"),
     ("asyncio", "publish", "commit-applied:1"),
     ("asyncio", "publish", "rescue-saved:1"),
     ("asyncio", "script", "call-made:1-heavy"),
     ("asyncio", "publish", "tool-parked:1-heavy"),
     ("prefork", "script", "during-tool:1"),
-    ("prefork", "script", "before-commit:2-answer"),
-    ("prefork", "publish", "message-popped:2"),
 }
 MATRIX = [
     pytest.param(

@@ -227,7 +227,7 @@ def soaked(make: Servers, effects: Path, rounds: int, runs: int, most: int) -> N
 
 
 def test_a_worker_does_not_grow_with_what_it_has_done(own_redis: Servers, effects: Path) -> None:
-    soaked(own_redis, effects, rounds=6, runs=250, most=15)
+    soaked(own_redis, effects, rounds=6, runs=150, most=15)
 
 
 @pytest.mark.soak

@@ -247,7 +247,8 @@ async def test_a_full_redis_stops_the_submission_with_the_fix_and_it_can_go_on(
 ) -> None:
     server = own_redis(maxmemory="4mb")
     file = questions(5000)
-    async with AsyncFleet(server.url) as fleet, bench(server.url) as desk:
+    settings = load_settings(redis_url=server.url, patience=0.5)
+    async with AsyncFleet(settings=settings) as fleet, bench(server.url) as desk:
         with pytest.raises(StoreError, match="raise its maxmemory"):
             await fleet.submit_batch(file, AGENT)
         await desk.opened.connection.execute("CONFIG", "SET", "maxmemory", "0")

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from scripted_steps import Hands, Script, call, say
 from stored_runs import bench
 
-from stepfleet.orchestrator import Agent, AsyncFleet, Subscribers, tool
+from stepfleet.orchestrator import Agent, AsyncFleet, StopReason, Subscribers, tool
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.settings import load_settings
 from stepfleet.worker.inline import InlineWorker
@@ -159,3 +159,52 @@ async def test_a_result_says_what_its_limit_was(
         await finish(redis_url, agent, run_id)
         result = await fleet.result(run_id)
     assert (result.max_iterations, result.debug().max_iterations) == (expected, expected)
+
+
+async def test_an_agents_own_prices_are_what_its_runs_and_forks_cost(redis_url: str) -> None:
+    """CONF-01, COST-09: also the summaries' calls; a budget counts them."""
+    agent = Agent(
+        "priced",
+        model=Script([*[call(("look", {"what": "it"}))] * 2, say("Seen.")]),
+        tools=[look],
+        pricing={"script": {"input": 1000, "output": 2000}},
+        budget_usd=0.035,
+    )
+    per_call = 10 * 1000 / 1e6 + 5 * 2000 / 1e6
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi")
+        await finish(redis_url, agent, run_id)
+        result = await fleet.result(run_id)
+        fork = await fleet.fork(run_id, at=1, budget_usd=1.0)
+        await finish(redis_url, agent, fork)
+        forked = await fleet.result(fork)
+        stats = await fleet.get_cost_stats(fork)
+    assert [step.cost_usd for step in result.steps] == pytest.approx([per_call] * 2)
+    assert result.stop_reason is StopReason.GUARD
+    assert [step.cost_usd for step in forked.steps] == pytest.approx([per_call] * 3)
+    assert stats.by_model["script"].cost == pytest.approx(forked.cost_usd)
+
+
+async def test_a_summary_costs_what_the_agent_says_of_its_model(redis_url: str) -> None:
+    """CONF-01, MEM-07: the price of the summary's own model."""
+    looks = iter(range(3))
+
+    async def answer(request: Any) -> LLMResponse:
+        if not request.tools:
+            return say("It was looked for.")
+        return say("Seen.") if next(looks, None) is None else call(("look", {"what": "it"}))
+
+    agent = Agent(
+        "shortener",
+        model=Script([answer]),
+        tools=[look],
+        memory={"summarize_after": 3},
+        pricing={"script": {"input": 0, "output": 1000}},
+    )
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi")
+        await finish(redis_url, agent, run_id)
+        result = await fleet.result(run_id)
+    calls = [step.usage.llm_calls for step in result.steps if step.usage]
+    assert sum(calls) > len(result.steps), "no summary was made"
+    assert [step.cost_usd for step in result.steps] == pytest.approx([0.005 * n for n in calls])

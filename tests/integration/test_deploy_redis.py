@@ -50,9 +50,10 @@ def client(url: str) -> Iterator[redis.Redis]:
 
 
 def test_the_server_is_durable_and_evicts_nothing(client: redis.Redis) -> None:
-    assert client.config_get("appendonly", "maxmemory-policy") == {
+    assert client.config_get("appendonly", "maxmemory-policy", "stream-node-max-bytes") == {
         "appendonly": "yes",
         "maxmemory-policy": "noeviction",
+        "stream-node-max-bytes": "1024",
     }
 
 

@@ -112,6 +112,7 @@ def test_the_server_is_durable_and_evicts_nothing(tmp_path: Path) -> None:
         "appendonly": "yes",
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
+        "stream-node-max-bytes": "1024",
         "aof-load-truncated": "yes",
         "bind": "127.0.0.1",
     }

@@ -49,14 +49,14 @@ class Size:
     seed: int = 1
     runs: int = 60
     workers: int = 3
-    kills: int = 8
+    kills: int = 6
     stops: int = 2
     rolls: int = 1
     redis_kills: int = 1
     redis_terms: int = 1
     wipes: int = 2
     losses: int = 0
-    pace: float = 1.2
+    pace: float = 0.8
     latency: float = 0.4
 
     @classmethod
@@ -159,7 +159,7 @@ class ChaosRun:
 
     def _strike(self, event: str) -> None:
         if event in ("kill", "stop"):
-            wait_until(self.workers.steady, within=30, what="a worker worth hitting")
+            wait_until(self.workers.steady, within=120, what="a worker worth hitting")
             name = self._draw.choice(self.workers.steady())
             if event == "kill":
                 self.workers.kill(name, self.watch)

@@ -3,6 +3,7 @@
 Knows how commands are started and ended; what they should say is the tests' business.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import orjson
 import psutil
+import warm_starts
 from deadlines import wait_until
 
 COMMAND = [sys.executable, "-m", "stepfleet.orchestrator.cli"]
@@ -100,10 +102,9 @@ class CommandLine:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Return the JSON lines of a file; none where it does not exist yet."""
-        path = self.folder / name
-        if not path.exists():
-            return []
-        whole = path.read_bytes().rpartition(b"\n")[0]
+        whole = b""
+        with contextlib.suppress(FileNotFoundError):
+            whole = (self.folder / name).read_bytes().rpartition(b"\n")[0]
         return [orjson.loads(line) for line in whole.splitlines()]
 
     def __call__(
@@ -113,21 +114,18 @@ class CommandLine:
         feed: str | None = None,
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; `feed` names the file that it reads as standard input."""
-        with open(self.folder / feed if feed else os.devnull) as given:  # noqa: PTH123 - either
-            return subprocess.run(
-                [*COMMAND, *arguments],
-                cwd=self.folder,
-                env={**self._env, **environment},
-                stdin=given,
-                capture_output=True,
-                text=True,
-                timeout=within,
-                check=False,
-            )
+        """Run a command to its end, warm; `feed` names the file that it reads as standard input."""
+        return warm_starts.run(
+            warm_starts.COMMAND,
+            arguments,
+            env={**self._env, **environment},
+            cwd=self.folder,
+            given=self.folder / feed if feed else Path(os.devnull),
+            within=within,
+        )
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command that lasts; its output goes to `started.out` and `started.err`."""
+        """Start a command that lasts, cold; its output goes to `started.out` and `started.err`."""
         with (
             (self.folder / "started.out").open("w") as out,
             (self.folder / "started.err").open("w") as err,
@@ -156,6 +154,14 @@ class CommandLine:
     def processes(self) -> list[psutil.Process]:
         """Return all processes that work in the folder or on a file of it."""
         return [one for one in psutil.process_iter() if _belongs_to(one, str(self.folder))]
+
+    def running(self, module: str) -> list[psutil.Process]:
+        """Return those of the processes that run a module."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ends while it is looked at
+                found += [process] if module in process.cmdline() else []
+        return found
 
     def until_all_ended(self, *, within: float = 30.0) -> None:
         """Wait until nothing that was started is left."""

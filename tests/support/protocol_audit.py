@@ -16,12 +16,13 @@ BATCHES = ("b0", "b1")
 NO_KEY = -2
 SLACK = 60_000  # real time that an example may take, in ms; every model time is longer
 
-_DUMP = """
+# Of the shards ARGV[1] to ARGV[2], and runs of theirs. With a key: the broker is elsewhere.
+DUMP = """
 local function all(key) return redis.call('HGETALL', key) end
 local function left(key) return redis.call('PTTL', key) end
 local t = redis.call('TIME')
-local shards, runs = {}, {}
-for s = 0, ARGV[1] - 1 do
+local shards, runs, queued, calls = {}, {}, 0, 0
+for s = ARGV[1], ARGV[2] do
   local tag = string.format('sf:{s%02d}:', s)
   local batches = {}
   for i, batch in ipairs({ 'b0', 'b1' }) do
@@ -29,20 +30,20 @@ for s = 0, ARGV[1] - 1 do
     batches[i] = { all(key), left(key), redis.call('ZRANGE', key .. ':ended', 0, -1),
       left(key .. ':ended') }
   end
-  shards[s + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches }
+  shards[#shards + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches }
 end
-for i = 2, #ARGV do
+for i = 3, #ARGV do
   local key = ARGV[i]
-  runs[i - 1] = { all(key), all(key .. ':log'), all(key .. ':journal'), all(key .. ':lost'),
+  runs[#runs + 1] = { all(key), all(key .. ':log'), all(key .. ':journal'), all(key .. ':lost'),
     redis.call('XREVRANGE', key .. ':events', '+', '-', 'COUNT', 1),
     { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost'),
       left(key .. ':outcomes'), left(key .. ':journal') }, redis.call('HKEYS', key .. ':outcomes') }
 end
-return { t[1] * 1000 + math.floor(t[2] / 1000), redis.call('LLEN', 'stepfleet'), shards, runs,
-  redis.call('LLEN', 'heavy') }
+if #KEYS == 0 then queued, calls = redis.call('LLEN', 'stepfleet'), redis.call('LLEN', 'heavy') end
+return { t[1] * 1000 + math.floor(t[2] / 1000), queued, shards, runs, calls }
 """
 
-_SHIFT = """
+SHIFT = """
 for i = 2, #ARGV, 3 do
   local key = ARGV[i]
   for _, name in ipairs({ 'lease', 'not_before' }) do
@@ -110,14 +111,14 @@ class Auditor:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._dump = client.register_script(_DUMP)
-        self._shift = client.register_script(_SHIFT)
+        self._dump = client.register_script(DUMP)
+        self._shift = client.register_script(SHIFT)
 
     def flush(self) -> None:
         self._client.flushdb()
 
     def dump(self, run_ids: list[str]) -> Dump:
-        now, queued, shards, runs, calls = self._dump(args=[SHARDS, *map(run_key, run_ids)])
+        now, queued, shards, runs, calls = self._read(run_ids)
         due: dict[str, float] = {}
         counted = {}
         for shard, (scores, batches) in enumerate(shards):
@@ -139,6 +140,9 @@ class Auditor:
             for run_id, one in zip(run_ids, runs, strict=True)
         }
         return Dump(now, queued, raw, counted, list(due), calls)
+
+    def _read(self, run_ids: list[str]) -> Any:
+        return self._dump(args=[0, SHARDS - 1, *map(run_key, run_ids)])
 
     def shift(self, run_ids: list[str], milliseconds: int) -> None:
         """Move every stored time of these runs `milliseconds` towards the past."""
@@ -171,6 +175,11 @@ class Auditor:
         text = self._client.lindex("heavy", -1) if keep else self._client.rpop("heavy")
         assert isinstance(text, str)
         return call_of(text)
+
+    def messages(self) -> tuple[list[tuple[str, int]], list[tuple[str, int, int]]]:
+        """Return all hints and all tool calls that wait, the next ones last."""
+        hints, calls = (self._client.lrange(name, 0, -1) for name in ("stepfleet", "heavy"))
+        return [hint_of(str(one)) for one in hints], [call_of(str(one)) for one in calls]
 
     def lose_calls(self) -> None:
         self._client.delete("heavy")

@@ -41,9 +41,9 @@ PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
 
 
-def run_machine(shared: Rig, profile: settings) -> None:
+def run_machine(shared: Rig, profile: settings, kind: Any = None) -> None:
     """Run random examples as `profile` says. Raises `AssertionError` on the first difference."""
-    machine: Any = partial(ProtocolMachine, shared)
+    machine: Any = partial(kind or ProtocolMachine, shared)
     run_state_machine_as_test(machine, settings=profile)
 
 
@@ -66,6 +66,7 @@ class ProtocolMachine(CallRules):
         """One operation; what it left behind is checked at its end."""
         self.sound = False
         yield
+        self.rig.follow(self.model)
         dump = self.rig.auditor.dump(list(self.model.runs))
         check_invariants(dump)
         check_model(dump, self.model)
@@ -100,6 +101,7 @@ class ProtocolMachine(CallRules):
         with self.operation("create"):
             created = self.rig.do(self.rig.bench.submission.create(new))
             assert created == self.model.create(run_id, batch, RETRY_WAIT if delayed else 0)
+            self.rig.do(self.rig.bench.submission.publish([new] if created else []))
 
     @precondition(lambda self: self.model.queue)
     @rule(twice=st.sampled_from([False, False, True]))

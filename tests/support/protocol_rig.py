@@ -1,15 +1,20 @@
 """What all examples of the protocol's model share: a real store, one event loop, a raw reader."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from protocol_audit import Auditor
+from protocol_call_model import WaitingModel
+from protocol_cluster import ClusterAuditor
 from protocol_model import GRACE, LEASE, SHARDS, Run
 from protocol_worker import AGENTS
 from redis import Redis
+from redis import RedisCluster as NodesOfCluster
+from redis_cluster import RedisCluster
 from stored_runs import Bench, bench
 
 from stepfleet.worker.rescuer import Rescuer
@@ -27,9 +32,21 @@ class Rig:
     configs: list[str]
     operations: int = 0
     told: dict[str, int] = field(default_factory=dict)
+    cluster: RedisCluster | None = None
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
+        # Not `runner.run`: it sets a signal handler for each call, a tenth of all the time.
+        return self.runner.get_loop().run_until_complete(work)
+
+    def follow(self, model: WaitingModel) -> None:
+        """Take the queues as they are, where the broker is beside the store.
+
+        Each message comes at least once there, in whatever order.
+        """
+        if self.cluster:
+            hints, calls = self.auditor.messages()
+            _follow(model.queue, hints)
+            _follow(model.call_queue, calls)
 
     def rescuer(self, *, long_queue: bool) -> Rescuer:
         opened = self.bench.opened
@@ -44,18 +61,48 @@ class Rig:
         )
 
 
+def _follow(expected: list[Any], told: list[Any]) -> None:
+    missing = Counter(expected) - Counter(told)
+    assert not missing, f"messages were not published: {missing}"
+    expected[:] = told
+
+
+@contextmanager
+def cluster_rig(cluster: RedisCluster, broker: str) -> Iterator[Rig]:
+    """Open the store on a cluster that is empty, with the broker at that URL."""
+    with asyncio.Runner() as runner, ExitStack() as opened:
+        first = cluster.masters[0]
+        nodes = opened.enter_context(
+            NodesOfCluster(host="127.0.0.1", port=first.port, decode_responses=True)
+        )
+        queues = opened.enter_context(Redis.from_url(broker, decode_responses=True))
+        queues.flushdb()
+        bench = opened.enter_context(opened_bench(runner, cluster.url, broker_url=broker))
+        configs = [runner.run(bench.opened.configs.save(agent.config)) for agent in AGENTS]
+        auditor = ClusterAuditor(nodes, queues)
+        yield Rig(runner, bench, auditor, configs, cluster=cluster)
+
+
 @contextmanager
 def rig(url: str) -> Iterator[Rig]:
     """Open the store at `url` with times that real time does not reach."""
     with asyncio.Runner() as runner, Redis.from_url(url, decode_responses=True) as client:
         client.flushdb()
-        opening = bench(url, lease=LEASE / 1000, grace=GRACE / 1000, shards=SHARDS, connections=1)
-        opened = runner.run(opening.__aenter__())
-        try:
+        with opened_bench(runner, url) as opened:
             configs = [runner.run(opened.opened.configs.save(agent.config)) for agent in AGENTS]
             yield Rig(runner, opened, Auditor(client), configs)
-        finally:
-            runner.run(opening.__aexit__(None, None, None))
+
+
+@contextmanager
+def opened_bench(runner: asyncio.Runner, url: str, **settings: Any) -> Iterator[Bench]:
+    """Open the store in the runner's loop."""
+    times: dict[str, Any] = {"lease": LEASE / 1000, "grace": GRACE / 1000}
+    opening = bench(url, shards=SHARDS, connections=1, **times, **settings)
+    opened = runner.run(opening.__aenter__())
+    try:
+        yield opened
+    finally:
+        runner.run(opening.__aexit__(None, None, None))
 
 
 def check_as_clients_see_it(rig: Rig, run: Run) -> None:

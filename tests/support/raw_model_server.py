@@ -39,6 +39,7 @@ class RawModelServer:
         self.open_connections = 0
         self._scripts: list[Script] = []
         self._port = 0
+        self._serving: set[asyncio.Task[Any]] = set()
 
     @property
     def base_url(self) -> str:
@@ -57,6 +58,9 @@ class RawModelServer:
             yield self
         finally:
             server.close()
+            for connection in self._serving:
+                connection.cancel()
+            await asyncio.gather(*self._serving)
 
     async def _listen(self) -> asyncio.Server:
         # Below the ephemeral range: there a client that retries a dead port can reach itself.
@@ -70,8 +74,12 @@ class RawModelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.open_connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        expected = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
         try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            with contextlib.suppress(*expected):
                 while not writer.is_closing():
                     self.received.append(await _request(reader))
                     script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
@@ -79,6 +87,7 @@ class RawModelServer:
                     await writer.drain()
         finally:
             self.open_connections -= 1
+            self._serving.discard(task)
             writer.close()
 
 

@@ -81,10 +81,19 @@ def named_in(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
     """Return for each id the tests (`file::name`) whose docstring names it, sorted."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for file in folder.rglob("test_*.py"):
-        for name, docstring in _tests(ast.parse(file.read_text(encoding="utf-8"))):
+        for name, docstring in named_tests(file):
             for one in ID.findall(docstring):
                 found[one].add(f"{file.name}::{name}")
     return {one: tuple(sorted(tests)) for one, tests in found.items()}
+
+
+def named_tests(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the tests of a file, each with its docstring."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("test_"):
+            yield node.name, ast.get_docstring(node) or ""
 
 
 def requirements(titles: Path = TITLES, folder: Path = TESTS) -> list[Requirement]:
@@ -108,14 +117,6 @@ def table(rows: Sequence[Requirement]) -> str:
     lines += ["", "| id | requirement | tests | state |", "| --- | --- | --- | --- |"]
     lines += [_line(row) for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _tests(module: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(module):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if node.name.startswith("test_"):
-            yield node.name, ast.get_docstring(node) or ""
 
 
 def _counts(rows: Iterable[Requirement]) -> str:

@@ -128,3 +128,9 @@ class Hands:
                 raise Crash(point)
 
         return visit
+
+
+def requests(hands: Hands) -> list[ModelRequest]:
+    """Return what the scripted model was asked."""
+    assert isinstance(hands.agent.llm, Script)
+    return hands.agent.llm.requests

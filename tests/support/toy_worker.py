@@ -8,9 +8,6 @@ Needs ``redis_servers`` for the server; knows nothing of what the tests check.
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +16,13 @@ from typing import Any
 import kombu.pools
 import redis
 from celery import Celery
-from deadlines import wait_until
+from celery_worker import CeleryWorker
 
 TOYAPP = Path(__file__).parent.parent / "acceptance" / "toyapp"
 
 
-class ToyWorker:
-    """One ``celery -A toyapp worker`` process, its log and a client of its broker and notes."""
+class ToyWorker(CeleryWorker):
+    """One ``celery -A toyapp worker`` process, its log and a client of its notes."""
 
     def __init__(
         self,
@@ -38,15 +35,9 @@ class ToyWorker:
         settings: dict[str, object] | None = None,
         env: dict[str, str] | None = None,
     ) -> None:
-        self.name = f"{name}@toy"
-        self.log_path = folder / f"{name}.log"
         self.notes = redis.Redis.from_url(notes, decode_responses=True)
         self.settings = settings or {}
-        self._command = [
-            sys.executable, "-m", "celery", "-A", "toyapp", "worker", "-n", self.name,
-            "-l", "INFO", "--without-gossip", "--without-mingle", *options,
-        ]  # fmt: skip
-        self._env = {
+        told = {
             **os.environ,
             "PYTHONPATH": str(TOYAPP),
             "TOY_BROKER": broker,
@@ -54,58 +45,12 @@ class ToyWorker:
             "TOY_CONF": json.dumps(self.settings),
             **(env or {}),
         }
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def launch(self) -> "ToyWorker":
-        """Start the process without waiting for it."""
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._env, cwd=TOYAPP, stdout=log, stderr=log
-            )
-        return self
-
-    def start(self) -> "ToyWorker":
-        """Start the process and return when it consumes."""
-        self.launch()
-        wait_until(self._is_ready, within=30, what=f"{self.name} ready")
-        return self
-
-    def _is_ready(self) -> bool:
-        assert self.exit_code is None, f"{self.name} ended at its start:\n{self.log}"
-        return f"{self.name} ready." in self.log
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        assert self._process is not None
-        return self._process.poll()
-
-    def signal(self, which: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(which)
-
-    def wait(self, within: float = 15) -> int:
-        """Return the exit code; fail where the worker does not end in time."""
-        assert self._process is not None
-        try:
-            return self._process.wait(timeout=within)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"{self.name} did not end within {within} s:\n{self.log}"
-            ) from None
+        super().__init__(
+            folder, app="toyapp", name=f"{name}@toy", options=options, env=told, cwd=TOYAPP
+        )
 
     def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        super().end()
         self.notes.close()
 
     def started(self, name: str) -> bool:

@@ -60,6 +60,9 @@ class Metrics:
         self._errors = self._counter("llm_errors", "Model calls that failed", "model", "type")
         self._tokens = self._counter("llm_tokens", "Tokens of model calls", "model", "kind")
         self._cost = self._counter("stepfleet_cost_usd", "USD that committed steps took", "agent")
+        self._cached = self._counter(
+            "stepfleet_cached_calls", "Committed steps that the response cache answered", "agent"
+        )
         self._tools = self._counter("tool_executions", "Tool calls made", "tool", "status")
         self._took = self._seconds("stepfleet_tool_seconds", "Seconds of tool calls", "tool")
         self._not_found = self._counter("tool_not_found_errors", "Calls of unknown tools")
@@ -140,6 +143,8 @@ class Metrics:
         self._steps.labels(agent, verdict.move.value).inc()
         if verdict.logged:
             self._cost.labels(agent).inc(verdict.logged.result.cost_usd)
+            if verdict.logged.result.cached:
+                self._cached.labels(agent).inc()
         if verdict.move is Move.FINISH and verdict.stop_reason:
             status = end_state(verdict.stop_reason).value
             self._runs.labels(agent, status, verdict.stop_reason.value).inc()

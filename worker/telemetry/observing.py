@@ -23,7 +23,7 @@ from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import Committed, Store, Toolbox
+from stepfleet.worker.ports import CallStore, Committed, Store, Toolbox
 from stepfleet.worker.telemetry.seen import (
     CANCELLED,
     ModelCallSeen,
@@ -36,7 +36,6 @@ from stepfleet.worker.telemetry.seen import (
     begin,
 )
 from stepfleet.worker.telemetry.trace_ids import new_span_id
-from stepfleet.worker.tool_task import CallStore
 
 Offer = Callable[[Seen], None]
 Inside = Callable[[str, int], AbstractContextManager[Any]]

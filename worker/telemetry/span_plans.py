@@ -96,6 +96,8 @@ def _step(seen: StepSeen, step_id: int, began: int) -> SpanPlan:
         attributes["gen_ai.response.finish_reasons"] = (result.finish_reason.value,)
         attributes["stepfleet.tool_calls"] = len(result.tool_calls)
         attributes["stepfleet.cost_usd"] = result.cost_usd
+        if result.cached:
+            attributes["stepfleet.cached"] = True
     error = verdict.failure.code if verdict.failure else ""
     return SpanPlan(
         name=f"step_{claim.number}",
@@ -122,6 +124,8 @@ def _run(seen: StepSeen) -> SpanPlan:
         "stepfleet.steps": state.step_count,
         "stepfleet.cost_usd": state.cost_usd,
     }
+    if state.usage.cached_calls:
+        attributes["stepfleet.cached_calls"] = state.usage.cached_calls
     if reason:
         attributes["stepfleet.status"] = end_state(reason).value
         attributes["stepfleet.stop_reason"] = reason.value

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import Store, Toolbox
+from stepfleet.worker.ports import CallStore, Store, Toolbox
 from stepfleet.worker.telemetry.gathering import Gathering, Take
 from stepfleet.worker.telemetry.observing import (
     Inside,
@@ -24,7 +24,6 @@ from stepfleet.worker.telemetry.observing import (
     ObservedToolbox,
 )
 from stepfleet.worker.telemetry.switch import Wanted, possible, wanted
-from stepfleet.worker.tool_task import CallStore
 
 LOOK_SECONDS = 0.5
 LAST_SECONDS = 2.0

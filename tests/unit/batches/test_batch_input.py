@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.batch_input import LINE_LIMIT, RawLine, open_input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.messages import Message
@@ -67,3 +68,9 @@ def test_a_missing_file_and_a_folder_are_told_by_name(tmp_path: Path) -> None:
         open_input(tmp_path / "nothing.jsonl")
     with pytest.raises(ConfigurationError, match="Is a directory"):
         open_input(tmp_path)
+
+
+def test_what_holds_no_lines_is_told_with_what_to_give() -> None:
+    """CONF-04: an agent in the place of the lines."""
+    with pytest.raises(ConfigurationError, match=r"'source' is 'Agent'; give a file's path"):
+        open_input(Agent("clerk", model="openai:m"))  # type: ignore[arg-type]

@@ -4,10 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.overview import workers_seen
+from stepfleet.orchestrator.overview import WorkerSeen, unserved_queues, workers_seen
 
 
 def report(**fields: object) -> str:
@@ -33,3 +34,26 @@ def test_a_worker_of_this_machine_whose_process_has_ended_is_gone_at_once() -> N
     reports = {f"{host}:{ended.pid}": report(), f"{host}:{os.getpid()}": report()}
     found = {seen.name: seen.alive for seen in workers_seen(reports, now=101.0, silence=15)}
     assert found == {f"{host}:{ended.pid}": False, f"{host}:{os.getpid()}": True}
+
+
+def worker(name: str, *, alive: bool = True, **told: Any) -> WorkerSeen:
+    return WorkerSeen(name=name, seen_seconds_ago=1.0, alive=alive, **told)
+
+
+def test_a_queue_is_unserved_when_tools_need_it_and_no_living_worker_serves_it() -> None:
+    """MULTI-08"""
+    steps = worker("a", queues=("steps",), tool_queues=("gpu", "sound"))
+    dead = worker("b", alive=False, queues=("gpu", "sound"))
+    sound = worker("c", queues=("sound",))
+    assert unserved_queues([steps, dead], "steps") == ("gpu", "sound")
+    assert unserved_queues([steps, dead, sound], "steps") == ("gpu",)
+    assert unserved_queues([sound], "steps") == ("steps",)
+    assert unserved_queues([dead], "steps") == ()
+
+
+def test_nothing_is_said_of_queues_where_a_worker_does_not_say_what_it_serves() -> None:
+    """MULTI-08: one of an earlier version."""
+    steps = worker("a", queues=("steps",), tool_queues=("gpu",))
+    assert unserved_queues([steps, worker("old")], "steps") == ()
+    (old,) = workers_seen({"elsewhere:5": report()}, now=101.0, silence=15)
+    assert (old.queues, old.tool_queues) == (None, ())

@@ -74,6 +74,33 @@ def test_no_workers_is_a_failure_only_while_runs_wait() -> None:
     assert checks.workers(["host:1"], waiting=3).state is State.OK
 
 
+def test_a_queue_that_nobody_serves_is_told_with_who_waits_and_the_command() -> None:
+    """MULTI-08: a failure only while runs wait."""
+    gpu, sound, steps = checks.queues({"gpu": 1, "sound": 0, "stepfleet": 3}, "stepfleet")
+    assert (gpu.about, gpu.state, sound.state) == ("queue gpu", State.FAIL, State.WARN)
+    assert "1 run waits for a tool there" in gpu.found
+    assert gpu.fix == "start one: stepfleet worker --agents MODULE --queue gpu"
+    assert "3 runs wait for a step" in steps.found
+    assert steps.fix == "start one: stepfleet worker --agents MODULE"
+    assert checks.queues({}, "stepfleet") == []
+
+
+def test_a_variable_of_no_effect_is_told_with_what_may_be_meant() -> None:
+    """CONF-05"""
+    given = {
+        "STEPFLEET_SLOTS": "1",
+        "STEPFLEET_DATA": "x",
+        "STEPFLEET_AGENT__OLD_CLERK__MAX_STEPS": "1",
+        "HOME": "/",
+    }
+    assert checks.variables(given, ["slots"], ["old clerk"]).state is State.OK
+    assert checks.variables(given, ["slots"], []).state is State.OK
+    other = checks.variables({"STEPFLEET_SLOTZ": "1", **given}, ["slots"], ["clerk"])
+    assert other.state is State.WARN
+    assert "STEPFLEET_SLOTZ; did you mean 'STEPFLEET_SLOTS'?" in other.found
+    assert "STEPFLEET_AGENT__OLD_CLERK__MAX_STEPS (no agent of that name)" in other.found
+
+
 def test_few_open_files_for_many_slots_are_told() -> None:
     assert checks.open_files(1024, slots=1000).state is State.WARN
     assert checks.open_files(65_536, slots=1000).state is State.OK
@@ -95,6 +122,8 @@ def test_every_finding_that_is_not_ok_names_a_fix() -> None:
         checks.agents([]),
         checks.open_files(10, slots=10),
         checks.quarantine(1),
+        checks.variables({"STEPFLEET_X": ""}, [], []),
+        *checks.queues({"gpu": 0, "stepfleet": 0}, "stepfleet"),
     ]
 
     assert all(check.fix for check in found)

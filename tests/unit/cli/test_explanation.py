@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from stepfleet.orchestrator.cli.awaited_tools import AwaitedTool
 from stepfleet.orchestrator.cli.explanation import Explanation, explain, picture
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -127,6 +128,16 @@ def test_a_queued_run_says_that_nothing_was_evaluated_yet() -> None:
 
     assert "no step has been evaluated yet" in found.says
     assert "queued" in rendered(found)
+
+
+def test_a_run_that_waits_for_a_tool_says_whether_somebody_works_there() -> None:
+    """MULTI-08"""
+    waits = (AwaitedTool("render", "gpu", served=False), AwaitedTool("play", "sound"))
+    found = explain(active(Lifecycle.IN_PROGRESS), waits)
+    text = rendered(found)
+    assert "waits for tool 'render' on queue 'gpu', which no running worker serves" in text
+    assert "waits for tool 'play' on queue 'sound'\n" in text.replace(" \n", "\n")
+    assert found.to_dict()["awaited"][0] == {"tool": "render", "queue": "gpu", "served": False}
 
 
 def test_the_explanation_as_json_has_every_number() -> None:

@@ -1,7 +1,9 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from warm_starts import COMMAND, run
 
 HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
 COMMANDS = (
@@ -12,14 +14,8 @@ COMMANDS = (
 
 
 def stepfleet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stepfleet.orchestrator.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"COLUMNS": "200", "PATH": "/usr/bin:/bin", **environment},
-    )
+    env = {"COLUMNS": "200", "PATH": "/usr/bin:/bin", **environment}
+    return run(COMMAND, arguments, env=env, cwd=Path.cwd())
 
 
 def test_help_lists_every_command() -> None:

@@ -175,9 +175,33 @@ def test_an_agent_needs_two_things_and_has_presets_for_the_rest() -> None:
 
 
 def test_an_agent_has_its_usual_settings_by_default() -> None:
-    """Of CONF-01, all but cache and prices, which agents do not set."""
+    """CONF-01: without prices of its own it has those of its workers."""
     config = AgentConfig(name="a", model="openai:m")
     assert (config.max_steps, config.parallel_tool_execution) == (10, False)
     assert (config.user_template, config.strategy, config.tools) == (None, None, ())
     assert config.memory == MemoryPolicy()
     assert not config.memory.active
+    assert (config.pricing, config.cache) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"max_step": 3}, "'max_step' is not known; did you mean 'max_steps'"),
+        ({"settings": {"temprature": 0}}, "'settings.temprature' .*; did you mean 'temperature'"),
+        ({"planning": {"evry": 2}}, "'planning.evry' is not known; did you mean 'every'"),
+        ({"colour": "red"}, "'colour' is not known$"),
+        ({"model": "gpt-4o"}, "'model': 'gpt-4o' must name its provider; write 'openai:gpt-4o'"),
+        ({"memory": {"summary_model": "small", "summarize_after": 9}}, "'summary_model': 'small'"),
+    ],
+)
+def test_a_slip_is_told_with_what_may_be_meant(fields: dict[str, Any], told: str) -> None:
+    """CONF-04: where the agent is made, and not in a run."""
+    with pytest.raises(ConfigurationError, match=told):
+        Agent("clerk", **{"model": "openai:m", **fields})
+
+
+def test_a_runs_own_model_must_name_its_provider_when_it_is_submitted() -> None:
+    """CONF-04"""
+    with pytest.raises(ConfigurationError, match="write 'openai:gpt-4o'"):
+        stored_overrides(BASE.build().config, {"model": "gpt-4o"})

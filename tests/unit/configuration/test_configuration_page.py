@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from stepfleet.orchestrator import AgentBuilder, AgentConfig, BroadcastConfig, ErrorPolicy
+from stepfleet.orchestrator import (
+    AgentBuilder,
+    AgentConfig,
+    BroadcastConfig,
+    CachePolicy,
+    ErrorPolicy,
+)
 from stepfleet.orchestrator.agent_layers import CODE, POLICIES
+from stepfleet.orchestrator.cli.checks import OTHER_VARIABLES
 from stepfleet.orchestrator.config import NOT_PER_RUN
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.planning.settings import Planning
@@ -56,6 +63,7 @@ def rows(record: type[BaseModel]) -> Iterator[tuple[str, str]]:
         ("Fields of an agent", AgentConfig),
         ("settings", ModelSettings),
         ("memory", MemoryPolicy),
+        ("cache", CachePolicy),
         ("error_policy", ErrorPolicy),
         ("broadcast", BroadcastConfig),
         ("planning", Planning),
@@ -76,6 +84,12 @@ def test_the_page_names_every_method_preset_and_reference() -> None:
     assert set(CODE) <= set(re.findall(r"`(\w+)`", section("An agent in a file")))
     fixed = {name.removeprefix("settings.") for name in NOT_PER_RUN}
     assert fixed <= set(re.findall(r"`([\w.]+)`", section("Changes for one run")))
+
+
+def test_the_page_has_every_variable_that_is_no_setting() -> None:
+    """CONF-05, CONF-10"""
+    told = re.findall(r"`(STEPFLEET_\w+)`", section("Other variables"))
+    assert set(told) == set(OTHER_VARIABLES)
 
 
 def test_the_pages_samples_run(

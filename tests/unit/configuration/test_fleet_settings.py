@@ -33,6 +33,19 @@ def test_a_setting_that_cannot_be_is_told_with_its_name(
         load_settings()
 
 
+def test_what_is_no_setting_in_the_file_is_told_with_what_may_be_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CONF-04, CONF-05"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stepfleet.toml").write_text("slot = 7\n")
+    with pytest.raises(ConfigurationError, match="'slot' is no setting; did you mean 'slots'"):
+        load_settings()
+    (tmp_path / "stepfleet.toml").write_text("slots = \n")
+    with pytest.raises(ConfigurationError, match=r"stepfleet\.toml: "):
+        load_settings()
+
+
 def test_key_and_address_of_a_model_come_from_the_environment() -> None:
     """CONF-06: what the agent says of the address, and of the key's variable, wins."""
     environment = {

@@ -168,20 +168,15 @@ def test_celerys_settings_are_told_as_they_are() -> None:
             assert str(value) == str(expected), name
 
 
-def test_the_settings_that_operators_turn_have_the_defaults_that_are_told() -> None:
+def test_what_operators_turn_are_settings_and_their_defaults_are_told_in_one_place() -> None:
     """DOC-10"""
-    for cells in table(page("operations.md"), "setting", "default"):
-        default = Settings.model_fields[first_code(cells[0])].default
-        if default is not None:
-            assert (
-                float(cells[1]) == default
-                if _is_number(default)
-                else (cells[1].strip("`") == default)
-            ), cells[0]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    turned = [cells[1] for cells in table(page("operations.md"), "you want", "turn")]
+    assert len(turned) >= 8
+    for cell in turned:
+        names = re.findall(r"`(\w+)`", cell)
+        assert names
+        assert set(names) <= Settings.model_fields.keys()
+    assert "configuration.md#settings-of-the-fleet" in page("operations.md")
 
 
 def test_the_sections_of_operations_are_there() -> None:

@@ -142,6 +142,9 @@ def test_every_command_on_a_page_exists_with_its_options() -> None:
             continue
         command = commands.get(words[0])
         assert command is not None, (name, words)
+        if group := getattr(command, "commands", None):
+            assert words[1:] == [] or words[1] in group, (name, words)
+            command = group[words[1]] if words[1:] else command
         options = {opt for one in command.params for opt in (*one.opts, *one.secondary_opts)}
         for word in words[1:]:
             if word.startswith("--"):

@@ -218,7 +218,7 @@ async def test_the_duration_is_measured_for_failures_too(threads: ToolThreads) -
         record = await execute(threads, sleeps, fail=fail)
         assert record.is_error is fail
         assert record.duration_ms is not None
-        assert 199 <= record.duration_ms < 1000
+        assert 199 <= record.duration_ms < 60_000
     unknown = await call_of(threads, registry_of([]), ToolCall(id="c", name="x"))
     assert unknown.duration_ms is not None
 

@@ -1,0 +1,152 @@
+"""Errors in every phase of a step over a real Redis: how each ends, repeats or prunes."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+import pytest
+from opened_runs import opened_run
+from scripted_steps import Hands, call, requests
+from stored_runs import Bench
+
+from stepfleet.orchestrator.continuation import when
+from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.errors import (
+    ContextWindowError,
+    ModelError,
+    RateLimitError,
+)
+from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.results import RunStatus
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import FinishReason, StepType
+from stepfleet.orchestrator.tools import tool
+
+Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
+
+
+@pytest.fixture
+def opened(redis_url: str) -> Opened:
+    return partial(opened_run, redis_url)
+
+
+@tool(read_only=True)
+def look(what: str) -> str:
+    """Look something up."""
+    return f"seen {what}"
+
+
+@tool
+def broken() -> str:
+    """Fail."""
+    message = "no luck"
+    raise ValueError(message)
+
+
+async def test_a_tool_error_reaches_the_model_and_ends_the_run_by_default(opened: Opened) -> None:
+    """ERR-17, ERR-21, TOOL-11, TOOL-25, STATE-11."""
+    async with opened(call(("broken", {})), tools=(broken,)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+        result = stored.result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.steps[0].type is StepType.ERROR
+    assert result.error is not None
+    assert "no luck" in result.error
+    text = stored.state.messages[-1].text
+    assert json.loads(text[text.index("{") :])["error"]["code"] == "TOOL_EXECUTION_ERROR"
+    assert stored.state.last_error is not None
+
+
+async def test_retries_stop_at_the_policys_count_with_their_own_reason(opened: Opened) -> None:
+    """ERR-09, ERR-13, ERR-19: retry, retry, stop."""
+    policy = ErrorPolicy.retry_tool_errors(3)
+    async with opened(call(("broken", {})), tools=(broken,), error_policy=policy) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.RETRY_LIMIT
+    assert len(result.steps) == 3
+    assert result.status is RunStatus.ERROR
+
+
+async def test_a_criterion_that_raises_stops_the_run_with_an_explanation(opened: Opened) -> None:
+    """CONT-26, ERR-25"""
+
+    def raises(_: AgentState) -> ContinuationDecision:
+        message = "criterion bug"
+        raise RuntimeError(message)
+
+    async with opened(call(("look", {"what": "a"})), tools=(look,), criteria=(when(raises),)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.error is not None
+    assert "criterion bug" in result.error
+    assert requests(hands) == []
+
+
+async def test_a_permanent_model_failure_ends_the_run_at_once(opened: Opened) -> None:
+    """RUN-16, ERR-25, ERR-31"""
+    async with opened(ModelError("bad request")) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.steps[0].finish_reason is FinishReason.ERROR
+    assert len(requests(hands)) == 1
+
+
+async def test_a_rate_limit_waits_as_long_as_the_provider_asks(opened: Opened) -> None:
+    """ERR-22: Retry-After is honoured and no slot is held."""
+    async with opened(RateLimitError("slow down", retry_after=30.0)) as (desk, hands, run_id):
+        report = await hands.step(run_id, 0)
+        assert report.verdict is not None
+        assert 30 <= report.verdict.delay <= 33
+        assert len(hands.leases) == 0
+        refusal = await desk.refused(run_id)
+    assert refusal.why is Refused.EARLY
+    assert int(refusal.detail) > 25_000
+
+
+async def test_a_conversation_that_is_too_long_is_pruned_once(opened: Opened) -> None:
+    """ERR-23, LLM-08: two calls, then the step's error."""
+    failure = ContextWindowError("too long", limit=10)
+
+    async def too_long_with_b(request: ModelRequest) -> LLMResponse:
+        if any(message.text == "seen b" for message in request.messages):
+            raise failure
+        return call(("look", {"what": "b"}))
+
+    script = (call(("look", {"what": "a"})), too_long_with_b, failure)
+    async with opened(*script, tools=(look,)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert len(requests(hands)) == 4
+    assert [len(one.messages) for one in requests(hands)] == [1, 3, 5, 3]
+
+
+async def test_an_exception_in_the_model_object_is_a_recorded_step(opened: Opened) -> None:
+    """ERR-25"""
+
+    async def explode(_: ModelRequest) -> LLMResponse:
+        message = "bug in the adapter"
+        raise KeyError(message)
+
+    async with opened(explode) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.error is not None
+    assert "bug in the adapter" in result.error
+    assert len(result.steps) == 1

@@ -1,0 +1,299 @@
+"""Steps whose worker, store or permission goes away: what was done and paid for is kept."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+import pytest
+from opened_runs import lease_runs_out, opened_run
+from scripted_steps import Crash, Hands, Script, call, requests, say
+from stored_runs import Bench
+
+from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.errors import (
+    RateLimitError,
+    StoreError,
+)
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.results import RunStatus
+from stepfleet.orchestrator.tools import current_invocation, tool
+
+Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
+
+
+@pytest.fixture
+def opened(redis_url: str) -> Opened:
+    return partial(opened_run, redis_url)
+
+
+@tool(read_only=True)
+def look(what: str) -> str:
+    """Look something up."""
+    return f"seen {what}"
+
+
+@tool
+def broken() -> str:
+    """Fail."""
+    message = "no luck"
+    raise ValueError(message)
+
+
+async def test_an_answer_that_was_journaled_is_not_paid_for_again(opened: Opened) -> None:
+    """TOOL-26, DIST-08: after a crash between tools only the open tool runs."""
+    effects: list[str] = []
+
+    @tool
+    def first() -> str:
+        """Have an effect."""
+        effects.append(current_invocation().idempotency_key)
+        return "1"
+
+    script = (call(("first", {}), ("look", {"what": "b"})), say("done"))
+    async with opened(*script, tools=(first, look)) as (desk, hands, run_id):
+        hands.crash_at = "after-journal"
+        with pytest.raises(Crash):
+            await hands.step(run_id, 0)
+        assert effects == []
+        await lease_runs_out(desk, run_id)
+        crashing = Hands(desk, hands.agent, crash_at="tool-started")
+        with pytest.raises(Crash):
+            await crashing.step(run_id, 0)
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert len([one for one in requests(hands) if len(one.messages) == 1]) == 1
+    assert result.status is RunStatus.ERROR
+    assert result.steps[0].tool_calls[0].error is not None
+    assert result.steps[0].tool_calls[0].error.code == "OUTCOME_UNKNOWN"
+    assert [lost.kind for lost in result.lost_attempts] == ["crash", "crash"]
+    assert not any(lost.ambiguous for lost in result.lost_attempts)
+
+
+async def test_a_finished_tool_is_not_run_again_after_a_crash(opened: Opened) -> None:
+    """TOOL-26: its result travelled with the start of the next one."""
+    effects: list[str] = []
+
+    @tool
+    def effect() -> str:
+        """Have an effect."""
+        effects.append("done")
+        return "effect"
+
+    script = (call(("effect", {}), ("look", {"what": "b"})), say("done"))
+    async with opened(*script, tools=(effect, look)) as (desk, hands, run_id):
+        hands.crash_at = "tool-started:2"
+        with pytest.raises(Crash):
+            await hands.step(run_id, 0)
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert effects == ["done"]
+    assert result.success
+    assert [one.result for one in result.steps[0].tool_calls] == ["effect", "seen b"]
+    assert [one.repeated for one in result.steps[0].tool_calls] == [False, True]
+
+
+async def test_a_status_hook_tells_what_became_of_a_lost_call(opened: Opened) -> None:
+    def status(invocation: Any) -> str:
+        return f"booked under {invocation.idempotency_key[:4]}"
+
+    @tool(status=status)
+    def book() -> str:
+        """Book."""
+        return "never reached again"
+
+    async with opened(call(("book", {})), say("done"), tools=(book,)) as (desk, hands, run_id):
+        hands.crash_at = "tool-started"
+        with pytest.raises(Crash):
+            await hands.step(run_id, 0)
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.success
+    assert str(result.steps[0].tool_calls[0].result).startswith("booked under")
+
+
+@pytest.mark.parametrize(
+    ("point", "committed", "calls"),
+    [
+        ("after-claim", 0, 2),
+        ("before-journal", 0, 3),
+        ("after-tools", 0, 2),
+        ("before-commit", 0, 2),
+        ("after-commit", 1, 2),
+    ],
+)
+async def test_a_crash_at_any_point_loses_nothing(
+    opened: Opened, point: str, committed: int, calls: int
+) -> None:
+    """DIST-08, CKPT-14: only a crash between reply and journal repeats a call, and is listed."""
+    script = (call(("look", {"what": "a"})), say("done"))
+    async with opened(*script, tools=(look,)) as (desk, hands, run_id):
+        hands.crash_at = point
+        with pytest.raises(Crash):
+            await hands.step(run_id, 0)
+        assert (await desk.stored(run_id)).step == committed
+        if not committed:
+            await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.success
+    assert [step.step for step in result.steps] == [1, 2]
+    assert len(requests(hands)) == calls
+    ambiguous = [lost for lost in result.lost_attempts if lost.ambiguous]
+    assert len(ambiguous) == (1 if point in ("after-claim", "before-journal") else 0)
+
+
+async def test_a_run_that_ends_its_worker_again_and_again_is_given_up(opened: Opened) -> None:
+    """Poison: exactly three crashes, then an error that names step and tool."""
+
+    @tool(read_only=True)
+    def bomb() -> str:
+        """Explode."""
+        return "not reached"
+
+    async with opened(call(("bomb", {})), tools=(bomb,)) as (desk, hands, run_id):
+        for _ in range(3):
+            crashing = Hands(desk, hands.agent, crash_at="tool-started")
+            with pytest.raises(Crash):
+                await crashing.step(run_id, 0)
+            await lease_runs_out(desk, run_id)
+        await hands.step(run_id, 0)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.error is not None
+    assert "step 1" in result.error
+    assert "bomb" in result.error
+    assert result.outcome is not None
+    assert result.outcome.resolved_by == "PoisonLimit"
+
+
+async def test_a_cancel_breaks_the_model_call_off(opened: Opened) -> None:
+    """RUN-17, DIST-09: and the broken call is listed."""
+    started = asyncio.Event()
+
+    async def endless(_: ModelRequest) -> LLMResponse:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened(endless) as (desk, hands, run_id):
+        step = asyncio.create_task(hands.step(run_id, 0))
+        await started.wait()
+        answer = await desk.control.cancel(await desk.stored(run_id), "enough")
+        assert answer.word == "requested"
+        lease = hands.leases.find(run_id)
+        assert lease is not None
+        lease.interrupt(Interruption.CANCELLED)
+        await asyncio.wait_for(step, 5)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.USER_REQUESTED
+    assert result.steps == ()
+    assert [(lost.kind, lost.ambiguous) for lost in result.lost_attempts] == [("interrupted", True)]
+
+
+async def test_a_cancel_between_tools_answers_every_call(opened: Opened) -> None:
+    """MSG-18, DIST-09: no further tool starts, and no call stays without an answer."""
+    ran: list[str] = []
+
+    async with opened(say("x")) as (desk, _, _):
+
+        @tool
+        async def first() -> str:
+            """Cancel the run that runs it."""
+            ran.append("first")
+            await desk.control.cancel(await desk.stored(current_invocation().run_id), "enough")
+            return "1"
+
+        @tool
+        async def second() -> str:
+            """Never run."""
+            ran.append("second")
+            return "2"
+
+        script = Script((call(("first", {}), ("second", {})),))
+        agent = Agent("scripted", model=script, tools=[first, second])
+        desk.agent = agent
+        run_id = await desk.create()
+        await Hands(desk, agent).step(run_id, 0)
+        stored = await desk.stored(run_id)
+    assert ran == ["first"]
+    assert stored.result().stop_reason is StopReason.USER_REQUESTED
+    assert [message.tool_call_id for message in stored.state.messages if message.is_tool()] == [
+        "c0",
+        "c1",
+    ]
+
+
+async def test_a_step_that_is_handed_back_keeps_its_journal(opened: Opened) -> None:
+    """A stopping worker gives its runs to others at once, with what was done already."""
+    waiting = asyncio.Event()
+
+    @tool(read_only=True)
+    async def wait(what: str) -> str:
+        """Wait."""
+        waiting.set()
+        if what == "long":
+            await asyncio.Event().wait()
+        return "waited"
+
+    async with opened(call(("wait", {"what": "long"})), tools=(wait,)) as (desk, hands, run_id):
+        step = asyncio.create_task(hands.step(run_id, 0))
+        await waiting.wait()
+        hands.leases.hand_back()
+        await asyncio.wait_for(step, 5)
+        heir = await desk.claim(run_id)
+    assert heir.crashes == 0
+    assert heir.journal.response is not None
+    assert len(requests(hands)) == 1
+
+
+async def test_a_store_that_goes_away_during_a_step_fails_no_run(opened: Opened) -> None:
+    """ERR-25, DIST-12: the attempt is lost, the run is not."""
+    async with opened(call(("look", {"what": "a"})), say("done"), tools=(look,)) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        whole = desk.steps.journal
+
+        async def away(*_: Any, **__: Any) -> None:
+            message = "Redis cannot be reached"
+            raise StoreError(message)
+
+        desk.steps.journal = away  # type: ignore[assignment, method-assign]
+        with pytest.raises(StoreError):
+            await hands.step(run_id, 0)
+        desk.steps.journal = whole  # type: ignore[method-assign]
+        assert (await desk.stored(run_id)).state.status == "in_progress"
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        assert (await desk.stored(run_id)).result().success
+
+
+async def test_a_cancel_that_meets_a_passing_failure_ends_the_run_at_once(
+    opened: Opened,
+) -> None:
+    """CONT-22: it does not wait for the next attempt."""
+    asked = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def fails_later(_: ModelRequest) -> LLMResponse:
+        asked.set()
+        await go_on.wait()
+        message = "later"
+        raise RateLimitError(message, retry_after=600.0)
+
+    async with opened(fails_later) as (desk, hands, run_id):
+        step = asyncio.create_task(hands.step(run_id, 0))
+        await asked.wait()
+        await desk.control.cancel(await desk.stored(run_id), "enough")
+        go_on.set()
+        await asyncio.wait_for(step, 5)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.USER_REQUESTED

@@ -1,0 +1,90 @@
+"""A worker's part in a trial, as a process of its own that a test can end: claim, and start.
+
+Arguments: the store's address, a file of agents, an agent's name, a run, the index of a tool call
+or -1 for the step itself, the lease in seconds, and the command of the process to be started.
+"""
+
+import asyncio
+import itertools
+import sys
+import time
+from dataclasses import replace
+
+from deadlines import until
+from stored_runs import Bench, bench
+
+from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.store.steps import StepStore
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
+from stepfleet.worker.call_leases import CallLeases
+from stepfleet.worker.leases import Leases
+from stepfleet.worker.renewals import Renewals
+from stepfleet.worker.trials import Trials
+
+LIMIT = 3
+
+
+def trials(desk: Bench, *command: str, limit: int = LIMIT, wait: float = 1.0) -> Trials:
+    """Return trials whose processes are started by `command`, or as workers do."""
+    opened, terms = desk.opened, desk.steps.terms
+
+    def make(lease: float) -> StepStore:
+        own = replace(terms, lease=lease)
+        return StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, own)
+
+    return Trials(limit, wait, Renewals(make, terms.lease), marks(desk), command)
+
+
+def marks(desk: Bench) -> TrialMarks:
+    """Return what tells which work has begun in a process of its own."""
+    return TrialMarks(desk.opened.connection, desk.opened.keys)
+
+
+async def claimed(desk: Bench, run_id: str) -> Claim:
+    """Take a run's first step, as soon as nobody holds it."""
+
+    async def taken() -> Claim | None:
+        claim = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+        return claim if isinstance(claim, Claim) else None
+
+    claim = await until(taken, within=30)
+    assert claim is not None
+    return claim
+
+
+async def call_taken(desk: Bench, run_id: str, index: int) -> TakenCall:
+    """Take a call of a run's first step, as soon as nobody holds it."""
+
+    async def taken() -> TakenCall | None:
+        found = await desk.steps.calls.take(ToolHint(run_id, 0, index), desk.token())
+        return found if isinstance(found, TakenCall) else None
+
+    found = await until(taken, within=30)
+    assert found is not None
+    return found
+
+
+async def start(desk: Bench, run_id: str, index: int, *command: str) -> None:
+    """Try the step, or its call `index`, alone."""
+    desk.tokens = itertools.count(1000)  # those of the test are below
+    if index < 0:
+        claim = await claimed(desk, run_id)
+        with Leases(time.monotonic).hold(claim) as lease:
+            await trials(desk, *command).tried(lease, desk.steps)
+    else:
+        found = await call_taken(desk, run_id, index)
+        with CallLeases(time.monotonic).hold(found) as held:
+            await trials(desk, *command).tried_call(held, desk.steps.calls)
+
+
+async def main(url: str, file: str, name: str, run_id: str, *others: str) -> None:
+    """Open the store, and do it."""
+    index, lease, *command = others
+    async with bench(url, load_agents(file)[name], lease=float(lease), grace=0.2) as desk:
+        await start(desk, run_id, int(index), *command)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
