@@ -163,7 +163,7 @@ def _check_file(path: Path) -> None:
     try:
         with path.open("rb") as file:
             told = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError):
         return  # read once more where the settings are made, which says what is wrong
     known = {*Settings.model_fields, AGENTS}
     if unknown := sorted(set(told) - known):

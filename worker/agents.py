@@ -114,9 +114,28 @@ class LocalAgent:
         key is sent, and which, says this worker's code and never the store.
         """
         if self._agent.middleware:
-            once = partial(self._generate, on_text=on_text, config=config)
-            return await through_model(self._agent.middleware, request, once)
+            return await self._through_middleware(request, on_text, config)
         return await self._generate(request, on_text, config)
+
+    async def _through_middleware(
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None] | None,
+        config: AgentConfig | None,
+    ) -> LLMResponse:
+        answered: list[LLMResponse] = []
+
+        async def once(asked: ModelRequest) -> LLMResponse:
+            answered.append(await self._generate(asked, on_text, config))
+            return answered[-1]
+
+        try:
+            return await through_model(self._agent.middleware, request, once)
+        except Exception:
+            for one in answered:  # what middleware refuses must not be the answer once more
+                if one.cache is not None:
+                    self.forget_answer(one.cache.key)
+            raise
 
     def forget_answer(self, key: str) -> None:
         """Let the response cache drop an answer that has failed by what it means."""

@@ -96,9 +96,9 @@ class ResponseCache:
         return marked(response, key)
 
     def forget(self, key: str) -> None:
-        """Drop an answer that turned out to be no good, so that the next step that asks has a call.
+        """Drop an answer that turned out to be no good, so that those who ask later have a call.
 
-        Returns at once; what is being kept is there first.
+        Returns at once, and drops it behind what is being kept.
         """
         self._beside(self._dropped(key, set(self._under_way)))
 

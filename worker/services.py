@@ -75,6 +75,8 @@ class LoopServices:
 
     least_lease = 0.0
     """Seconds that a lease lasts, however short it is elsewhere."""
+    consumes = True
+    """Whether this process takes tasks from the queues."""
 
     def __init__(
         self,
@@ -263,7 +265,7 @@ class LoopServices:
                 "held": len(self._leases),
                 "slots": self._settings.slots,
                 "agents": sorted(agent.name for agent in self._agents),
-                **queues_told(self._app, self._agents),
+                **queues_told(self._app if self.consumes else None, self._agents),
             }
             with suppress(AgentException, RedisError):
                 seen["seen"] = (await opened.connection.now()).timestamp()

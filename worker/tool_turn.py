@@ -70,6 +70,8 @@ class ToolTurn:
         if self._over_at_once(open_calls):
             for index in open_calls:
                 await self._run(index)
+                if index != open_calls[-1]:
+                    await asyncio.sleep(0)  # others have their turn
         else:
             await self._run_noted(open_calls)
         if waits:

@@ -35,6 +35,7 @@ FEWEST = 3
 SPARED = 5
 """So many workers may die on the way to a trial, beyond the limit, without that it has begun."""
 
+STOP_SECONDS = 30.0
 BEGAN = b"began\n"
 """What a process of its own says when the work is its own."""
 
@@ -157,7 +158,12 @@ class Trials:
         try:
             if not (await renew()).ours:
                 return True
-            process = await self._start(arguments)
+            try:
+                process = await self._start(arguments)
+            except OSError as error:  # no memory, too many files: a moment later there may be
+                log.warning("a process of its own cannot be started now: %s", error)
+                await release(self._wait)
+                return True
             began = await process.stdout.readline() == BEGAN
             await process.wait()
         except asyncio.CancelledError:
@@ -165,8 +171,8 @@ class Trials:
                 await release(0.0)
             return True
         if not began:
-            log.warning("no process of its own could be started for run %s", arguments[0])
-            return False
+            log.warning("no process of its own has begun the work of run %s", arguments[0])
+            return not (await renew()).ours
         lease.term = Term.OVER
         with contextlib.suppress(StoreError):  # then the lease has to run out
             await renew()
@@ -190,6 +196,8 @@ class _Process(Protocol):
 
     def terminate(self) -> None: ...
 
+    def kill(self) -> None: ...
+
     async def wait(self) -> Any: ...
 
 
@@ -197,8 +205,14 @@ async def _stopped(process: _Process) -> bool:
     """Let the process hand its work back; tell whether it had begun."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    began = BEGAN in await process.stdout.read()
-    await process.wait()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            began = BEGAN in await process.stdout.read()
+            await process.wait()
+    except TimeoutError:  # whatever it has begun is left to the lease
+        began = True
+        process.kill()
+        await process.wait()
     return began
 
 

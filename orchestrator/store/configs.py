@@ -25,12 +25,12 @@ class Configs:
 
     async def save(self, config: AgentConfig) -> str:
         """Store a configuration for a run that is to come, and return its digest."""
-        digest, connects, now = config.digest, self._connection.connects, time.monotonic()
+        digest, connects, now = config.digest, self._connection.connects, time.time()
         saved, noted = self._saved.get(digest, (-1, 0.0))
         if saved != connects or now > noted + NOTED_SECONDS:  # a failover may have lost it
             used = (await self._connection.now()).timestamp()
             # In this order: whoever forgets it at the same time looks for the use once more.
-            await self._connection.execute("ZADD", keys.USED, used, digest)
+            await self._connection.execute("ZADD", keys.USED, "GT", used, digest)
             await self._connection.execute("HSETNX", keys.AGENTS, digest, config.to_json())
             self._remember(digest, config)
             self._saved[digest] = (connects, now)

@@ -19,6 +19,7 @@ LEAST_SECONDS = 24 * 3600
 PAUSE_SECONDS = 6 * 3600
 """One worker of a fleet looks so often: it reads the names of all keys where one is old."""
 PAGE = 1000
+LOOKS = 2
 
 
 async def forget_configs(store: OpenStore) -> int:
@@ -39,10 +40,20 @@ async def forget_stale_configs(store: OpenStore) -> int:
     if stale:
         for digest in await connection.execute("HVALS", keys.NAMES):
             stale.pop(digest, None)
-    if stale:
+    used: set[str] = set()
+    connects = connection.connects
+    # Twice: what moves between two servers meanwhile may be met by one look and not by the other.
+    for _ in range(LOOKS if stale else 0):
         async for digests in _referred_to(connection):
-            for digest in digests:
-                stale.pop(digest, None)
+            used |= digests & stale.keys()
+    if connects != connection.connects:  # perhaps to another server, where the look began anew
+        return 0
+    if used:
+        now = (await connection.now()).timestamp()
+        fresh = [part for digest in used for part in (now, digest)]
+        await connection.execute("ZADD", keys.USED, "GT", *fresh)
+    for digest in used:
+        del stale[digest]
     gone = [await _forget(connection, digest, used) for digest, used in stale.items()]
     return sum(gone)
 

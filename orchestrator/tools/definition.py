@@ -112,7 +112,9 @@ class Tool(Generic[P, R]):
     def instant(self) -> bool:
         """Whether a call is over before a note of it could reach Redis, and may be repeated."""
         options = self.options
-        return options.read_only and not (options.thread or options.queue or self.is_async)
+        if self.is_async or getattr(self.function, "takes_time", False):
+            return False
+        return options.read_only and not options.thread and not options.queue
 
     @property
     def spec(self) -> ToolSpec:

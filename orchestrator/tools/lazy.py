@@ -43,6 +43,8 @@ def lazy_tool(
 class _Late:
     """The function of a tool that is not imported yet."""
 
+    takes_time = True
+
     def __init__(self, reference: str) -> None:
         self._reference = reference
         self._loaded: Tool[..., Any] | None = None

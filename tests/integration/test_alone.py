@@ -1,6 +1,7 @@
 """Work that has ended two workers: tried in a process of its own, or left for a while."""
 
 import asyncio
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +28,24 @@ AGENTS = Path(__file__).parent.parent / "acceptance" / "agents" / "agents.py"
 HEAVY_AGENTS = AGENTS.with_name("heavy_agents.py")
 PLAIN = load_agents(str(AGENTS))["plain"]
 HEAVY = load_agents(str(HEAVY_AGENTS))["heavy"]
+LOUD = """
+from stepfleet.orchestrator import Agent
+
+print("whatever an agent's module prints is not what a trial says")
+loud = Agent("loud", model="openai:none")
+"""
+STUCK = """
+import asyncio, sys, time
+from stepfleet.worker.alone import end_if_stuck
+
+async def main():
+    watch = asyncio.create_task(end_if_stuck(0.5))
+    await asyncio.sleep(1.5)
+    print("was not stuck", flush=True)
+    time.sleep(60)
+
+asyncio.run(main())
+"""
 SHORT, LONG = 0.5, 60.0
 ENDS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('cannot start')")
 BEGINS_AND_DIES = (sys.executable, "-c", "print('began', flush=True); raise SystemExit(9)")
@@ -61,7 +80,10 @@ def environment(
 ) -> pytest.MonkeyPatch:
     monkeypatch.setenv("STEPFLEET_REDIS_URL", redis_url)
     monkeypatch.setenv("STEPFLEET_LEASE", str(SHORT))
-    monkeypatch.setenv("STEPFLEET_AGENTS", f"{AGENTS},{HEAVY_AGENTS}")
+    loud = tmp_path / "loud.py"
+    loud.write_text(LOUD)
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    monkeypatch.setenv("STEPFLEET_AGENTS", f"{loud},{AGENTS},{HEAVY_AGENTS}")
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("EFFECTS", str(tmp_path / "effects"))
     return monkeypatch
@@ -174,6 +196,25 @@ async def test_where_no_process_can_be_started_the_step_is_done_here(desk: Bench
     with Leases(time.monotonic).hold(claim) as lease:
         assert not await trials(desk, *ENDS_AT_ONCE).tried(lease, desk.steps)
     assert (await desk.header(claim.run_id))["token"] == claim.token
+
+
+async def test_where_the_machine_has_no_process_to_give_the_step_waits_for_one(desk: Bench) -> None:
+    claim = await suspect(desk)
+    with Leases(time.monotonic).hold(claim) as lease:
+        assert await trials(desk, "./no-such-program").tried(lease, desk.steps)
+    header = await desk.header(claim.run_id)
+    assert header["token"] == ""
+    assert header["crashes"] == str(LIMIT - 1)
+
+
+async def test_a_process_whose_loop_stands_still_ends() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STUCK, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert said == b"was not stuck\n"
+    assert process.returncode == -signal.SIGKILL
 
 
 async def test_what_dies_in_a_process_of_its_own_is_counted_at_once(desk: Bench) -> None:

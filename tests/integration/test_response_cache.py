@@ -431,6 +431,29 @@ async def test_an_agents_middleware_sees_hits_too_and_what_it_does_is_not_kept(
         assert second.steps[0].cached
 
 
+class Refusing(Middleware):
+    """Takes the third answer that it sees, whatever it says."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    async def around_model(self, request: ModelRequest, call_next: Any) -> LLMResponse:
+        answer: LLMResponse = await call_next(request)
+        self.seen += 1
+        if self.seen < 3:
+            raise ModelError("not that one", retryable=False)
+        return answer
+
+
+async def test_an_answer_that_middleware_refuses_is_asked_for_again(redis_url: str) -> None:
+    """CACHE-07: or no retry could ever help."""
+    agent = talker(say("so"), middleware=[Refusing()])
+    async with keeping(redis_url, agent) as hands:
+        results = [await hands.run() for _ in range(3)]
+        assert [one.status for one in results] == [RunStatus.ERROR] * 2 + [RunStatus.COMPLETED]
+        assert hands.calls == 3
+
+
 async def test_a_kept_answer_is_told_as_one_piece_where_text_is_streamed(redis_url: str) -> None:
     """CACHE-04"""
     async with keeping(redis_url, talker(say("One piece."))) as hands:

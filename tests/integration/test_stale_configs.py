@@ -72,6 +72,8 @@ async def test_a_run_keeps_its_configuration_for_as_long_as_it_exists(
     assert await forget_stale_configs(desk.opened) == 0
     assert await Configs(desk.opened.connection).load(stored.header["config"])
     await desk.opened.connection.execute("DEL", desk.opened.keys.run(run_id))
+    assert await forget_stale_configs(desk.opened) == 0, "that a run had it counts as a use"
+    await aged(desk, stored.header["config"])
     assert await forget_stale_configs(desk.opened) == 1
 
 

@@ -106,3 +106,29 @@ def test_whoever_submits_a_line_or_a_checkpoint_sets_no_prices() -> None:
         stored_overrides(known, {"pricing": {"input": 0, "output": 0}})
     forged = known.model_copy(update={"pricing": priced({"input": 0, "output": 0}).pricing})
     assert of_agent(forged, known).pricing == known.pricing
+
+
+def test_a_price_holds_for_the_versions_of_its_model_and_not_for_its_relatives() -> None:
+    agent = Agent("priced", model="openai:gpt-4o", pricing={"gpt-4o": {"input": 2, "output": 8}})
+    usage = UsageStats(prompt_tokens=1_000_000)
+
+    def cost(model: str) -> float | None:
+        return stated_cost(agent.config.pricing, [model], usage)
+
+    assert cost("gpt-4o") == cost("openai:gpt-4o") == cost("gpt-4o-2024-08-06") == 2
+    assert cost("gpt-4o-latest") == 2
+    assert cost("gpt-4o-mini") is cost("gpt-4o-mini-2024-07-18") is None
+
+
+@pytest.mark.parametrize(
+    ("pricing", "told"),
+    [
+        ({"default": 0.5, "input": 1, "output": 2}, "'default' must be a table"),
+        ({"input": 1, "output": 2, "cached": 0.5}, "'cached' is neither a price's field"),
+    ],
+)
+def test_a_slip_in_prices_is_told_with_what_would_be_right(
+    pricing: dict[str, float], told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Agent("priced", model="openai:gpt-4o", pricing=pricing)

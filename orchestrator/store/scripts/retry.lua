@@ -46,6 +46,9 @@ elseif redis.call('HDEL', lost_key, 'paid') == 1 then
   -- What was listed when the wait was cancelled is used after all.
   count(batch, 'lost', -1)
 end
+for _, name in ipairs(redis.call('HKEYS', journal_key)) do
+  if string.match(name, '^t:?%d*$') then redis.call('HDEL', journal_key, name) end
+end
 if #entries > 0 then redis.call('HSET', journal_key, unpack(entries)) end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
