@@ -25,7 +25,7 @@ class Configs:
 
     async def save(self, config: AgentConfig) -> str:
         """Store a configuration for a run that is to come, and return its digest."""
-        digest, connects, now = config.digest, self._connection.connects, time.time()
+        digest, connects, now = config.digest, self._connection.connects, time.monotonic()
         saved, noted = self._saved.get(digest, (-1, 0.0))
         if saved != connects or now > noted + NOTED_SECONDS:  # a failover may have lost it
             used = (await self._connection.now()).timestamp()

@@ -116,7 +116,7 @@ def test_runs_of_a_killed_worker_are_finished_by_another(
     model.follow(busy)
     env = {"EFFECTS": str(effects)}
     victim = start_worker(name="victim", env=env)
-    batch = fleet.submit_batch(lines(40), agent=AGENTS["plain"])
+    batch = fleet.submit_batch(lines(160), agent=AGENTS["plain"])
     wait_until(lambda: batch.progress().steps >= 20, within=20)
     victim.signal(signal.SIGKILL)
     start_worker(name="heir", env=env)
