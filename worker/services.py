@@ -199,27 +199,13 @@ class LoopServices:
             await opened.configs.announce(agent.config)
         await forget_workers(opened)
         self._sources = self._sources or sources_of(self._agents)
-        rescuer = Rescuer(
-            opened.connection,
-            opened.keys,
-            opened.dispatch,
-            grace=settings.grace,
-            interval=settings.rescue_interval,
-            long_queue=settings.slots,
-            jitter=random.random,
-        )
-        self._watches = [
-            asyncio.create_task(
-                rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
-            ),
-            asyncio.create_task(self._renew(), name="stepfleet-leases"),
-            asyncio.create_task(self._report(opened), name="stepfleet-report"),
-            asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
-        ]
-        lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
-        self._watches += [asyncio.create_task(one) for one in lookouts]
+        self._watches = self._watching_over(opened)
         self._couriers = await couriers(opened, worker_name(), random.random)
         self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
+        return self._ports(opened, store)
+
+    def _ports(self, opened: OpenStore, store: StepStore) -> Ports:
+        settings = self._settings
         connection = opened.connection
         self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
         teller = Teller(self._chunks, self._listening)
@@ -246,6 +232,28 @@ class LoopServices:
             tokens=self._counters.of,
             alone=self._trials() if self._alone else None,
         )
+
+    def _watching_over(self, opened: OpenStore) -> list[asyncio.Task[None]]:
+        """Start what looks after runs, leases and reports for as long as this loop works."""
+        rescuer = Rescuer(
+            opened.connection,
+            opened.keys,
+            opened.dispatch,
+            grace=self._settings.grace,
+            interval=self._settings.rescue_interval,
+            long_queue=self._settings.slots,
+            jitter=random.random,
+        )
+        watches = [
+            asyncio.create_task(
+                rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
+            ),
+            asyncio.create_task(self._renew(), name="stepfleet-leases"),
+            asyncio.create_task(self._report(opened), name="stepfleet-report"),
+            asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
+        ]
+        lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
+        return [*watches, *(asyncio.create_task(one) for one in lookouts)]
 
     def _trials(self) -> Trials:
         marks = TrialMarks(self.store.connection, self.store.keys)

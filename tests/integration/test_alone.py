@@ -16,8 +16,11 @@ from scripted_steps import Hands
 from stored_runs import Bench, bench
 from trial_starter import LIMIT, call_taken, claimed, marks, trials
 
+from stepfleet.orchestrator.fleet import AsyncFleet
 from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.protocol.attempt import Prevented, Span
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.guards import poisoned
 from stepfleet.orchestrator.protocol.waiting import NotTakenNow, TakenCall, ToolHint
 from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.leases import Leases
@@ -198,6 +201,19 @@ async def test_where_no_process_can_be_started_the_step_is_done_here(desk: Bench
     assert (await desk.header(claim.run_id))["token"] == claim.token
 
 
+async def test_a_step_that_is_nobodys_any_more_is_not_done_here(
+    desk: Bench, redis_url: str
+) -> None:
+    """Its process was refused, for the run was taken or ended while it started."""
+    claim = await suspect(desk)
+    take = (
+        "import redis, sys; redis.Redis.from_url(sys.argv[1]).hset(sys.argv[2], 'token', 'another')"
+    )
+    taken = (sys.executable, "-c", take, redis_url, desk.opened.keys.run(claim.run_id))
+    with Leases(time.monotonic).hold(claim) as lease:
+        assert await trials(desk, *taken).tried(lease, desk.steps)
+
+
 async def test_where_the_machine_has_no_process_to_give_the_step_waits_for_one(desk: Bench) -> None:
     claim = await suspect(desk)
     with Leases(time.monotonic).hold(claim) as lease:
@@ -280,6 +296,21 @@ async def test_what_has_died_alone_has_no_further_chance(desk: Bench) -> None:
         assert await marks(desk).has_died(hint) == died
     with Leases(time.monotonic).hold(claim) as lease:
         assert not await trials(desk, *NEVER_BEGINS).tried(lease, desk.steps)
+
+
+async def test_a_run_that_is_retried_has_its_chances_again(desk: Bench, redis_url: str) -> None:
+    """DIST-08: what its step did to a process before the retry is not held against it."""
+    claim = await suspect(desk, LIMIT)
+    hint = StepHint(claim.run_id, claim.step)
+    await marks(desk).begin(hint, claim.token)
+    outcome = poisoned(claim, LIMIT)
+    assert outcome is not None
+    await desk.commit(claim, Prevented(Span(claim.now, 0.0), outcome))
+    journal = f"{desk.opened.keys.run(claim.run_id)}:journal"
+    assert await desk.opened.connection.execute("HGET", journal, "t") == claim.token
+    async with AsyncFleet(redis_url) as fleet:
+        await fleet.retry(claim.run_id)
+    assert await desk.opened.connection.execute("HGET", journal, "t") is None
 
 
 async def test_a_call_that_has_died_alone_has_no_further_chance(

@@ -199,6 +199,24 @@ async def test_an_earlier_checkpoint_is_made_from_the_log(fleet: AsyncFleet, des
         await fleet.checkpoint(run_id, at=4)
 
 
+async def test_a_checkpoint_behind_a_step_is_the_same_before_the_next_one_and_after(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """CKPT-05: whenever it is made, and however long the commit took."""
+    run_id = await desk.create()
+    claim = await desk.claim(run_id, 0)
+
+    async def some_time_passed() -> bool:
+        return (await desk.runs.now() - claim.now).total_seconds() > 0.02
+
+    await until(some_time_passed)
+    await desk.commit(claim, called(claim))
+    before = await fleet.checkpoint(run_id, at=1)
+    claim = await desk.claim(run_id, 1)
+    await desk.commit(claim, called(claim))
+    assert untimed(await fleet.checkpoint(run_id, at=1)) == untimed(before)
+
+
 async def test_every_second_step_has_its_checkpoint(fleet: AsyncFleet, desk: Bench) -> None:
     """CKPT-05: made while the run goes on; nothing more is written for them."""
     six = plain_agent(max_steps=6)
