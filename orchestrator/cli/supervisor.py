@@ -9,8 +9,8 @@ from stepfleet.orchestrator.cli.restarts import Restarts
 from stepfleet.orchestrator.errors import ConfigurationError
 
 _BEYOND_DRAIN = 10.0
-_MOMENT = 2.0
-_LOOK = 0.02
+_MOMENT = 5.0
+_LOOK = 0.05
 
 
 class Supervisor:
@@ -43,11 +43,15 @@ class Supervisor:
         await asyncio.gather(*(child.stop(within=self._bound) for child in self._children))
 
     def kill(self) -> None:
-        """End all of them at once: a moment to hand back what they do, and then by force."""
-        for child in self._children:
-            child.ask_to_end()
+        """End all of them at once: a moment to hand back what they do, and then by force.
+
+        Asked again and again: whether they have heard the request to drain is not known here, and
+        two signals that arrive together are one.
+        """
         deadline = time.monotonic() + _MOMENT
         while time.monotonic() < deadline and any(child.runs for child in self._children):
+            for child in self._children:
+                child.ask_to_end()
             time.sleep(_LOOK)
         for child in self._children:
             child.kill()

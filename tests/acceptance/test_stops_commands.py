@@ -3,7 +3,9 @@
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 from command_line import CommandLine
 from deadlines import wait_until
@@ -85,6 +87,32 @@ def test_a_second_signal_hands_back_and_ends_at_once(
     assert up.wait(timeout=LONG) == 130
     commands.until_all_ended(within=LONG)
     assert handed_back(fleet, run_id)
+
+
+def test_a_worker_that_hears_both_signals_as_one_hands_back(
+    commands: CommandLine, model: ModelServer, fleet: Fleet
+) -> None:
+    """DIST-11: signals that arrive together are one, which would only begin the drain."""
+    up, run_id = busy_fleet(commands, model, fleet, drain="600")
+    (worker,) = psutil.Process(up.pid).children()
+    worker.suspend()
+
+    up.send_signal(signal.SIGINT)
+    wait_until(lambda: has_pending(worker.pid, signal.SIGTERM), within=LONG, what="the first")
+    up.send_signal(signal.SIGINT)
+    wait_until(lambda: not has_pending(up.pid, signal.SIGINT), within=LONG, what="the second")
+    worker.resume()
+
+    assert up.wait(timeout=LONG) == 130
+    commands.until_all_ended(within=LONG)
+    assert handed_back(fleet, run_id)
+
+
+def has_pending(pid: int, number: signal.Signals) -> bool:
+    """Whether a signal waits to be heard by the process."""
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd"))
+    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_workers_whose_starter_was_killed_hand_back(
