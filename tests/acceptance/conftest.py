@@ -1,6 +1,7 @@
 """Fixtures of the acceptance tests: real workers, a model server, a client."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,9 +9,14 @@ import pytest
 from fleet_workers import FleetWorker
 from redis_servers import short_folder
 
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 Start = Callable[..., FleetWorker]
+Rules = Callable[[RequestRecord], Reply]
+Hold = Callable[[Rules, int], tuple[threading.Event, threading.Event]]
+LONG = 60.0
+# A worker that gets no processor for a while keeps its work; who kills one asks for less.
+CALM = {"STEPFLEET_LEASE": "30"}
 
 
 @pytest.fixture
@@ -22,13 +28,43 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
+def hold(model: ModelServer) -> Iterator[Hold]:
+    """Follow rules that answer a turn only when the test has struck: `hold(rules, turn)`.
+
+    Returns two events: a request for that turn is there, and the one that the test sets. No other
+    request is answered in between.
+    """
+    every: list[threading.Event] = []
+
+    def follow(rules: Rules, turn: int) -> tuple[threading.Event, threading.Event]:
+        reached, struck = threading.Event(), threading.Event()
+        every.append(struck)
+
+        def held(request: RequestRecord) -> Reply:
+            if request.turn >= turn and not struck.is_set():
+                reached.set()
+                struck.wait(LONG)
+            return rules(request)
+
+        model.follow(held)
+        return reached, struck
+
+    yield follow
+    for one in every:
+        one.set()
+
+
+@pytest.fixture
 def start_worker(redis_url: str, model: ModelServer) -> Iterator[Start]:
     """Start real workers on the session's Redis: `start_worker(name=..., options=..., env=...)`."""
     with contextlib.ExitStack() as cleanup:
         folder: Path = cleanup.enter_context(short_folder())
 
-        def start(url: str = redis_url, **given: object) -> FleetWorker:
-            worker = FleetWorker(folder, url, model.url, **given)  # type: ignore[arg-type]
+        def start(
+            url: str = redis_url, *, env: dict[str, str] | None = None, **given: object
+        ) -> FleetWorker:
+            told = {**CALM, **(env or {})}
+            worker = FleetWorker(folder, url, model.url, env=told, **given)  # type: ignore[arg-type]
             cleanup.callback(worker.end)
             return worker.start()
 

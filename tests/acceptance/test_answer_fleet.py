@@ -1,8 +1,8 @@
 """Answer contracts on real workers, whose own code knows nothing of the answer's type."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
 Start = Callable[..., FleetWorker]
+Hold = Callable[..., tuple[threading.Event, threading.Event]]
 KNOWN = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))["plain"]
 
 
@@ -70,17 +72,18 @@ def follow(request: RequestRecord) -> Reply:
 
 
 def test_the_answer_of_one_worker_is_completed_by_another(
-    fleet: Fleet, model: ModelServer, start_worker: Start
+    fleet: Fleet, model: ModelServer, start_worker: Start, hold: Hold
 ) -> None:
     """ANS-18, ANS-14, ANS-08, ANS-09: text by the first, data checked by the second."""
-    model.follow(lambda request: replace(follow(request), latency=3.0))
+    second, paused = hold(follow, 2)
     first = start_worker(name="w1")
     run_id = fleet.submit(city_agent(), "a city")
-    wait_until(lambda: model.count("a city", 2) == 1, within=30, what="the second turn")
-    fleet.pause(run_id)
-    wait_until(lambda: len(fleet.show(run_id).log) == 2, within=30, what="the second step")
+    assert second.wait(LONG), "nobody asked for the second turn"
+    assert fleet.pause(run_id).word == "requested"
+    paused.set()
+    wait_until(lambda: len(fleet.show(run_id).log) == 2, within=LONG, what="the second step")
     first.signal(signal.SIGTERM)
-    first.wait(within=30)
+    first.wait(within=LONG)
     noted = fleet.show(run_id)
     assert noted.state.answer is not None
     assert (noted.state.answer.text, noted.state.answer.final) == ("Oslo", False)

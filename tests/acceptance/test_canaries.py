@@ -23,7 +23,6 @@ Start = Callable[..., FleetWorker]
 FILE = Path(__file__).parent / "agents" / "hostile_agents.py"
 LEAKY = load_agents(str(FILE))["leaky"]
 LONG = 60.0
-
 MODEL_KEY = "sk-canary-model-0002"
 PAYMENT_KEY = "pay-canary-tool-0003"
 REDIS_PASSWORD = "redis-canary-0004"
@@ -109,6 +108,8 @@ def test_secrets_of_the_environment_are_nowhere(
     site = started_flower(commands, url)
     wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower's first page")
     with redis.Redis.from_url(url) as client, client.pubsub() as told:
+        # What is told of tasks before Flower listens, nobody tells it again.
+        wait_until(client.pubsub_numpat, within=LONG, what="Flower to listen")
         told.psubscribe("*")
         worker = start_worker(url, options=options, env=env)
         settings = load_settings(redis_url=url, signing_key=f"{SIGNING_KEY},{OLD_SIGNING_KEY}")
@@ -135,6 +136,7 @@ def test_secrets_of_the_environment_are_nowhere(
         worker_log = worker.log
         heard = b"".join(published(told))
         stored = b"".join(everything(client))
+    assert heard
     file = b"".join(one.read_bytes() for one in server.folder.rglob("*.aof"))
     flower_log = commands.said
     for secret in ENVIRONMENTS:

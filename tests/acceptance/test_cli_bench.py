@@ -7,13 +7,14 @@ import pytest
 from command_line import CommandLine
 from redis_servers import short_folder
 
+LONG = 60.0
 SMALL = ("bench", "--runs", "20", "--steps", "3", "--latency", "0.05,tail=0.1:0.1")
 
 
 @pytest.fixture
 def stepfleet() -> Iterator[CommandLine]:
     with short_folder() as folder:
-        commands = CommandLine(folder)
+        commands = CommandLine(folder, STEPFLEET_LEASE="60")
         try:
             yield commands
         finally:
@@ -39,7 +40,7 @@ def test_a_fleet_is_measured_without_key_or_agents_and_leaves_nothing_behind(
     assert estimate["workers"] >= 5
     assert told["assumptions"]
     assert not list(stepfleet.folder.glob(".stepfleet*"))
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
 
 
 def test_people_get_tables_and_the_work_of_two_workers(stepfleet: CommandLine) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import orjson
 import pytest
-from command_line import CommandLine
+from command_line import RULES, CommandLine
 from deadlines import wait_until
 from redis_servers import short_folder
 
+LONG = 60.0
 UP = ("up", "--agents", "agents.py", "--simulate", "rules.py:rules")
 
 
@@ -18,11 +19,13 @@ UP = ("up", "--agents", "agents.py", "--simulate", "rules.py:rules")
 def fleet() -> Iterator[CommandLine]:
     """A folder in which `stepfleet up` runs."""
     with short_folder() as folder:
-        commands = CommandLine(folder)
+        # A worker counts as alive for half a lease after it has told of itself.
+        commands = CommandLine(folder, STEPFLEET_LEASE="60")
+        commands.write("rules.py", RULES.replace("60.0", "600.0"))
         try:
             commands.start(*UP)
-            commands.until_said("Ctrl-C stops it")
-            wait_until(lambda: "alive" in commands("status").stdout, within=30, what="a worker")
+            commands.until_said("Ctrl-C stops it", within=LONG)
+            wait_until(lambda: "alive" in commands("status").stdout, within=LONG, what="a worker")
             yield commands
         finally:
             commands.end()
@@ -32,6 +35,18 @@ def submitted(fleet: CommandLine, *inputs: str, options: tuple[str, ...] = ()) -
     """Submit questions and return the batch's id."""
     name = fleet.questions(*inputs)
     done = fleet("submit", name, "--agent", "solver", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def endless(fleet: CommandLine, *inputs: str) -> str:
+    """Submit questions whose runs only a cancel ends, if their answers are never one."""
+    lines = [
+        orjson.dumps({"id": f"q{n}", "input": text, "overrides": {"max_steps": 10_000}})
+        for n, text in enumerate(inputs)
+    ]
+    fleet.write("endless.jsonl", b"\n".join(lines).decode() + "\n")
+    done = fleet("submit", "endless.jsonl", "--agent", "solver")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -129,7 +144,7 @@ def test_an_active_run_is_explained_and_then_cancelled_and_explained_again(
     batch = submitted(fleet, "hang here")
     status = ("status", batch, "--json")
     wait_until(
-        lambda: orjson.loads(fleet(*status).stdout)["steps"] == 1, within=30, what="a first step"
+        lambda: orjson.loads(fleet(*status).stdout)["steps"] == 1, within=LONG, what="a first step"
     )
     (run,) = fleet_runs(fleet, batch)
 
@@ -152,12 +167,12 @@ def fleet_runs(fleet: CommandLine, batch: str) -> list[str]:
 
 
 def test_a_batch_is_paused_resumed_and_cancelled(fleet: CommandLine) -> None:
-    batch = submitted(fleet, *["linger forever, to be paused"] * 3)
+    batch = endless(fleet, *["linger forever, to be paused"] * 3)
 
     assert fleet("pause", "--batch", batch).returncode == 0
     wait_until(
         lambda: orjson.loads(fleet("status", batch, "--json").stdout)["paused"] == 3,
-        within=30,
+        within=LONG,
         what="three paused runs",
     )
     assert fleet("resume", "--batch", batch).returncode == 0
@@ -252,18 +267,20 @@ def test_up_ends_cleanly_on_ctrl_c_and_a_worker_of_its_own_can_join() -> None:
         commands = CommandLine(folder)
         try:
             up = commands.start(*UP)
-            commands.until_said("Ctrl-C stops it")
+            commands.until_said("Ctrl-C stops it", within=LONG)
             address = (folder / ".stepfleet" / "redis-url").read_text()
             joined = CommandLine(folder)
             worker = joined.start("worker", "-A", "agents.py", "--slots", "5", "--name", "extra")
-            joined.until_said("extra@")
+            # It says its name before it heeds signals.
+            joined.until_said("ready.", within=LONG)
+            assert "extra@" in joined.said
 
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(timeout=30) == 0
+            assert worker.wait(timeout=LONG) == 0
             os.kill(up.pid, signal.SIGINT)
 
-            assert up.wait(timeout=40) == 0
-            commands.until_all_ended()
+            assert up.wait(timeout=LONG) == 0
+            commands.until_all_ended(within=LONG)
             assert address
             assert not (folder / ".stepfleet" / "redis-url").exists()
         finally:

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.cli.supervisor import Supervisor
 from stepfleet.orchestrator.cli.worker_command import leashed_argv
 from stepfleet.orchestrator.errors import ConfigurationError
 
+LONG = 60.0
 LASTING = ("http.server", "--bind", "127.0.0.1", "0")
 STARTER = """
 import subprocess, sys, time
@@ -42,7 +43,7 @@ async def test_a_worker_that_dies_is_started_anew_and_that_is_said(tmp_path: Pat
         async def started_anew() -> bool:
             return child.pid != first
 
-        await until(started_anew, what="a new worker")
+        await until(started_anew, within=LONG, what="a new worker")
         assert "was ended by signal 9" in said[0]
         assert psutil.pid_exists(child.pid)
     finally:
@@ -87,12 +88,13 @@ def test_a_leashed_process_ends_when_its_starter_is_killed() -> None:
     assert starter.stdout is not None
     with starter, starter.stdout:
         child = psutil.Process(int(starter.stdout.readline()))
-        wait_until(child.net_connections, what="a listening child")
+        wait_until(child.net_connections, within=LONG, what="a listening child")
 
         starter.kill()
 
         wait_until(
             lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
+            within=LONG,
             what="the end of the child",
         )
 

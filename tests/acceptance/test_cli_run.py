@@ -1,5 +1,6 @@
 """`stepfleet run` from a bare folder: private Redis, real workers, simulated models."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,10 +10,23 @@ from collections.abc import Callable, Iterator
 import orjson
 import psutil
 import pytest
-from command_line import CommandLine
+from command_line import RULES, CommandLine
 from deadlines import wait_until
-from redis_servers import RedisServer, short_folder
+from redis_servers import RedisServer, free_port, short_folder
 
+LONG = 60.0
+# Looks something up again and again until the test has struck; then everything is answered.
+UNTIL_STRUCK = """\
+from pathlib import Path
+
+from stepfleet.worker.testing import Reply, ToolCallReply
+
+
+def rules(request):
+    if "quick" in request.question or Path("struck").exists():
+        return Reply("answer", latency=0.01)
+    return Reply(tool_calls=(ToolCallReply("look", {"what": "more"}),), latency=0.3)
+"""
 Finished = tuple[CommandLine, subprocess.CompletedProcess[str]]
 RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
 
@@ -29,6 +43,16 @@ def stepfleet() -> Iterator[CommandLine]:
 
 def ids(stepfleet: CommandLine, name: str = "out.jsonl") -> list[str]:
     return [line["id"] for line in stepfleet.lines(name)]
+
+
+def endless(stepfleet: CommandLine, *inputs: str) -> None:
+    """Write questions whose runs have no end of their own, and rules that end them when struck."""
+    stepfleet.write("rules.py", UNTIL_STRUCK)
+    lines = [
+        orjson.dumps({"id": f"q{n}", "input": text, "overrides": {"max_steps": 10_000}})
+        for n, text in enumerate(inputs)
+    ]
+    stepfleet.write("questions.jsonl", b"\n".join(lines).decode() + "\n")
 
 
 def workers(stepfleet: CommandLine) -> list[psutil.Process]:
@@ -71,7 +95,7 @@ def test_one_command_runs_a_batch_without_key_or_network_and_leaves_nothing_behi
     assert "completed" in done.stdout
     assert "3/3 done" in done.stderr
     assert "Traceback" not in done.stderr
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
 
 
 def test_the_private_folder_is_its_owners_only_and_hidden_from_git(finished: Finished) -> None:
@@ -140,7 +164,7 @@ def test_a_run_can_be_explained_after_its_fleet_has_gone(failed: Finished) -> No
     assert done.returncode == 0, done.stderr
     assert "steps_limit" in done.stdout
     assert "→" in done.stdout
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
 
 
 def test_openai_batch_lines_on_standard_input_are_answered_in_kind(
@@ -163,16 +187,17 @@ def test_interrupted_once_it_stops_cleanly_and_the_same_command_goes_on(
 ) -> None:
     names = [f"q{n}" for n in range(12)]
     stepfleet.questions(*(["quick"] * 4 + ["slow hang"] * 8))
-    started = stepfleet.start(*RUN, "--out", "out.jsonl", "--slots", "6")
+    # More slots than runs that hang, or these hold up the quick ones on a slow machine.
+    started = stepfleet.start(*RUN, "--out", "out.jsonl", "--slots", "9")
     wait_until(lambda: len(ids(stepfleet)) >= 4, within=60, what="first results")
     before = (stepfleet.folder / "out.jsonl").read_bytes()
 
     started.send_signal(signal.SIGINT)
 
-    assert started.wait(timeout=30) == 130, stepfleet.said
+    assert started.wait(timeout=LONG) == 130, stepfleet.said
     assert "same command goes on" in stepfleet.said
     assert "Traceback" not in stepfleet.said
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
 
     rules = (stepfleet.folder / "rules.py").read_text().replace("60.0", "0.01")
     stepfleet.write("rules.py", rules)
@@ -185,16 +210,17 @@ def test_interrupted_once_it_stops_cleanly_and_the_same_command_goes_on(
 
 
 def test_interrupted_twice_it_ends_at_once(stepfleet: CommandLine) -> None:
+    stepfleet.write("rules.py", RULES.replace("60.0", "600.0"))
     stepfleet.questions("hang")
-    started = stepfleet.start(*RUN, STEPFLEET_DRAIN="60")
-    stepfleet.until_said("1 running")
+    started = stepfleet.start(*RUN, STEPFLEET_DRAIN="600")
+    stepfleet.until_said("1 running", within=LONG)
 
     started.send_signal(signal.SIGINT)
-    stepfleet.until_said("Ctrl-C again ends at once")
+    stepfleet.until_said("Ctrl-C again ends at once", within=LONG)
     started.send_signal(signal.SIGINT)
 
-    assert started.wait(timeout=5) == 130
-    stepfleet.until_all_ended()
+    assert started.wait(timeout=LONG) == 130
+    stepfleet.until_all_ended(within=LONG)
 
 
 def test_killed_it_takes_everything_along_and_the_same_command_goes_on(
@@ -207,7 +233,7 @@ def test_killed_it_takes_everything_along_and_the_same_command_goes_on(
     started.kill()
     started.wait()
 
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
     rules = (stepfleet.folder / "rules.py").read_text().replace("60.0", "0.01")
     stepfleet.write("rules.py", rules)
     done = stepfleet(*RUN, "--out", "out.jsonl", within=90)
@@ -216,12 +242,13 @@ def test_killed_it_takes_everything_along_and_the_same_command_goes_on(
 
 
 def test_a_worker_that_is_killed_is_noticed_and_replaced(stepfleet: CommandLine) -> None:
-    stepfleet.questions(*["slow"] * 3)
+    endless(stepfleet, "quick", "one", "two")
     started = stepfleet.start(*RUN, "--out", "out.jsonl", "--slots", "1")
     wait_until(lambda: len(ids(stepfleet)) >= 1, within=60, what="a first result")
 
     for process in workers(stepfleet):
         os.kill(process.pid, signal.SIGKILL)
+    stepfleet.write("struck", "")
 
     assert started.wait(timeout=60) == 0, stepfleet.said
     assert "was ended by signal 9; starting it anew" in stepfleet.said
@@ -229,10 +256,15 @@ def test_a_worker_that_is_killed_is_noticed_and_replaced(stepfleet: CommandLine)
 
 
 def test_several_workers_share_a_batch(stepfleet: CommandLine) -> None:
-    stepfleet.questions(*["slow"] * 8)
+    endless(stepfleet, *["endless"] * 8)
     started = stepfleet.start(*RUN, "--out", "out.jsonl", "--workers", "2", "--slots", "2")
 
-    wait_until(lambda: len(workers(stepfleet)) == 2, within=30, what="two workers")
+    def at_work() -> list[str]:
+        told = orjson.loads(stepfleet("status", "--json").stdout or "{}")
+        return [one["name"] for one in told.get("fleet", {}).get("workers", ()) if one["held"]]
+
+    wait_until(lambda: len(at_work()) == 2, within=LONG, what="two workers at work")
+    stepfleet.write("struck", "")
 
     assert started.wait(timeout=60) == 0, stepfleet.said
     seen = {step["worker"] for line in stepfleet.lines("out.jsonl") for step in line["steps"]}
@@ -277,11 +309,12 @@ def test_a_redis_without_its_append_only_file_is_warned_of_loudly(
     assert "WARNING: Redis has its append-only file off" in done.stderr
 
 
-def dead_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def dead_port() -> Iterator[int]:
+    """A port on which nobody listens, and that nobody else can take meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        yield int(taken.getsockname()[1])
 
 
 BAD_AGENTS = {
@@ -326,7 +359,7 @@ def test_bad_input_is_one_message_and_nothing_is_submitted(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
     # Most of it is found before there is any Redis; what is found later has submitted nothing.
     if (stepfleet.folder / ".stepfleet").exists():
         assert orjson.loads(stepfleet("status", "--json").stdout)["batches"] == []
@@ -340,7 +373,7 @@ def test_a_full_disk_is_told_and_what_was_done_is_not_lost(stepfleet: CommandLin
     assert done.returncode == 2
     assert "cannot be written: No space left" in done.stderr
     assert "Traceback" not in done.stderr
-    stepfleet.until_all_ended()
+    stepfleet.until_all_ended(within=LONG)
 
 
 def test_bad_lines_are_left_out_when_asked_for(stepfleet: CommandLine) -> None:
@@ -357,9 +390,9 @@ def test_a_redis_that_cannot_be_reached_is_one_message_without_the_password(
     stepfleet: CommandLine, host: str
 ) -> None:
     stepfleet.questions("one")
-    url = host.format(port=dead_port())
 
-    done = stepfleet(*RUN, STEPFLEET_REDIS_URL=url)
+    with dead_port() as port:
+        done = stepfleet(*RUN, STEPFLEET_REDIS_URL=host.format(port=port))
 
     assert done.returncode == 2
     assert "cannot be reached" in done.stderr
@@ -386,7 +419,8 @@ def test_an_endpoint_where_nobody_listens_is_told_before_anything_is_submitted(
 ) -> None:
     stepfleet.questions("one")
 
-    done = stepfleet(*RUN[:4], OPENAI_BASE_URL=f"http://127.0.0.1:{dead_port()}/v1")
+    with dead_port() as port:
+        done = stepfleet(*RUN[:4], OPENAI_BASE_URL=f"http://127.0.0.1:{port}/v1")
 
     assert done.returncode == 2
     assert "cannot be reached" in done.stderr

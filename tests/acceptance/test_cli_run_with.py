@@ -13,6 +13,7 @@ from redis_servers import short_folder
 
 from stepfleet.orchestrator import Fleet
 
+LONG = 60.0
 RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
 
 
@@ -32,7 +33,7 @@ def test_results_into_a_pipe_reach_its_reader(stepfleet: CommandLine) -> None:
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
         done = stepfleet(*RUN, "--out", "pipe")
-        said, _ = reader.communicate(timeout=10)
+        said, _ = reader.communicate(timeout=LONG)
 
     assert done.returncode == 0, done.stderr
     assert sorted(orjson.loads(line)["id"] for line in said.splitlines()) == ["q0", "q1"]
@@ -62,19 +63,19 @@ def test_a_run_brings_its_own_agent_to_a_redis_whose_workers_lack_it(
         others.write("agents.py", OTHER_AGENTS)
         try:
             worker = others.start(
-                "worker", "-A", "agents.py", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="60"
+                "worker", "-A", "agents.py", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="600"
             )
-            others.until_said("ready.")
+            others.until_said("ready.", within=LONG)
             with Fleet(redis_url) as fleet:
-                wait_until(lambda: fleet.overview().workers, what="the other worker")
-            # It counts as alive for half a lease, and takes no step meanwhile.
+                wait_until(lambda: fleet.overview().workers, within=LONG, what="the other worker")
+            # It counts as alive for half a lease, longer than this test may last.
             worker.send_signal(signal.SIGSTOP)
             stepfleet.questions("one")
             without = stepfleet(
-                *RUN, "--workers", "0", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="60"
+                *RUN, "--workers", "0", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="600"
             )
             done = stepfleet(
-                *RUN, "--out", "out.jsonl", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="60"
+                *RUN, "--out", "out.jsonl", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="600"
             )
         finally:
             others.end()

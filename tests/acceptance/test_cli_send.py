@@ -13,6 +13,7 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 
 
@@ -46,14 +47,14 @@ def test_a_second_turn_has_the_full_history_and_fresh_counters(
     start_worker()
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["plain"], "first", max_steps=3)
-        before = fleet.wait(run_id, timeout=20)
+        before = fleet.wait(run_id, timeout=LONG)
         assert before.output == "answer 1 to first"
 
         done = stepfleet("send", run_id, "second")
 
         assert done.returncode == 0, done.stderr
         assert f"Run {run_id} has the message and goes on at step 3" in done.stdout
-        after = fleet.wait(run_id, timeout=20)
+        after = fleet.wait(run_id, timeout=LONG)
         stored = fleet.show(run_id)
     assert (after.status, after.output) == (RunStatus.COMPLETED, "answer 2 to second")
     assert [step.step for step in after.steps] == [1, 2, 3, 4]
@@ -71,7 +72,7 @@ def test_a_second_turn_has_the_full_history_and_fresh_counters(
 
     assert '"answer": "sent"' in third.stdout, third.stderr
     with Fleet(redis_url) as fleet:
-        last = fleet.wait(run_id, timeout=20)
+        last = fleet.wait(run_id, timeout=LONG)
     assert last.steps[-1].thought == "answer 3 to third"
 
 
@@ -81,7 +82,7 @@ def test_what_cannot_be_sent_is_one_message(
     redis_url: str,
     stepfleet: CommandLine,
 ) -> None:
-    model.follow(lambda _: Reply("late", latency=60.0))
+    model.follow(lambda _: Reply("late", latency=600.0))
     start_worker()
     (stepfleet.folder / "bytes").write_bytes(b"caf\xe9")
     with Fleet(redis_url) as fleet:

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 
+LONG = 60.0
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 PRICED = "openai:gpt-4o"
 TOKENS = Usage(1000, 500)
@@ -114,7 +115,7 @@ def answer(request: RequestRecord) -> Reply:
         case "finish_reason":
             return Reply("The answer is so long that", usage=TOKENS, finish_reason="length")
         case "user_requested" if request.turn > 1:
-            return Reply("too late", usage=TOKENS, latency=60.0)
+            return Reply("too late", usage=TOKENS, latency=600.0)
     return Reply(tool_calls=look, usage=TOKENS)
 
 
@@ -130,7 +131,8 @@ def stopped(redis_server: RedisServer) -> Iterator[Stopped]:
     """One run per reason, all by one worker."""
     redis_server.flush()
     with short_folder() as folder, ModelServer(answer) as model:
-        worker = FleetWorker(folder, redis_server.url, model.url)
+        env = {"STEPFLEET_LEASE": "30"}
+        worker = FleetWorker(folder, redis_server.url, model.url, env=env)
         commands = CommandLine(folder, STEPFLEET_REDIS_URL=redis_server.url, COLUMNS="300")
         try:
             worker.start()
@@ -147,9 +149,9 @@ def ended(fleet: Fleet, model: ModelServer) -> dict[StopReason, AgentRunResult]:
         for reason, case in CASES.items()
     }
     held = f"{StopReason.USER_REQUESTED} please"
-    wait_until(lambda: model.count(held, turn=2), within=15, what="a second call to break off")
+    wait_until(lambda: model.count(held, turn=2), within=LONG, what="a second call to break off")
     fleet.cancel(runs[StopReason.USER_REQUESTED])
-    return {reason: fleet.wait(run_id, timeout=15) for reason, run_id in runs.items()}
+    return {reason: fleet.wait(run_id, timeout=LONG) for reason, run_id in runs.items()}
 
 
 def test_every_stop_reason_there_is_has_a_case() -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,14 +23,21 @@ Start = Callable[..., FleetWorker]
 AGENTS = load_agents(str(AGENTS_FILE))
 TURNS = 4
 RUNS = 40
+MOST_STEPS = 10_000
+QUICK = {"STEPFLEET_LEASE": "2"}
 
 
-def busy(request: RequestRecord) -> Reply:
-    """One look per turn, then an answer that tells the conversation's key."""
-    if request.turn < TURNS:
+class Busy:
+    """One look per turn until the test has struck, then an answer that tells the key."""
+
+    def __init__(self) -> None:
+        self.struck = threading.Event()
+
+    def __call__(self, request: RequestRecord) -> Reply:
+        if request.turn >= TURNS and self.struck.is_set():
+            return Reply(f"answer to {request.key}", latency=0.02)
         call = ToolCallReply("look", {"what": f"{request.key}/{request.turn}"})
         return Reply(tool_calls=(call,), latency=0.02)
-    return Reply(f"answer to {request.key}", latency=0.02)
 
 
 @pytest.fixture
@@ -49,8 +57,14 @@ def redis_url(
 
 
 @pytest.fixture
-def fleet(redis_url: str, model: ModelServer) -> Iterator[Fleet]:
-    model.follow(busy)
+def busy(model: ModelServer) -> Busy:
+    rules = Busy()
+    model.follow(rules)
+    return rules
+
+
+@pytest.fixture
+def fleet(redis_url: str) -> Iterator[Fleet]:
     with Fleet(redis_url) as opened:
         yield opened
 
@@ -59,32 +73,35 @@ def lines() -> list[dict[str, Any]]:
     return [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)]
 
 
-def check_all(results: list[AgentRunResult]) -> None:
-    """Every run is complete and without a gap."""
+def check_all(results: list[AgentRunResult]) -> int:
+    """Every run is complete and without a gap; return how many steps they have."""
     assert len(results) == RUNS
     for result in results:
         assert result.status is RunStatus.COMPLETED, result.summary()
-        assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+        assert [step.step for step in result.steps] == list(range(1, len(result.steps) + 1))
         assert result.output == f"answer to question {str(result.line_id)[1:]}"
+    return sum(len(result.steps) for result in results)
 
 
 def test_a_batch_survives_a_reshard_and_the_death_of_a_worker(
-    cluster: RedisCluster, start_worker: Start, fleet: Fleet
+    cluster: RedisCluster, start_worker: Start, fleet: Fleet, busy: Busy
 ) -> None:
     """DIST-06, DIST-08: `redis-cli --cluster reshard` takes a third of the slots away meanwhile."""
-    victim = start_worker(name="victim")
-    heir = start_worker(name="heir")
-    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"])
+    victim = start_worker(name="victim", env=QUICK)
+    heir = start_worker(name="heir", env=QUICK)
+    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"], max_steps=MOST_STEPS)
     wait_until(lambda: batch.progress().steps >= 10, within=60, what="work under way")
     source, to = cluster.masters[:2]
     moving = reshard(cluster, source, to, slots=5461)
     victim.signal(signal.SIGKILL)
-    check_all(list(batch.results()))
+    assert batch.progress().open == RUNS
+    busy.struck.set()
+    steps = check_all(list(batch.results()))
     told, _ = moving.communicate(timeout=100)
     assert moving.returncode == 0, told.decode()[-2000:]
     assert not cluster.slots_of(source)
     progress = batch.progress()
-    assert (progress.completed, progress.steps) == (RUNS, RUNS * TURNS)
+    assert (progress.completed, progress.steps) == (RUNS, steps)
     assert heir.exit_code is None
     assert "Traceback" not in heir.log
 
@@ -102,14 +119,16 @@ def reshard(
 
 
 def test_a_batch_survives_the_death_of_a_master(
-    cluster: RedisCluster, start_worker: Start, fleet: Fleet
+    cluster: RedisCluster, start_worker: Start, fleet: Fleet, busy: Busy
 ) -> None:
     """Its replica follows; what was acknowledged and not replicated is done again."""
-    worker = start_worker()
-    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"])
+    worker = start_worker(env=QUICK)
+    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"], max_steps=MOST_STEPS)
     wait_until(lambda: batch.progress().steps >= 10, within=60, what="work under way")
     cluster.replicated()
+    assert batch.progress().open == RUNS
     cluster.masters[0].kill()
+    busy.struck.set()
     check_all(list(batch.results()))
     assert worker.log.count("Redis does not answer") <= 1
     assert cluster.owner(0) is cluster.replicas[0]
@@ -130,12 +149,12 @@ def test_rabbitmq_carries_the_messages_of_a_fleet_on_a_cluster(
     cluster: RedisCluster,
     rabbit: RabbitServer,
     start_worker: Start,
-    model: ModelServer,
+    busy: Busy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """DIST-06: published behind each commit, as to every broker that is not the store."""
     monkeypatch.setenv("STEPFLEET_BROKER_URL", rabbit.url)
-    model.follow(busy)
+    busy.struck.set()
     with Fleet(cluster.url) as fleet:
         start_worker(url=cluster.url)
         batch = fleet.submit_batch(lines(), agent=AGENTS["plain"])

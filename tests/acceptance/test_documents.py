@@ -8,6 +8,7 @@ import pytest
 import redis
 from documents import blocks_of, files_of, pages, run_samples, samples_of
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
@@ -70,6 +71,7 @@ def test_the_samples_of_a_page_run_and_print_what_it_says(
     model.follow(RULES.get(name, short))
     if (tmp_path / "agents.py").exists():
         start_worker(env={"STEPFLEET_AGENTS": str(tmp_path / "agents.py")})
+        until_known(redis_url, *load_agents(str(tmp_path / "agents.py")))
     samples = list(samples_of(blocks))
     env = {
         "STEPFLEET_REDIS_URL": redis_url,

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from deadlines import wait_until
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator.domain_events import DomainEvent
 from stepfleet.orchestrator.events import EventType
 from stepfleet.orchestrator.records.broadcasting import BroadcastConfig
 from stepfleet.worker.testing import ModelServer, Reply
 
+LONG = 60.0
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text(encoding="utf-8")
 AGENT, FOLLOWING, TEXT, SIGNING = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 
@@ -30,6 +32,7 @@ def test_the_pages_samples_run(
     agents.write_text(AGENT)
     model.follow(lambda _: Reply("An old silent pond", piece=3))
     worker = start_worker(env={"STEPFLEET_AGENTS": str(agents), "PYTHONUNBUFFERED": "1"})
+    until_known(redis_url, "writer")
     monkeypatch.setenv("STEPFLEET_REDIS_URL", redis_url)
     names: dict[str, object] = {}
     for sample in (FOLLOWING, TEXT, SIGNING):
@@ -39,8 +42,8 @@ def test_the_pages_samples_run(
     assert "1 An old silent pond\n" in said
     assert names["haiku"] == "An old silent pond"
     assert "the signature is wrong" in said
-    wait_until(lambda: worker.log.count("AgentFinished") == 3, within=30, what="three runs")
-    assert ": STOP (completed), " in worker.log
+    wait_until(lambda: worker.log.count("AgentFinished") == 3, within=LONG, what="three runs")
+    wait_until(lambda: ": STOP (completed), " in worker.log, within=LONG, what="the reason")
 
 
 def test_the_page_lists_every_type_and_every_field_of_the_presets() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import orjson
 import pytest
+import redis
 from command_line import CommandLine
 from deadlines import wait_until
 from redis_servers import free_port, short_folder
 
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
 AUTH = "me:flower-secret"
 RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
 
@@ -50,17 +52,23 @@ class Site:
 @pytest.fixture
 def commands() -> Iterator[CommandLine]:
     with short_folder() as folder:
-        made = CommandLine(folder)
+        made = CommandLine(folder, STEPFLEET_LEASE="60")
         try:
             yield made
         finally:
             made.end()
 
 
+def until_it_listens(redis_url: str) -> None:
+    """Return when Flower hears of tasks: what is told before that, nobody tells it again."""
+    with redis.Redis.from_url(redis_url) as client:
+        wait_until(client.pubsub_numpat, within=LONG, what="Flower to listen")
+
+
 def started(commands: CommandLine, redis_url: str, **environment: str) -> Site:
     port = free_port()
     commands.start("flower", "--port", str(port), STEPFLEET_REDIS_URL=redis_url, **environment)
-    commands.until_said("Flower: http")
+    commands.until_said("Flower: http", within=LONG)
     return Site(port)
 
 
@@ -69,7 +77,8 @@ def test_steps_are_shown_by_agent_and_step_with_their_run_and_without_texts(
 ) -> None:
     site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
     commands.questions("what is PRIVATE-QUESTION")
-    wait_until(lambda: site.get("/")[0] == 200, what="Flower's first page")
+    wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower's first page")
+    until_it_listens(redis_url)
 
     done = subprocess_run(commands, redis_url)
 
@@ -77,6 +86,7 @@ def test_steps_are_shown_by_agent_and_step_with_their_run_and_without_texts(
     (result,) = commands.lines("out.jsonl")
     wait_until(
         lambda: [one["state"] for one in site.tasks().values()] == ["SUCCESS"] * 3,
+        within=LONG,
         what="three finished steps in Flower",
     )
     tasks = site.tasks()
@@ -100,7 +110,8 @@ def test_failures_and_retries_are_shown_as_such(
     model.follow(by_question)
     model.fail(Fault("server_error"), key="refused PRIVATE-QUESTION", turn=1, attempt=1)
     site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
-    wait_until(lambda: site.get("/")[0] == 200, what="Flower's first page")
+    wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower's first page")
+    until_it_listens(redis_url)
     commands.questions("refused PRIVATE-QUESTION", "broken PRIVATE-QUESTION")
     done = commands(
         *RUN[:4],
@@ -128,7 +139,13 @@ def test_failures_and_retries_are_shown_as_such(
             (args_of("q1", 0), "solver: step 1", "FAILURE"),
         ]
     )
-    wait_until(lambda: shown() == expected, what=f"{expected} in Flower")
+
+    def settled() -> bool:
+        states = [state for _, _, state in shown()]
+        return len(states) >= len(expected) and not {"RECEIVED", "STARTED"} & set(states)
+
+    wait_until(settled, within=LONG, what="four ended tasks in Flower")
+    assert shown() == expected
     why = {one["state"]: one["exception"] for one in site.tasks().values() if one["exception"]}
     assert why["FAILURE"] == "StepFailed('tool: ValueError: cannot it')"
     assert why["RETRY"].startswith("again in ")
@@ -206,18 +223,18 @@ def test_a_signal_ends_it_cleanly(
 ) -> None:
     port = free_port()
     flower = commands.start("flower", "--port", str(port), STEPFLEET_REDIS_URL=redis_url)
-    commands.until_said("Flower: http")
+    commands.until_said("Flower: http", within=LONG)
 
     os.kill(flower.pid, number)
 
-    assert flower.wait(timeout=20) == 0, commands.said
+    assert flower.wait(timeout=LONG) == 0, commands.said
     assert "Traceback" not in commands.said
 
 
 def test_up_starts_flower_as_well(commands: CommandLine) -> None:
     port = free_port()
     up = commands.start("up", *RUN[2:], "--flower", STEPFLEET_FLOWER_PORT=str(port))
-    commands.until_said(f"Flower: http://127.0.0.1:{port}")
+    commands.until_said(f"Flower: http://127.0.0.1:{port}", within=LONG)
     site = Site(port)
 
     def answers() -> bool:
@@ -226,7 +243,7 @@ def test_up_starts_flower_as_well(commands: CommandLine) -> None:
         except OSError:
             return False
 
-    wait_until(answers, within=30, what="Flower's first page")
+    wait_until(answers, within=LONG, what="Flower's first page")
     os.kill(up.pid, signal.SIGINT)
-    assert up.wait(timeout=40) == 0
-    commands.until_all_ended()
+    assert up.wait(timeout=LONG) == 0
+    commands.until_all_ended(within=LONG)

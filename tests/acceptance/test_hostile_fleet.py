@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
+Hold = Callable[..., tuple[threading.Event, threading.Event]]
 PLAIN = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))["plain"]
 LONG = 60.0
 MOST_GROWTH = 50 * 1024 * 1024
@@ -166,10 +168,15 @@ def test_doctor_and_flower_show_how_many_messages_were_put_aside_and_why(
 
 @pytest.mark.parametrize("transport", ["batch", "stock"])
 def test_replayed_messages_move_no_run(
-    transport: str, model: ModelServer, start_worker: Start, fleet: Fleet, broker: redis.Redis
+    transport: str,
+    model: ModelServer,
+    start_worker: Start,
+    fleet: Fleet,
+    broker: redis.Redis,
+    hold: Hold,
 ) -> None:
     """Every step's message many times, before its time, in it and after the end; tools' too."""
-    model.follow(answers)
+    second, replayed = hold(answers, 2)
     worker = start_worker(env={"STEPFLEET_TRANSPORT": transport})
     queue, steps, calls = BrokerQueue(broker), StepMessages("stepfleet"), CallMessages("stepfleet")
 
@@ -179,8 +186,11 @@ def test_replayed_messages_move_no_run(
         queue.put(*(one.encode() for one in built * 5))
 
     batch = fleet.submit_batch([{"id": f"{n}", "input": f"{n}"} for n in range(5)], agent=PLAIN)
+    assert second.wait(LONG), "nobody asked for a second turn"
     for run_id in fleet_runs(broker):
         replay(run_id)
+    assert batch.progress().open == 5
+    replayed.set()
     results = {result.run_id: result for result in batch.results()}
     events = {run_id: list(fleet.events(run_id)) for run_id in results}
     for run_id in results:

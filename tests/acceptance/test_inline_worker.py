@@ -13,6 +13,7 @@ from stepfleet.orchestrator.settings import load_settings
 from stepfleet.worker.inline import InlineWorker
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
 AGENTS = load_agents(str(AGENTS_FILE))
 CASES = {
     "plain": ["a question", "another"],
@@ -55,7 +56,9 @@ async def test_inline_runs_equal_those_of_a_fleet(
 ) -> None:
     """DIST-16: same script, same results, transient failures included."""
     model.follow(rules)
-    model.fail(Fault("server_error"), key="a question", turn=2, attempt=1)
+    # Of four requests for that turn, the first one of each way.
+    for attempt in (1, 3):
+        model.fail(Fault("server_error"), key="a question", turn=2, attempt=attempt)
     monkeypatch.setenv("OPENAI_BASE_URL", model.url)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     settings = load_settings(redis_url=redis_url)
@@ -67,7 +70,8 @@ async def test_inline_runs_equal_those_of_a_fleet(
         model.log.clear()
         start_worker()
         on_fleet = await submitted(fleet)
-        theirs = [essence(await fleet.wait(run_id, timeout=30)) for run_id in on_fleet]
+        theirs = [essence(await fleet.wait(run_id, timeout=LONG)) for run_id in on_fleet]
+    assert model.count("a question", 2) == 4
     assert ours == theirs
     assert [one["stop_reason"] for one in ours] == [
         *("completed", "completed"),

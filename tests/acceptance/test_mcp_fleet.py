@@ -155,8 +155,8 @@ def test_a_killed_workers_calls_are_made_again_only_where_they_may(
     model: ModelServer, start_worker: Start, env: dict[str, str], notes: Path, redis_url: str
 ) -> None:
     """TOOL-26: and the killed worker's server ends with it."""
-    model.follow(asks(ToolCallReply("look", {"seconds": 2})))
-    victim = start_worker(name="victim", env=env)
+    model.follow(asks(ToolCallReply("look", {"seconds": 3})))
+    victim = start_worker(name="victim", env={**env, "STEPFLEET_LEASE": "2"})
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["near"], "look")
         wait_until(lambda: lines(notes, "look"), within=LONG, what="the call under way")

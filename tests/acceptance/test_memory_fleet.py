@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
@@ -47,7 +48,8 @@ def test_a_summary_is_paid_for_once_though_its_worker_is_killed(
     model.follow(rules)
     env = {"STEPFLEET_AGENTS": str(FILE), "STEPFLEET_SLOTS": "1"}
     # The third entry of the journal is the summary; each tool's start before it made one.
-    victim = start_worker(name="victim", env={**env, "STEPFLEET_CRASH_AT": "after-journal:3"})
+    quick = {"STEPFLEET_CRASH_AT": "after-journal:3", "STEPFLEET_LEASE": "2"}
+    victim = start_worker(name="victim", env={**env, **quick})
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["summing"], "look at everything")
         assert victim.wait(within=60) == -signal.SIGKILL
@@ -77,6 +79,7 @@ def test_a_custom_policy_runs_on_whichever_worker_does_the_step(
     env = {"STEPFLEET_AGENTS": str(FILE), "STEPFLEET_SLOTS": "1"}
     for name in ("one", "two"):
         start_worker(name=name, env=env)
+    until_known(redis_url, "choosy")
     with Fleet(redis_url) as fleet:
         runs = [fleet.submit("choosy", f"look at everything, {n}") for n in range(8)]
         results = [fleet.wait(run_id, timeout=60) for run_id in runs]
@@ -95,6 +98,7 @@ def test_notes_in_redis_reach_the_requests_of_every_worker(
     env = {"STEPFLEET_AGENTS": str(FILE), "STEPFLEET_SLOTS": "1"}
     for name in ("one", "two"):
         start_worker(name=name, env=env)
+    until_known(redis_url, "noted")
     with Fleet(redis_url) as fleet:
         for note in ("the attic is locked", "the cellar is wet"):
             asyncio.run(remember(redis_url, note))

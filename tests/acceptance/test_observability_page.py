@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet_workers import FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator.rendering import StatusType, UIMetadata
 from stepfleet.worker.telemetry import JsonLines
@@ -41,6 +42,7 @@ def test_the_pages_samples_run(
     """OBS-05, UI-07, UI-08: the summary, and a window on a run, from another process."""
     model.follow(answers)
     start_worker(env={"STEPFLEET_AGENTS": str(AGENT)})
+    until_known(redis_url, "clerk")
     monkeypatch.setenv("STEPFLEET_REDIS_URL", redis_url)
     exec(SHORT, {})  # noqa: S102 - the page's own sample
     said = capsys.readouterr().out

@@ -1,5 +1,6 @@
 """Real workers behind real Sentinels: the master goes away, another takes over, runs go on."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,18 +14,26 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
 Start = Callable[..., FleetWorker]
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 TURNS = 3
 RUNS = 40
-SLOTS = "8"
+SMALL = {"STEPFLEET_SLOTS": "8", "STEPFLEET_LEASE": "2"}
+MOST_STEPS = 10_000
 
 
-def busy(request: RequestRecord) -> Reply:
-    if request.turn < TURNS:
+class Busy:
+    """One effect per turn until the test has struck, then an answer."""
+
+    def __init__(self) -> None:
+        self.struck = threading.Event()
+
+    def __call__(self, request: RequestRecord) -> Reply:
+        if request.turn >= TURNS and self.struck.is_set():
+            return Reply(f"answer to {request.key}", latency=0.2)
         call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
         return Reply(tool_calls=(call,), latency=0.2)
-    return Reply(f"answer to {request.key}", latency=0.2)
 
 
 @pytest.fixture
@@ -53,21 +62,26 @@ def test_workers_go_on_with_the_new_master(
     effects: Path,
 ) -> None:
     """Store, broker and client find it by themselves; the worker says its wait once."""
+    busy = Busy()
     model.follow(busy)
-    env = {"EFFECTS": str(effects), "STEPFLEET_SLOTS": SLOTS, "STEPFLEET_TRANSPORT": transport}
+    env = {"EFFECTS": str(effects), "STEPFLEET_TRANSPORT": transport, **SMALL}
     worker = start_worker(redis_fleet.url, env=env)
     with Fleet(redis_fleet.url) as fleet:
         batch = fleet.submit_batch(
-            [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)], agent=AGENTS["plain"]
+            [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)],
+            agent=AGENTS["plain"],
+            max_steps=MOST_STEPS,
         )
-        wait_until(lambda: batch.progress().steps >= 15, within=30, what="some steps")
+        wait_until(lambda: batch.progress().steps >= 15, within=LONG, what="some steps")
+        assert batch.progress().open == RUNS
         former = redis_fleet.master
         former.kill() if how == "kill" else former.freeze()
+        busy.struck.set()
         results = list(batch.results())
     assert redis_fleet.master is not former
     assert {result.status for result in results} == {RunStatus.COMPLETED}
     for result in results:
-        assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+        assert [step.step for step in result.steps] == list(range(1, len(result.steps) + 1))
         assert result.output == f"answer to question {str(result.line_id)[1:]}"
     assert worker.exit_code is None
     assert 1 <= worker.log.count("waiting for it") <= 2
@@ -79,26 +93,32 @@ def test_runs_go_on_from_what_redis_has_when_a_failover_lost_commits(
     redis_fleet: SentinelFleet, start_worker: Start, model: ModelServer, effects: Path
 ) -> None:
     """Acknowledged commits that the replica never got are made again, and so are their calls."""
+    busy = Busy()
     model.follow(busy)
-    start_worker(redis_fleet.url, env={"EFFECTS": str(effects), "STEPFLEET_SLOTS": SLOTS})
+    start_worker(redis_fleet.url, env={"EFFECTS": str(effects), **SMALL})
     with Fleet(redis_fleet.url) as fleet:
         batch = fleet.submit_batch(
-            [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)], agent=AGENTS["plain"]
+            [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)],
+            agent=AGENTS["plain"],
+            max_steps=MOST_STEPS,
         )
-        wait_until(lambda: batch.progress().steps >= 15, within=30, what="some steps")
+        wait_until(lambda: batch.progress().steps >= 15, within=LONG, what="some steps")
         former = redis_fleet.master
         with redis_fleet.client(redis_fleet.replica) as client:
             client.config_set("masterauth", "outdated")
         with redis_fleet.client(former) as client:
             client.client_kill_filter(_type="replica")
         copied = batch.progress().steps
-        wait_until(lambda: batch.progress().steps >= copied + 30, within=30, what="more steps")
+        wait_until(lambda: batch.progress().steps >= copied + 30, within=LONG, what="more steps")
+        assert batch.progress().open == RUNS
         former.kill()
+        busy.struck.set()
         results = list(batch.results())
         assert {result.status for result in results} == {RunStatus.COMPLETED}
         for result in results:
-            assert [step.step for step in result.steps] == list(range(1, TURNS + 1))
+            assert [step.step for step in result.steps] == list(range(1, len(result.steps) + 1))
             assert result.output == f"answer to question {str(result.line_id)[1:]}"
-        assert batch.progress().steps == RUNS * TURNS
+        steps = sum(len(result.steps) for result in results)
+        assert batch.progress().steps == steps
     made = len(model.requests)
-    assert made > RUNS * TURNS + 15, "calls whose commits were lost are made again"
+    assert made > steps + 15, "calls whose commits were lost are made again"

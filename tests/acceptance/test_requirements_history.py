@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,8 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 PLAIN = AGENTS["plain"]
 WAIT = 60
+CALM = {"STEPFLEET_LEASE": "30"}
+Hold = Callable[..., tuple[threading.Event, threading.Event]]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,9 @@ def workers(servers: tuple[RedisServer, ModelServer]) -> Iterator[list[FleetWork
     redis, model = servers
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(short_folder())
-        started = [FleetWorker(folder, redis.url, model.url, name=f"h{n}") for n in (1, 2)]
+        started = [
+            FleetWorker(folder, redis.url, model.url, name=f"h{n}", env=CALM) for n in (1, 2)
+        ]
         for one in started:
             cleanup.callback(one.end)
         with ThreadPoolExecutor() as threads:
@@ -71,15 +76,15 @@ def stepfleet(servers: tuple[RedisServer, ModelServer]) -> Iterator[CommandLine]
             commands.end()
 
 
-def looks(turns: int, latency: float = 0.0) -> Callable[[RequestRecord], Reply]:
-    """Look something up in each turn but the last; `latency` (seconds) is that of the first."""
+def looks(turns: int) -> Callable[[RequestRecord], Reply]:
+    """Look something up in each turn but the last."""
 
     def rules(request: RequestRecord) -> Reply:
         text = f"turn {request.turn} by {request.body['model']}"
         if request.turn >= turns:
             return Reply(text)
         call = ToolCallReply("look", {"what": f"part {request.turn}"})
-        return Reply(text, tool_calls=(call,), latency=latency if request.turn == 1 else 0.0)
+        return Reply(text, tool_calls=(call,))
 
     return rules
 
@@ -106,7 +111,7 @@ def test_a_run_moves_to_another_redis_and_asks_the_same(
         folder = stack.enter_context(short_folder())
         redis = RedisServer(folder).start()
         stack.callback(redis.stop)
-        worker = FleetWorker(folder, redis.url, shared.url, name="far")
+        worker = FleetWorker(folder, redis.url, shared.url, name="far", env=CALM)
         stack.callback(worker.end)
         worker.start()
         there = stack.enter_context(Fleet(redis.url))
@@ -215,18 +220,19 @@ def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(
 
 
 def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
-    own_redis: Callable[..., RedisServer], model: ModelServer, tmp_path: Path
+    own_redis: Callable[..., RedisServer], model: ModelServer, tmp_path: Path, hold: Hold
 ) -> None:
     """CKPT-10, CKPT-11: history and counters are whole, and no limit fires for the time between."""
-    model.follow(looks(4, latency=3.0))
+    asked, paused = hold(looks(4), 1)
     url = own_redis().url
     with contextlib.ExitStack() as stack, Fleet(url) as fleet:
-        first = FleetWorker(tmp_path, url, model.url, name="first")
+        first = FleetWorker(tmp_path, url, model.url, name="first", env=CALM)
         stack.callback(first.end)
         first.start()
         run_id = fleet.submit(PLAIN, "outlives", cumulative_timeout=60)
-        wait_until(lambda: model.requests, within=WAIT, what="the first request")
+        assert asked.wait(WAIT), "nobody asked for the first turn"
         assert fleet.pause(run_id).word == "requested"
+        paused.set()
         wait_until(
             lambda: fleet.show(run_id).state.status is Lifecycle.PAUSED,
             within=WAIT,
@@ -234,7 +240,7 @@ def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
         )
         first.end()
         before = fleet.checkpoint(run_id)
-        second = FleetWorker(tmp_path, url, model.url, name="second")
+        second = FleetWorker(tmp_path, url, model.url, name="second", env=CALM)
         stack.callback(second.end)
         second.start()
         assert fleet.resume(run_id).word == "resumed"

@@ -56,7 +56,7 @@ def commands() -> Iterator[CommandLine]:
 def calls(request: RequestRecord) -> Reply:
     """Ask for a tool of its own queue, then answer; hang where the question says so."""
     if "hang" in request.key:
-        return Reply("too late", latency=60.0)
+        return Reply("too late", latency=600.0)
     if request.turn == 1:
         return Reply(tool_calls=(ToolCallReply("render", {"what": "it"}),))
     return Reply("answer")

@@ -1,6 +1,7 @@
 """Workers that are asked to stop: what they do with their steps, under each pool."""
 
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,23 +94,26 @@ def test_a_drain_that_suffices_repeats_nothing(
     pool: str, model: ModelServer, start_worker: Start, fleet: Fleet
 ) -> None:
     """DIST-11: the steps under way end, and the next ones are another worker's."""
+    left = threading.Event()
 
-    def two_turns(request: RequestRecord) -> Reply:
-        if request.turn == 1:
-            return Reply(tool_calls=(ToolCallReply("look", {"what": "it"}),), latency=1.0)
-        return Reply("answer")
+    def busy(request: RequestRecord) -> Reply:
+        if left.is_set():
+            return Reply("answer")
+        return Reply(tool_calls=(ToolCallReply("look", {"what": "it"}),), latency=1.0)
 
-    model.follow(two_turns)
+    model.follow(busy)
     leaver = start_worker(
         name="leaver", options=options(pool), env={**PATIENT, "STEPFLEET_DRAIN": "60"}
     )
     given = questions(pool)
-    batch = fleet.submit_batch(given, agent=PLAIN)
+    batch = fleet.submit_batch(given, agent=PLAIN, max_steps=1000)
     until_under_way(model, leaver, len(given))
 
     leaver.signal(signal.SIGTERM)
 
     assert leaver.wait(within=LONG) == 0
+    assert batch.progress().open == len(given)
+    left.set()
     assert batch.progress().steps == len(model.requests) >= len(given)
     start_worker(name="heir", env=PATIENT)
     wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import redis
 import versioned
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
+from known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.errors import SerializationError
@@ -32,13 +34,24 @@ KEY_PARTS = 3  # sf:{s00}:run:<id>; the log and the events of a run have one mor
 PREVIOUS, NEXT = str(SCHEMA_VERSION - 1), str(SCHEMA_VERSION + 1)
 
 
-def busy(request: RequestRecord) -> Reply:
-    """One lookup per turn, then an answer; the second is slow enough to be met under way."""
-    latency = 2.0 if request.turn == 2 else 0.2
-    if request.turn < TURNS:
+class Busy:
+    """One lookup per turn; an answer after some, and not before the first worker has left."""
+
+    def __init__(self) -> None:
+        self.left = threading.Event()
+
+    def __call__(self, request: RequestRecord) -> Reply:
+        if request.turn >= TURNS and self.left.is_set():
+            return Reply(f"answer to {request.key}", latency=0.2)
         call = ToolCallReply("look", {"what": str(request.turn)})
-        return Reply(tool_calls=(call,), latency=latency)
-    return Reply(f"answer to {request.key}", latency=latency)
+        return Reply(tool_calls=(call,), latency=0.2)
+
+
+@pytest.fixture
+def busy(model: ModelServer) -> Busy:
+    rules = Busy()
+    model.follow(rules)
+    return rules
 
 
 @pytest.fixture
@@ -90,14 +103,15 @@ def logged(store: redis.Redis, key: str) -> list[dict[str, Any]]:
     return [orjson.loads(log[str(number)]) for number in numbers]
 
 
-def made_once(model: ModelServer) -> None:
+def made_once(model: ModelServer, steps: int) -> None:
     calls = Counter((request.key, request.turn) for request in model.requests)
     assert set(calls.values()) == {1}
-    assert len(calls) == RUNS * TURNS
+    assert len(calls) == steps
 
 
 def test_runs_of_the_previous_version_go_on_under_this_one(
     model: ModelServer,
+    busy: Busy,
     start_worker: Start,
     fleet: Fleet,
     store: redis.Redis,
@@ -105,14 +119,16 @@ def test_runs_of_the_previous_version_go_on_under_this_one(
     tmp_path: Path,
 ) -> None:
     """SER-24, DIST-14: created and begun there, finished here; what we do not know stays."""
-    model.follow(busy)
     old = start_version(start_worker, PREVIOUS, "old")
     file = tmp_path / "questions.jsonl"
-    file.write_text("".join(f'{{"input": "question {n}"}}\n' for n in range(RUNS)))
+    given = [{"input": f"question {n}", "overrides": {"max_steps": 1000}} for n in range(RUNS)]
+    file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in given))
+    until_known(redis_url, "plain")
     batch_id = command(PREVIOUS, redis_url, "submit", str(file), "--agent", "plain").strip()
     batch = fleet.batch(batch_id)
-    wait_until(lambda: batch.progress().steps >= RUNS, within=LONG, what="steps of the old one")
+    wait_until(lambda: _least_steps(store) >= 1, within=LONG, what="steps of the old one")
     stop(old)
+    busy.left.set()
     begun = headers(store)
     assert {header["v"] for header in begun.values()} == {PREVIOUS}
     assert {header["status"] for header in begun.values()} == {"in_progress"}
@@ -123,23 +139,28 @@ def test_runs_of_the_previous_version_go_on_under_this_one(
     wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")
 
     results = list(batch.results())
-    assert all(result.success and len(result.steps) == TURNS for result in results)
+    assert all(result.success and len(result.steps) >= TURNS for result in results)
     assert all(len({step.worker for step in result.steps}) == 2 for result in results)
     assert {result.lost_attempts for result in results} == {()}
-    made_once(model)
+    made_once(model, sum(len(result.steps) for result in results))
     for header in headers(store).values():
         assert (header["v"], header["unknown_field"]) == (str(SCHEMA_VERSION), "kept")
 
 
 def test_runs_of_the_next_version_are_refused_clearly_and_lose_nothing(
-    model: ModelServer, start_worker: Start, fleet: Fleet, store: redis.Redis, redis_url: str
+    model: ModelServer,
+    busy: Busy,
+    start_worker: Start,
+    fleet: Fleet,
+    store: redis.Redis,
+    redis_url: str,
 ) -> None:
     """SER-24, DIST-14: begun here, taken on there, refused here, finished there."""
-    model.follow(busy)
     newer = start_version(start_worker, NEXT, "newer")
-    run_ids = [fleet.submit(PLAIN, f"question {n}") for n in range(RUNS)]
-    wait_until(lambda: _steps(store) >= RUNS, within=LONG, what="steps of the newer one")
+    run_ids = [fleet.submit(PLAIN, f"question {n}", max_steps=1000) for n in range(RUNS)]
+    wait_until(lambda: _least_steps(store) >= 1, within=LONG, what="steps of the newer one")
     stop(newer)
+    busy.left.set()
     before = {key: logged(store, key) for key in headers(store)}
     assert all(step[versioned.NEWS] == "kept" for log in before.values() for step in log)
     asked = len(model.requests)
@@ -158,19 +179,19 @@ def test_runs_of_the_next_version_are_refused_clearly_and_lose_nothing(
     start_version(start_worker, NEXT, "newest")
     wait_until(lambda: _ended(store) == RUNS, within=LONG, what="the end of all runs")
 
-    made_once(model)
+    made_once(model, sum(len(logged(store, key)) for key in headers(store)))
     for key in headers(store):
-        assert len(logged(store, key)) == TURNS
+        assert len(logged(store, key)) >= TURNS
         assert all(step[versioned.NEWS] == "kept" for step in logged(store, key))
     shown = orjson.loads(command(NEXT, redis_url, "show", run_ids[0], "--json"))
     assert shown["status"] == "completed"
 
 
 def test_a_mixed_fleet_finishes_every_run_and_repeats_no_step(
-    model: ModelServer, start_worker: Start, fleet: Fleet, store: redis.Redis
+    model: ModelServer, busy: Busy, start_worker: Start, fleet: Fleet, store: redis.Redis
 ) -> None:
     """SER-24, DIST-14: whom a newer worker has touched is finished by newer ones."""
-    model.follow(busy)
+    busy.left.set()
     start_worker(name="ours")
     start_version(start_worker, NEXT, "newer")
 
@@ -179,15 +200,17 @@ def test_a_mixed_fleet_finishes_every_run_and_repeats_no_step(
 
     wait_until(lambda: _ended(store) == RUNS, within=LONG, what="the end of all runs")
     assert {header["status"] for header in headers(store).values()} == {"completed"}
-    made_once(model)
+    made_once(model, RUNS * TURNS)
     for key, header in headers(store).items():
         news = [versioned.NEWS in step for step in logged(store, key)]
         assert news == sorted(news)
         assert header["v"] == (NEXT if any(news) else str(SCHEMA_VERSION))
 
 
-def _steps(store: redis.Redis) -> int:
-    return sum(int(header["step"]) for header in headers(store).values())
+def _least_steps(store: redis.Redis) -> int:
+    """Return how many steps the run has that has the fewest; 0 while runs are missing."""
+    found = [int(header["step"]) for header in headers(store).values()]
+    return min(found) if len(found) == RUNS else 0
 
 
 def _ended(store: redis.Redis) -> int:

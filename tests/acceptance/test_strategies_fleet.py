@@ -19,6 +19,7 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
 SOURCE = Path(__file__).parent / "agents" / "strategic.py"
 AGENTS = load_agents(str(SOURCE))
 RUNS = 24
@@ -42,7 +43,7 @@ def workers(servers: tuple[RedisServer, ModelServer]) -> Iterator[list[FleetWork
     redis, model = servers
     with contextlib.ExitStack() as cleanup:
         folder = cleanup.enter_context(short_folder())
-        env = {"STEPFLEET_LEASE": "10", "STEPFLEET_SLOTS": "2", "STEPFLEET_AGENTS": str(SOURCE)}
+        env = {"STEPFLEET_LEASE": "30", "STEPFLEET_SLOTS": "2", "STEPFLEET_AGENTS": str(SOURCE)}
         started = [
             FleetWorker(folder, redis.url, model.url, name=f"w{n}", env=env) for n in range(2)
         ]
@@ -115,7 +116,7 @@ def wait_until_logged(workers: list[FleetWorker], run_id: str, steps: int) -> No
     def lines() -> int:
         return sum(worker.log.count(f"run {run_id} step ") for worker in workers)
 
-    wait_until(lambda: lines() == steps, within=30)
+    wait_until(lambda: lines() == steps, within=LONG)
 
 
 def test_react_with_native_calls_keeps_its_history_between_workers(

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,8 @@ from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.streamed_text import StreamedText
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
+LONG = 60.0
+QUICK = {"STEPFLEET_LEASE": "2"}
 TELLING = str(Path(__file__).parent / "agents" / "telling.py")
 WORDS = " ".join(f"word{number}" for number in range(40))
 
@@ -25,14 +28,14 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
     redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
 ) -> None:
     """STRM-09: the second worker's attempt has the next number, and resets the text."""
-    slow = Reply(WORDS, piece=5, pause=0.1)
+    slow = Reply(WORDS, piece=1, pause=0.1)  # half a minute
 
     def rules(request: RequestRecord) -> Reply:
         return slow if model.count(request.key, 1) <= 1 else Reply(WORDS, piece=5)
 
     model.follow(rules)
     env = {"STEPFLEET_AGENTS": TELLING}
-    first = await asyncio.to_thread(start_worker, name="w1", env=env)
+    first = await asyncio.to_thread(start_worker, name="w1", env={**env, **QUICK})
     text, attempts, pieces = StreamedText(), [], {1: "", 2: ""}
     async with AsyncFleet(redis_url) as fleet:
         until_known(redis_url, "typist")
@@ -76,7 +79,7 @@ async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
     async def all_noted() -> bool:
         return notes.exists() and "agent_finish" in notes.read_text()
 
-    await until(all_noted, within=30)
+    await until(all_noted, within=LONG)
     assert notes.read_text().splitlines() == [
         *("step_start 1 AgentState", "llm_response 1 LLMResponse", "step_end 1 StepResult"),
         *("step_start 2 AgentState", "llm_response 2 LLMResponse", "step_end 2 StepResult"),
@@ -88,12 +91,14 @@ async def test_a_webhook_gets_every_event_though_workers_are_killed(
     redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
 ) -> None:
     """EVT-19, EVT-20: without repetitions the sequence of each run has no gap."""
+    killed = threading.Event()
 
     def rules(request: RequestRecord) -> Reply:
-        if request.turn <= 3:
-            calls = (ToolCallReply("look", {"what": str(request.turn)}),)
-            return Reply(tool_calls=calls, latency=0.1)
-        return Reply("done", latency=0.1)
+        latency = 0.1 if killed.is_set() else 1.0
+        if request.turn > 3 and killed.is_set():
+            return Reply("done", latency=latency)
+        calls = (ToolCallReply("look", {"what": str(request.turn)}),)
+        return Reply(tool_calls=calls, latency=latency)
 
     model.follow(rules)
     async with Receiver("secret") as receiver, AsyncFleet(redis_url) as fleet:
@@ -101,19 +106,27 @@ async def test_a_webhook_gets_every_event_though_workers_are_killed(
             "STEPFLEET_WEBHOOKS": orjson.dumps([receiver.url]).decode(),
             "STEPFLEET_WEBHOOK_SECRET": "secret",
         }
+        victims = {**env, **QUICK}
         workers = [
-            await asyncio.to_thread(start_worker, name=f"w{number}", env=env) for number in range(2)
+            await asyncio.to_thread(start_worker, name=f"w{number}", env=victims)
+            for number in range(2)
         ]
         until_known(redis_url, "strict")
-        run_ids = [await fleet.submit("strict", f"question {number}") for number in range(20)]
+        run_ids = [
+            await fleet.submit("strict", f"question {number}", max_steps=1000)
+            for number in range(20)
+        ]
 
         async def some_came() -> bool:
             return len(receiver.taken) > 20
 
-        await until(some_came, within=30)
+        await until(some_came, within=LONG)
         for number, worker in enumerate(workers):
             worker.signal(signal.SIGKILL)
             await asyncio.to_thread(worker.wait)
+            if number:
+                assert (await fleet.overview()).active == len(run_ids)
+                killed.set()
             await asyncio.to_thread(start_worker, name=f"w{number + 2}", env=env)
         for run_id in run_ids:
             await fleet.wait(run_id, timeout=60)

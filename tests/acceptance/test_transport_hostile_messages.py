@@ -16,6 +16,8 @@ from toy_worker import ToyWorker, client_app
 
 from stepfleet.worker.transport import QUARANTINE, read_entry
 
+LONG = 60.0
+
 
 @pytest.fixture(scope="module")
 def broker(redis_server: RedisServer) -> str:
@@ -108,8 +110,8 @@ def test_a_hostile_message_is_quarantined_and_the_worker_goes_on(
     raw, reason = HOSTILE[name]
     worker.notes.delete(QUARANTINE)
     worker.notes.lpush("toy", raw)
-    assert app.send_task("toyapp.add", (20, 1)).get(timeout=20) == 21
-    wait_until(lambda: worker.notes.exists(QUARANTINE), what="the quarantine")
+    assert app.send_task("toyapp.add", (20, 1)).get(timeout=LONG) == 21
+    wait_until(lambda: worker.notes.exists(QUARANTINE), within=LONG, what="the quarantine")
     client = app.connection_for_write().default_channel.client
     stored = client.lrange(QUARANTINE, 0, -1)
     about, payload = read_entry(stored[0])
@@ -119,7 +121,7 @@ def test_a_hostile_message_is_quarantined_and_the_worker_goes_on(
     assert about["bytes"] == len(raw)
     assert about["at"] > 1_700_000_000
     assert payload == raw[:4096]
-    wait_until(lambda: not worker.notes.hlen("unacked"), what="an empty unacked hash")
+    wait_until(lambda: not worker.notes.hlen("unacked"), within=LONG, what="an empty unacked hash")
     assert worker.log.count("Connected to") == 1
 
 
@@ -127,7 +129,7 @@ def test_the_quarantine_keeps_the_newest_thousand(app: Celery, worker: ToyWorker
     worker.notes.delete(QUARANTINE)
     for i in range(1100):
         worker.notes.lpush("toy", f"garbage {i}")
-    assert app.send_task("toyapp.add", (1, 1)).get(timeout=20) == 2
+    assert app.send_task("toyapp.add", (1, 1)).get(timeout=LONG) == 2
     client = app.connection_for_write().default_channel.client
     assert client.llen(QUARANTINE) == 1000
     assert read_entry(client.lindex(QUARANTINE, 0))[1] == b"garbage 1099"
@@ -141,6 +143,6 @@ def test_a_hostile_broadcast_is_dropped_and_the_worker_goes_on(
     patterns = worker.notes.execute_command("PUBSUB", "NUMPAT")
     assert channels or patterns
     worker.notes.publish("/0.celery.pidbox", raw)
-    assert app.send_task("toyapp.add", (1, 1)).get(timeout=20) == 2
-    assert app.control.inspect([worker.name], timeout=5).ping() == {worker.name: {"ok": "pong"}}
+    assert app.send_task("toyapp.add", (1, 1)).get(timeout=LONG) == 2
+    assert app.control.inspect([worker.name], timeout=LONG).ping() == {worker.name: {"ok": "pong"}}
     assert worker.exit_code is None

@@ -20,6 +20,8 @@ from stepfleet.worker import transport
 from stepfleet.worker.transport import batch_url
 from stepfleet.worker.transport.scripts import script
 
+LONG = 60.0
+
 transport.register()
 
 
@@ -49,7 +51,7 @@ def drain(connection: Connection, got: list[Any], count: int) -> list[Any]:
             connection.drain_events(timeout=0.2)
         return len(got) >= count
 
-    wait_until(enough, what=f"{count} messages")
+    wait_until(enough, within=LONG, what=f"{count} messages")
     return [message.payload for message in got]
 
 

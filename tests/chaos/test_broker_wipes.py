@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import redis
 from chaos_courier import READ, Courier
 from chaos_plan import SHORT
 from chaos_recount import Recount, recount
@@ -28,6 +29,9 @@ AGENTS = Path(__file__).parent / "agents" / "chaos_agents.py"
 PLAIN = load_agents(str(AGENTS))["plain"]
 MOST_STALE = 0.2
 Open = Callable[..., LoadFleet]
+
+# A busy machine takes several times as long as one that has nothing else to do.
+pytestmark = pytest.mark.timeout(420)
 
 
 @pytest.fixture
@@ -59,8 +63,9 @@ def play(load: LoadFleet, runs: int, wipes: int, within: float) -> tuple[Courier
     keys = [f"{SHORT} {number}" for number in range(runs)]
     with Courier(load.server.url, 1, lost=0.1, twice=0.3, ahead=200) as courier:
         batch, _ = load.submit(PLAIN, keys)
+        courier.wipe()  # nobody has begun: all messages are there, however fast the workers are
         load.start("-Q", READ, count=2)
-        for number in range(wipes):
+        for number in range(1, wipes):
             wait_until(partial(has_ended, batch, number / wipes), within=within, what="progress")
             courier.wipe()
         batch.wait(timeout=within)
@@ -80,13 +85,14 @@ def check(load: LoadFleet, courier: Courier, counted: Recount, seconds: float) -
     assert not counted.violations, counted.violations[:20]
     assert set(counted.statuses) == {"completed"}
     assert courier.counts["lost"]
+    assert courier.counts["wiped"] > counted.runs // 2
     assert stale <= MOST_STALE * counted.steps
 
 
 def wiped_again_and_again(opened: Open, calls: Path, effects: Path, runs: int, wipes: int) -> None:
     load = opened(0.02, STEPFLEET_GRACE="1")
     began = time.monotonic()
-    courier, _, keys = play(load, runs, wipes, within=60 + runs / 50)
+    courier, _, keys = play(load, runs, wipes, within=200 + runs / 50)
     seconds = time.monotonic() - began
     with load.client() as client:
         counted = recount(client, calls, effects, keys)
@@ -110,6 +116,16 @@ def test_a_large_broker_that_is_wiped_loses_no_run(
     wiped_again_and_again(opened, calls, effects, runs, wipes=10)
 
 
+def put_off_further(client: "redis.Redis") -> None:
+    """Let all runs be looked at in an hour, so that whoever comes soon was not merely due."""
+    asked = client.pipeline(transaction=False)
+    for shard in range(16):
+        due = f"sf:{{s{shard:02d}}}:due"
+        for run_id in client.zrange(due, 0, -1):
+            asked.zincrby(due, 3_600_000, str(run_id))
+    asked.execute()
+
+
 def lost_while_waiting(opened: Open, runs: int, within: float, **env: str) -> None:
     """Wipe the broker when the rescuer has put off every run that waits; time their return."""
     load = opened(0.05, **env)
@@ -117,9 +133,10 @@ def lost_while_waiting(opened: Open, runs: int, within: float, **env: str) -> No
     batch, _ = load.submit(PLAIN, keys)
     # Nobody consumes the steps' queue yet, so that all wait; a rescuer is in every worker.
     load.start("-Q", "elsewhere")
-    wait_until(lambda: load.put_off() == runs, within=60, what="all runs put off")
+    wait_until(lambda: load.put_off() == runs, within=200, what="all runs put off")
     with load.client() as client:
         assert client.llen("stepfleet") == runs
+        put_off_further(client)
         client.delete("stepfleet", "unacked", "unacked_index")
     wiped = time.monotonic()
     load.start("-Q", "stepfleet")
@@ -137,7 +154,7 @@ def lost_while_waiting(opened: Open, runs: int, within: float, **env: str) -> No
 
 def test_runs_that_waited_in_a_lost_queue_are_at_work_again_soon(opened: Open) -> None:
     """DIST-10: they were put off while the queue was long; an empty one brings them back."""
-    lost_while_waiting(opened, 500, within=60)
+    lost_while_waiting(opened, 500, within=100)
 
 
 @pytest.mark.chaos

@@ -24,6 +24,9 @@ AGENTS = Path(__file__).parent / "agents" / "chaos_agents.py"
 Played = tuple[ChaosRun, Recount, float]
 Play = Callable[[Size], Played]
 
+# A busy machine takes several times as long as one that has nothing else to do.
+pytestmark = pytest.mark.timeout(420)
+
 
 @pytest.fixture
 def play(effects: Path, tmp_path: Path, own_redis: Callable[..., RedisServer]) -> Iterator[Play]:

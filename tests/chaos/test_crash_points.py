@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
@@ -29,12 +31,17 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.settings import load_settings
 from stepfleet.worker.crash import POINTS
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 Launch = Callable[..., FleetWorker]
 AGENTS_FILE = Path(__file__).parent / "agents" / "chaos_agents.py"
 AGENTS = load_agents(str(AGENTS_FILE))
+
+# A busy machine takes several times as long as one that has nothing else to do.
+pytestmark = pytest.mark.timeout(420)
+
 RUNS = 4
+TOO_LATE = 600.0
 ONE_AT_A_TIME = {
     "STEPFLEET_SLOTS": "1",
     "STEPFLEET_LEASE": "2",
@@ -73,6 +80,18 @@ class Trial:
         self._model = model
         self._reference = reference
         self._before = model.log.counts
+        model.follow(script)
+
+    def hold_answer(self, number: int, died: Path) -> None:
+        """Let an answer take too long for a worker that dies while it waits for it."""
+        requests = count(1)
+
+        def rules(request: RequestRecord) -> Reply:
+            held = next(requests) == number and not died.exists()
+            reply = script(request)
+            return replace(reply, latency=TOO_LATE) if held else reply
+
+        self._model.follow(rules)
 
     def check(self, batch: Batch, results: list[AgentRunResult]) -> tuple[int, int, int]:
         """Assert that results equal the undisturbed ones; return crashes, repeats, unknown."""
@@ -155,16 +174,18 @@ def test_a_worker_that_dies_at_a_point_loses_nothing(
     env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
     died = tmp_path / "died"
     trap = {"STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}", "STEPFLEET_CRASH_ONCE": str(died)}
+    if case.point == "during-call":
+        trial.hold_answer(case.visit, died)
     with Fleet(settings=load_settings(redis_url=redis_url, enqueue=enqueue)) as fleet:
         batch = submitted(fleet, case, redis_url)
         victim = launch(redis_url, name="victim", options=POOLS[pool], env={**env, **trap})
-        wait_until(died.exists, within=30, what=f"the death at {case}")
+        wait_until(died.exists, within=60, what=f"the death at {case}")
         if pool == "asyncio":
             assert victim.wait() == -signal.SIGKILL
             launch(redis_url, name="heir", env=env)
         else:
             assert "(prefork)" in victim.log
-        batch.wait(timeout=40)
+        batch.wait(timeout=60)
         crashes, repeats, unknown = trial.check(batch, list(batch.results()))
     assert (crashes, repeats, unknown) == (case.crashes, case.repeats, case.unknown)
 
@@ -192,14 +213,14 @@ def test_a_run_whose_submitter_dies_between_save_and_publish_is_done(
         try:
             with redis.Redis.from_url(redis_url) as client:
                 saved = f"sf:*:run:{run_id}"
-                wait_until(lambda: list(client.scan_iter(saved)), within=20, what="the run")
+                wait_until(lambda: list(client.scan_iter(saved)), within=60, what="the run")
                 assert submitter.poll() is None
         finally:
             submitter.kill()
             assert submitter.wait() == -signal.SIGKILL
     launch(redis_url, name="worker", env={**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": "publish"})
     with Fleet(redis_url) as fleet:
-        assert fleet.wait(run_id, timeout=30).output == "answer to answer 0"
+        assert fleet.wait(run_id, timeout=60).output == "answer to answer 0"
 
 
 @pytest.mark.chaos
@@ -219,14 +240,14 @@ def test_a_worker_that_sleeps_at_a_point_past_its_lease_commits_nothing_twice(
     with Fleet(settings=load_settings(redis_url=redis_url, enqueue=enqueue)) as fleet:
         batch = submitted(fleet, case, redis_url)
         sleeper = launch(redis_url, name="sleeper", env={**env, **trap})
-        wait_until(slept.exists, within=30, what=f"the sleep at {case}")
+        wait_until(slept.exists, within=60, what=f"the sleep at {case}")
         launch(redis_url, name="heir", env=env)
-        batch.wait(timeout=40)
+        batch.wait(timeout=60)
         asleep = [result.to_json() for result in batch.results(ordered=True)]
         sleeper.signal(signal.SIGCONT)
         late = fleet.submit(AGENTS["plain"], "answer late")
-        wait_until(lambda: "succeeded" in sleeper.log, within=20, what="the sleeper at work again")
-        fleet.wait(late, timeout=20)
+        wait_until(lambda: "succeeded" in sleeper.log, within=60, what="the sleeper at work again")
+        fleet.wait(late, timeout=60)
         sleeper.signal(signal.SIGTERM)
         sleeper.wait()
         results = list(batch.results(ordered=True))
@@ -260,9 +281,9 @@ def test_redis_dies_while_a_worker_is_at_a_point(
     with Fleet(settings=load_settings(redis_url=server.url, enqueue=enqueue)) as fleet:
         batch = submitted(fleet, case, server.url)
         worker = launch(server.url, name="worker", env=env)
-        wait_until(slept.exists, within=30, what=f"the sleep at {case}")
+        wait_until(slept.exists, within=60, what=f"the sleep at {case}")
         server.kill()
         server.start()
         worker.signal(signal.SIGCONT)
-        batch.wait(timeout=40)
+        batch.wait(timeout=60)
         trial.check(batch, list(batch.results()))

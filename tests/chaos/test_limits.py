@@ -38,6 +38,9 @@ MEGABYTE = 1024 * 1024
 MOST_GROWTH = 150
 Servers = Callable[..., RedisServer]
 
+# A busy machine takes several times as long as one that has nothing else to do.
+pytestmark = pytest.mark.timeout(420)
+
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +77,20 @@ async def put_all_off(rescuer: Rescuer, client: "redis.Redis", runs: int) -> Non
         counted = [client.zcount(f"sf:{{s{n:02d}}}:due", later, "+inf") for n in range(16)]
         return sum(map(int, counted)) == runs
 
-    await until(all_put_off, within=120, what="all runs put off")
+    await until(all_put_off, within=300, what="all runs put off")
 
 
 async def cost_of_a_sweep(rescuer: Rescuer, client: "redis.Redis") -> int:
-    """Return how many commands, those inside scripts among them, one sweep takes."""
-    before = commands_of(client)
-    assert await rescuer.rescue_all() == 0
-    return commands_of(client) - before - 1  # the INFO itself
+    """Return how many commands, those inside scripts among them, one sweep takes at least.
+
+    A connection that was idle for long is looked after by a command of its own.
+    """
+    found = []
+    for _ in range(3):
+        before = commands_of(client)
+        assert await rescuer.rescue_all() == 0
+        found.append(commands_of(client) - before - 1)  # the INFO itself
+    return min(found)
 
 
 async def waiting(url: str, few: int, many: int) -> None:
@@ -216,7 +225,7 @@ def soaked(make: Servers, effects: Path, rounds: int, runs: int, most: int) -> N
         for number in range(rounds):
             keys = [f"{SHORT} {number}/{one}" for one in range(runs)]
             batch, _ = load.submit(PLAIN, keys)
-            batch.wait(timeout=60 + runs / 20)
+            batch.wait(timeout=120 + runs / 20)
             resident.append(worker.memory_info().rss)
     settled = resident[len(resident) // 3]
     grown = (resident[-1] - settled) / MEGABYTE
@@ -315,7 +324,7 @@ async def test_an_answer_without_end_is_a_clear_error(answer: str, redis_url: st
     server = RawModelServer()
     server.answers(script)
     async with server.running():
-        seconds = 2.0 if said is TOO_LATE else 60.0
+        seconds = 2.0 if said is TOO_LATE else 300.0
         endpoint = ModelSettings(base_url=server.base_url, timeout=seconds)
         agent = Agent("asker", model="openai:gpt-4o-mini", settings=endpoint, model_attempts=1)
         settings = load_settings(redis_url=redis_url)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deadlines import wait_until
 from load_fleet import LoadFleet, load_fleet
 from redis_servers import RedisServer
 
@@ -37,6 +36,9 @@ SHORT_TERMS = {
 SERVES = ("-Q", "stepfleet,gpu")
 TOOLS = {"poison": "die", "heavy poison": "burst", "healthy": "look", "heavy": "weigh"}
 Play = Callable[[int, int], None]
+
+# A busy machine takes several times as long as one that has nothing else to do.
+pytestmark = pytest.mark.timeout(420)
 
 
 def script(request: RequestRecord) -> Reply:
@@ -87,7 +89,7 @@ def play(own_redis: Callable[..., RedisServer], effects: Path) -> Iterator[Play]
             nurse = Nurse(load)
             stack.callback(nurse.end)
             batch, _ = load.submit(HANDY, healthy)
-            batch.wait(timeout=60 + 15 * poisoned + runs / 10)
+            batch.wait(timeout=240 + 15 * poisoned + runs / 10)
             nurse.end()
             check(batch, nurse, effects, poisoned, runs)
             sys.stdout.write(
@@ -119,7 +121,7 @@ def check(batch: Batch, nurse: Nurse, effects: Path, poisoned: int, runs: int) -
     died = Counter(effects.read_text().splitlines())
     assert died == {str(result.line_id): LIMIT for result in bad}
     # Two may die in one process, before either has ended it.
-    wait_until(lambda: nurse.deaths <= LIMIT * poisoned, within=5)
+    assert 0 < nurse.deaths <= LIMIT * poisoned
 
 
 def gave_up(result: AgentRunResult) -> None:

@@ -31,6 +31,9 @@ SMALL = Size(
 )
 LARGE = {"runs": 1000, "kills": 12, "stops": 2, "rolls": 1, "redis_kills": 0, "redis_terms": 0}
 
+# A busy machine takes several times as long as one that has nothing else to do.
+pytestmark = pytest.mark.timeout(420)
+
 
 def lossy(way: str, server: RedisServer, make: MakeRedis, seed: int) -> Lossy:
     """Return what makes this server lose what it had acknowledged."""
@@ -71,6 +74,7 @@ def play(effects: Path, tmp_path: Path, own_redis: MakeRedis) -> Iterator[Play]:
                 counted = recount(client, calls, effects, run.keys, lossy=True)
             counted.violations += [f"the model refused: {one}" for one in model.violations]
             sys.stdout.write(told(run, counted, loses, time.monotonic() - began))
+            assert any(loses.lost_bytes)
             return run, counted
 
         yield played

@@ -42,7 +42,7 @@ import asyncio, sys, time
 from stepfleet.worker.alone import end_if_stuck
 
 async def main():
-    watch = asyncio.create_task(end_if_stuck(0.5))
+    watch = asyncio.create_task(end_if_stuck(1.2))
     await asyncio.sleep(1.5)
     print("was not stuck", flush=True)
     time.sleep(60)
@@ -363,7 +363,7 @@ async def test_a_step_whose_trial_never_begins_is_given_up_in_the_end(desk: Benc
 
 async def test_steps_without_a_place_wait_in_nobodys_hands(desk: Bench) -> None:
     """DIST-08: nobody is blamed for what ends the worker meanwhile."""
-    few = trials(desk, *NEVER_BEGINS, wait=30.0)
+    few = trials(desk, *NEVER_BEGINS, wait=600.0)
     leases = Leases(time.monotonic)
     claims = [await suspect(desk) for _ in range(3)]
     tasks = [asyncio.create_task(attempt(few, leases, desk, claim)) for claim in claims]
@@ -377,7 +377,7 @@ async def test_steps_without_a_place_wait_in_nobodys_hands(desk: Bench) -> None:
     due = await desk.due(waiting.run_id)
     now = (await desk.runs.now()).timestamp() * 1000
     assert due is not None
-    assert due > now + 10_000
+    assert due > now + 300_000
     leases.hand_back()
     assert await asyncio.gather(*tasks) == [True] * 3
 
@@ -387,7 +387,7 @@ async def test_a_trial_that_was_not_begun_is_handed_back(desk: Bench) -> None:
     claim = await suspect(desk)
     leases = Leases(time.monotonic)
     task = asyncio.create_task(attempt(trials(desk, *NEVER_BEGINS), leases, desk, claim))
-    await until(held(leases, claim), within=10)
+    await until(held(leases, claim), within=60)
     leases.hand_back()
     assert await task
     header = await desk.header(claim.run_id)
@@ -412,7 +412,7 @@ async def test_a_trial_of_a_call_that_was_not_begun_is_handed_back(
         return len(leases) == 1
 
     task = asyncio.create_task(tries())
-    await until(is_held, within=10)
+    await until(is_held, within=60)
     leases.hand_back()
     assert await task
     again = await calls.take(taken.hint, "another")
@@ -426,7 +426,7 @@ async def test_a_cancel_that_arrives_before_a_trial_ends_the_run(desk: Bench) ->
     await desk.control.cancel(await desk.stored(claim.run_id), "enough")
     leases = Leases(time.monotonic)
     task = asyncio.create_task(attempt(trials(desk, *NEVER_BEGINS), leases, desk, claim))
-    await until(held(leases, claim), within=10)
+    await until(held(leases, claim), within=60)
     leases.hand_back()
     assert await task
     again = await desk.claim(claim.run_id)

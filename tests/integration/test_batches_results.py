@@ -100,10 +100,10 @@ async def test_results_come_as_runs_end_and_stop_behind_the_last_one(
     following = asyncio.create_task(follow())
     for row in (4, 0, 5, 2):
         await complete(desk, batch, row)
-        await until(lambda row=row: _is_in(row, seen), within=5)  # type: ignore[misc]
+        await until(lambda row=row: _is_in(row, seen), within=60)  # type: ignore[misc]
     assert not following.done()
     await complete(desk, batch, 1, 3)
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 60)
     assert sorted(row for row in seen if row is not None) == list(range(6))
 
 
@@ -126,10 +126,10 @@ async def test_ordered_results_come_in_the_order_of_the_lines(
     assert [result.row for result in await collect(batch, ordered=True, follow=False)] == [1, 2]
     assert seen == []
     await complete(desk, batch, 0)
-    await until(lambda: _has(seen, 3), within=5)
+    await until(lambda: _has(seen, 3), within=60)
     assert seen == [0, 1, 2]
     await complete(desk, batch, 4, 3)
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 60)
     assert seen == [0, 1, 2, 3, 4]
 
 
@@ -201,7 +201,7 @@ async def test_waiting_for_a_batch_ends_with_its_last_run(fleet: AsyncFleet, des
     batch = await submitted(fleet, 2)
     with pytest.raises(TimeoutError):
         await batch.wait(timeout=0.2)
-    waiting = asyncio.create_task(batch.wait(timeout=10))
+    waiting = asyncio.create_task(batch.wait(timeout=60))
     await complete(desk, batch, 0, 1)
     assert (await waiting).ok
 

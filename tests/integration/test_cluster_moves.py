@@ -27,7 +27,7 @@ async def desk(
     redis_server.flush()
     caplog.set_level(logging.WARNING, "stepfleet")
     async with bench(
-        cluster.url, broker_url=redis_server.url, lease=30, grace=60, patience=60
+        cluster.url, broker_url=redis_server.url, lease=600, grace=600, patience=60
     ) as opened:
         yield opened
 

@@ -121,10 +121,10 @@ async def test_channels_and_notes_work_on_a_cluster(cluster: RedisCluster) -> No
     await notes.aclose()
     with cluster.client(cluster.masters[2]) as client, client.pubsub() as ear:
         ear.subscribe("agent.r1")
-        assert ear.get_message(timeout=10)["type"] == "subscribe"
+        assert ear.get_message(timeout=60)["type"] == "subscribe"
         pubsub = RedisPubSub.at(cluster.url)
         await pubsub.broadcast("agent.r1", {"a": 1})
-        assert ear.get_message(timeout=10)["data"] == '{"a":1}'
+        assert ear.get_message(timeout=60)["data"] == '{"a":1}'
         await pubsub.aclose()
 
 

@@ -32,10 +32,10 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", chosen)) == 0
 
-    wait_until(listens, what="the server")
+    wait_until(listens, within=60, what="the server")
     yield chosen
     server.terminate()
-    server.wait(timeout=20)
+    server.wait(timeout=60)
 
 
 @pytest.fixture
@@ -102,4 +102,4 @@ def test_the_health_check_passes_while_this_hosts_worker_answers(url: str) -> No
         wait_until(lambda: check_health(url) == 0, within=60, what="the worker's health")
     finally:
         worker.terminate()
-        worker.wait(timeout=30)
+        worker.wait(timeout=60)

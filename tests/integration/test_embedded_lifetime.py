@@ -83,7 +83,7 @@ def test_data_outlives_a_killed_server(tmp_path: Path) -> None:
         with closing(redis.Redis.from_url(killed.url)) as client:
             client.set("kept", "yes")
         os.kill(pid_of(killed.url), signal.SIGKILL)
-        wait_until(lambda: not answers(killed.url), what="the server's end")
+        wait_until(lambda: not answers(killed.url), within=60, what="the server's end")
         with EmbeddedRedis.start(tmp_path) as again:
             assert again.url == killed.url
             with closing(redis.Redis.from_url(again.url)) as client:
@@ -178,8 +178,8 @@ def test_killing_the_only_user_ends_server_and_guardian(tmp_path: Path, users: l
     guardian = server.parent()
     assert guardian is not None
     users[0].end(signal.SIGKILL)
-    wait_until(lambda: not server.is_running(), what="the server's end")
-    wait_until(lambda: not guardian.is_running(), what="the guardian's end")
+    wait_until(lambda: not server.is_running(), within=60, what="the server's end")
+    wait_until(lambda: not guardian.is_running(), within=60, what="the guardian's end")
 
 
 def test_a_folder_whose_guardian_was_killed_starts_anew(tmp_path: Path) -> None:

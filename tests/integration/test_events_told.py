@@ -134,7 +134,7 @@ async def test_every_envelope_and_payload_has_its_form(redis_url: str) -> None:
         tools=(look,),
         error_policy=ErrorPolicy.ignore_tool_errors(),
     ) as (desk, hands, run_id):
-        await finish_with_waits(hands, run_id)
+        await finish_with_waits(hands, run_id, within=60)
         events = await told(desk, run_id)
         result = (await desk.stored(run_id)).result()
     for event in events:
@@ -225,7 +225,7 @@ async def test_every_ending_tells_its_statuses_once(redis_url: str, reason: Stop
     """EVT-10: for each stop reason; the last one says the steps, the error, the last answer."""
     answers, config = ENDINGS[reason]
     async with opened_run(redis_url, *answers, tools=(look,), **config) as (desk, hands, run_id):
-        await finish_with_waits(hands, run_id)
+        await finish_with_waits(hands, run_id, within=60)
         result = (await desk.stored(run_id)).result()
         assert result.stop_reason is reason
         end = STATES.get(reason, "stopped")

@@ -158,7 +158,7 @@ async def test_workers_are_told_at_once_of_the_cancel_of_a_held_run(
                 await asyncio.to_thread(_drain, connection)
                 return heard == [run_id]
 
-            await until(drained, within=5)
+            await until(drained, within=60)
 
 
 def _drain(connection: object) -> None:

@@ -186,7 +186,7 @@ async def test_a_cancelled_runs_call_is_broken_off_by_its_next_renewal(opened: O
             return await desk.steps.calls.keep(taken.hint, taken.token, lease.seconds)
 
         await hands.call_leases.renew(once)
-        report = await asyncio.wait_for(making, 10)
+        report = await asyncio.wait_for(making, 60)
         assert not report.applied
         assert ended == ["told"]
         assert await lost(desk, run_id) == ["interrupted", "late"]

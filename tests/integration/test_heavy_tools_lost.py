@@ -1,13 +1,11 @@
 """Calls of heavy tools whose worker, message, reply or step is lost: once each, and all listed."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
-from deadlines import until
 from heavy_calls import (
     HEAVY,
     ONE,
@@ -34,7 +32,15 @@ Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
 @pytest.fixture
 def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
+    """A call is held for a minute: its lease runs out where a test lets it, not before."""
+
+    @asynccontextmanager
+    async def open_run(*answers: Any, **config: Any) -> AsyncIterator[tuple[Bench, Hands, str]]:
+        async with opened_run(redis_url, *answers, **config) as (desk, hands, run_id):
+            desk.steps.calls.lease = 60.0
+            yield desk, hands, run_id
+
+    return open_run
 
 
 async def test_a_call_has_one_owner_and_a_repeated_delivery_changes_nothing(
@@ -199,21 +205,25 @@ async def test_a_result_that_comes_behind_the_end_of_its_run_lives_no_longer_tha
     opened: Opened,
 ) -> None:
     """DIST-05: its entry of the ledger is the first one, and expires with the run."""
-    async with opened(*ONE, tools=(render,), time_limit=0.3) as (desk, hands, run_id):
+    async with opened(*ONE, tools=(render,), time_limit=60) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         calls = desk.steps.calls
         taken = await calls.take(ToolHint(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
-
-        async def ended() -> bool:
-            await hands.step(run_id, 0)
-            return (await desk.stored(run_id)).state.status.is_terminal
-
-        await until(ended, within=30, what="the end of the run")
+        await time_passes(desk, run_id, 61)
+        assert (await hands.step(run_id, 0)).applied
+        assert (await desk.stored(run_id)).state.status.is_terminal
         assert not (await calls.deliver(taken, "scripted", result_of(taken), 0.1)).applied
         assert await lost(desk, run_id) == ["late"]
         key = f"{desk.opened.keys.run(run_id)}:lost"
         assert await desk.opened.connection.execute("PTTL", key) > 0
+
+
+async def time_passes(desk: Bench, run_id: str, seconds: int) -> None:
+    """Move the times by which a waiting run is judged into the past."""
+    key = desk.opened.keys.run(run_id)
+    for name in ("execution_started", "not_before"):
+        await desk.opened.connection.execute("HINCRBY", key, name, -1000 * seconds)
 
 
 async def test_a_stopping_worker_gives_its_call_back_without_a_crash(opened: Opened) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+from deadlines import until
 from scripted_steps import Script, call, say
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
@@ -115,12 +116,16 @@ async def test_a_slow_or_failing_subscriber_holds_up_no_step(redis_url: str) -> 
     def fails(_moment: Moment, _: Any) -> None:
         raise RuntimeError("no")
 
+    async def has_begun() -> bool:
+        return bool(heard)
+
     agent = looker(Subscribers(step_start=hangs, step_end=fails))
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             working = asyncio.create_task(worker.finish(run_id))
-            result = await fleet.wait(run_id, timeout=30)
+            result = await fleet.wait(run_id, timeout=60)
+            await until(has_begun, within=60)
             assert heard == ["began 1"]
             gate.set()
             await working

@@ -207,7 +207,7 @@ async def test_trouble_on_the_way_is_a_transient_model_error(
 ) -> None:
     """LLM-06, LLM-17: never a crash, always worth another attempt."""
     server.answers(script)
-    error = await failure(models, question(server, timeout=10))
+    error = await failure(models, question(server, timeout=60))
     assert type(error) is ModelError
     assert error.retryable
 
@@ -311,8 +311,9 @@ async def test_connections_are_kept_and_shared(server: RawModelServer, models: M
 
 
 async def test_connections_of_streamed_calls_are_kept_too(
-    server: RawModelServer, models: Models
+    server: RawModelServer, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("stepfleet.worker.models.openai._READ_OUT_SECONDS", 60.0)
     server.answers(kept_events(chunk(content="hello"), chunk("stop")))
     for _ in range(5):
         await models.generate(question(server, stream=True))
@@ -354,7 +355,7 @@ async def test_a_cancelled_call_lets_go_of_its_connection(
     async def asked() -> bool:
         return bool(server.received)
 
-    await until(asked, what="the request")
+    await until(asked, within=60, what="the request")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

@@ -127,7 +127,7 @@ async def test_a_planning_turn_that_failed_is_made_again(opened: Opened) -> None
 
     script = (first, say("done"))
     async with opened(*script, planning=Planning(), error_policy=policy) as (desk, hands, run_id):
-        await finish_with_waits(hands, run_id, within=30)
+        await finish_with_waits(hands, run_id, within=60)
         result = (await desk.stored(run_id)).result()
     assert [step.type for step in result.steps] == [StepType.ERROR, P, F]
 

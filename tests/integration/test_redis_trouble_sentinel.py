@@ -102,7 +102,7 @@ async def test_events_are_published_where_the_master_is(guarded: SentinelFleet) 
     heard: list[bytes] = []
     with guarded.client(guarded.master) as client, client.pubsub() as channel:
         channel.subscribe("agent.x")
-        channel.get_message(timeout=5)
+        channel.get_message(timeout=60)
         await broadcaster.broadcast("agent.x", {"session_id": "x"})
         wait_until(lambda: _hear(channel, heard), within=30, what="the event")
     await broadcaster.aclose()
@@ -134,11 +134,15 @@ def test_doctor_warns_of_sentinels_that_could_not_fail_over(facts: SentinelFacts
     assert fix in check.fix
 
 
+@pytest.mark.timeout(420)
 async def test_calls_wait_for_the_failover_and_find_the_new_master() -> None:
-    """The server that was master is not written to, also when it is back."""
+    """The server that was master is not written to, also when it is back.
+
+    A Sentinel that was not run for some seconds trusts no clock, and decides nothing for a while.
+    """
     with sentinel_fleet() as fleet:
         former = fleet.master
-        store = await open_store(load_settings(redis_url=fleet.url, patience=60))
+        store = await open_store(load_settings(redis_url=fleet.url, patience=300))
         try:
             await store.connection.execute("SET", "a", 1)
             await asyncio.to_thread(former.kill)
@@ -147,7 +151,7 @@ async def test_calls_wait_for_the_failover_and_find_the_new_master() -> None:
             assert await store.connection.execute("SET", "a", 3)
         finally:
             await store.aclose()
-        wait_until(lambda: _role(fleet, former) == "slave", within=30, what="the old master tamed")
+        wait_until(lambda: _role(fleet, former) == "slave", within=100, what="the old master tamed")
         with fleet.client(fleet.master) as client:
             assert client.get("a") == "3"
 

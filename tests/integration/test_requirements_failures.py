@@ -150,7 +150,7 @@ async def test_a_model_that_fails_once_is_asked_again_under_a_policy_that_retrie
 
     policy = ErrorPolicy.retry_all(3)
     async with opened_run(redis_url, next_answer, error_policy=policy) as (desk, hands, run_id):
-        await finish_with_waits(hands, run_id)
+        await finish_with_waits(hands, run_id, within=60)
         result = (await desk.stored(run_id)).result()
     assert result.success
     assert [step.type for step in result.steps] == [StepType.ERROR, StepType.FINAL_RESPONSE]
@@ -291,28 +291,28 @@ async def test_a_run_whose_agent_no_worker_has_waits_until_its_time_is_up(redis_
         began = int(waiting["execution_started"]) - 61_000
         key = desk.opened.keys.run(run_id)
         await desk.opened.connection.execute("HSET", key, "execution_started", began)
-        await finish_with_waits(stranger, run_id)
+        await finish_with_waits(stranger, run_id, within=60)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.TIME_LIMIT
     assert result.steps == ()
 
 
 @pytest.mark.parametrize(
-    ("script", "expected", "said"),
+    ("script", "seconds", "expected", "said"),
     [
-        (silence(), ErrorType.TIMEOUT, "0.2"),
-        (reply(200, {"choices": []}), ErrorType.MODEL, "choices"),
-        (reply(200, b"<html>"), ErrorType.MODEL, "JSON"),
+        (silence(), 0.2, ErrorType.TIMEOUT, "0.2"),
+        (reply(200, {"choices": []}), 60, ErrorType.MODEL, "choices"),
+        (reply(200, b"<html>"), 60, ErrorType.MODEL, "JSON"),
     ],
 )
 async def test_a_model_that_is_silent_or_speaks_nonsense_fails_the_step_and_no_more(
-    redis_url: str, script: Any, expected: ErrorType, said: str
+    redis_url: str, script: Any, seconds: float, expected: ErrorType, said: str
 ) -> None:
     """LLM-09, LLM-17: at the call's own time limit, or by what the body lacks."""
     connections = Connections()
     async with RawModelServer().running() as server:
         server.answers(script, completion("late"))
-        settings = ModelSettings(base_url=server.base_url, timeout=0.2)
+        settings = ModelSettings(base_url=server.base_url, timeout=seconds)
         model = OpenAI(connections, environment={})
         agent = Agent("wired", model=model, settings=settings, model_attempts=1)
         async with bench(redis_url, agent) as desk:
@@ -337,7 +337,7 @@ async def test_waits_grow_while_a_model_refuses_and_other_runs_are_served(redis_
                 now = (await desk.runs.now()).timestamp() * 1000
                 return now >= float(header.get("not_before") or 0)
 
-            await until(is_due, within=5)
+            await until(is_due, within=60)
             report = await hands.step(run_id, 0)
             assert report.verdict is not None
             waits.append(report.verdict.delay)

@@ -73,7 +73,7 @@ async def test_a_next_step_that_was_committed_and_not_sent_is_sent_once(redis_ur
             long_queue=1000,
             jitter=lambda: 0.5,
         )
-        assert await until(rescuer.rescue, within=5, what="a rescue") == 1
+        assert await until(rescuer.rescue, within=60, what="a rescue") == 1
         assert await desk.queued() == 1
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()

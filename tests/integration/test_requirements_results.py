@@ -95,7 +95,7 @@ async def test_every_end_is_told_by_status_lifecycle_criterion_and_reason(
         if reason is StopReason.USER_REQUESTED:
             await hands.step(run_id, 0)
             await desk.control.cancel(await desk.stored(run_id), "enough")
-        await finish_with_waits(hands, run_id)
+        await finish_with_waits(hands, run_id, within=60)
         result = (await desk.stored(run_id)).result()
         assert isinstance(hands.agent.llm, Script)
         calls = len(hands.agent.llm.requests)

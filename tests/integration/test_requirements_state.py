@@ -3,10 +3,12 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
 import orjson
+from deadlines import until
 from opened_runs import opened_run
 from scripted_steps import call, say
 
@@ -66,7 +68,12 @@ async def test_every_step_moves_updated_at_and_leaves_its_outcome_in_the_state(
         run_id,
     ):
         before = (await desk.stored(run_id)).state.info.updated_at
+
+        async def clock_has_moved() -> bool:
+            return await desk.runs.now() >= before + timedelta(milliseconds=1)
+
         for step in range(3):
+            await until(clock_has_moved, within=60)
             await hands.step(run_id, step)
             stored = await desk.stored(run_id)
             assert stored.state.info.updated_at > before

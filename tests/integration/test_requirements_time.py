@@ -157,7 +157,7 @@ async def test_failed_steps_count_and_the_waits_between_them_do_not(redis_url: s
             await run_step(StepHint(run_id, step), ports, Leases(clock))
             return (await desk.stored(run_id)).state.status.is_terminal
 
-        await until(ended, within=10)
+        await until(ended, within=60)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.RETRY_LIMIT
     assert [step.duration_ms for step in result.steps] == [1000, 1000, 1000]
@@ -166,22 +166,25 @@ async def test_failed_steps_count_and_the_waits_between_them_do_not(redis_url: s
 
 async def test_the_time_in_a_queue_is_not_the_runs_own(redis_url: str) -> None:
     """TIME-14: five runs behind one worker's single slot wait for each other."""
+    clock = Clock()
 
     async def slow(_: Any) -> Any:
-        await asyncio.sleep(0.1)
+        clock.seconds += 10
         return say("done")
 
-    async with opened_run(redis_url, slow, cumulative_timeout=0.4) as (desk, hands, first):
+    async with opened_run(redis_url, slow, cumulative_timeout=15) as (desk, hands, first):
         run_ids = [first, *[await desk.create() for _ in range(4)]]
-        for run_id in run_ids:
-            await hands.finish(run_id)
+        ports, leases = replace(hands.ports(), elapsed=clock), Leases(clock)
+        for ahead, run_id in enumerate(run_ids):
+            await session_is_older(desk, run_id, 10 * ahead)
+            await run_step(StepHint(run_id, 0), ports, leases)
         results = [(await desk.stored(run_id)).result() for run_id in run_ids]
         waited = float((await desk.header(run_ids[-1]))["created"]) / 1000
     assert all(result.success for result in results)
-    assert all(result.cumulative_execution_seconds < 0.4 for result in results)
+    assert [result.cumulative_execution_seconds for result in results] == [10] * 5
     end = results[-1].end_time
     assert end is not None
-    assert end.timestamp() - waited > 0.4
+    assert end.timestamp() - waited > 15
 
 
 async def test_an_hour_of_pause_does_not_count(redis_url: str) -> None:
@@ -212,18 +215,29 @@ async def test_an_hour_of_pause_does_not_count(redis_url: str) -> None:
 
 
 async def test_parallel_tools_add_their_span_and_not_their_sum(redis_url: str) -> None:
-    """TIME-21, TOOL-14: three naps of 300 ms at once, and one after the other."""
-    naps = call(*(("nap", {"seconds": 0.3}) for _ in range(3)))
+    """TIME-21, TOOL-14: three calls of 30 seconds at once, and one after the other."""
+    clock = Clock()
+    at_once = asyncio.Barrier(1)
+
+    @tool(read_only=True)
+    async def rest() -> str:
+        """Take half a minute."""
+        over = clock.seconds + 30
+        await at_once.wait()  # until all that run at once have begun
+        clock.seconds = over
+        return "rested"
+
+    three = call(*[("rest", {})] * 3)
     spans = {}
     for parallel in (True, False):
+        at_once = asyncio.Barrier(3 if parallel else 1)
         async with opened_run(
-            redis_url, naps, say("done"), tools=(nap,), parallel_tool_execution=parallel
+            redis_url, three, say("done"), tools=(rest,), parallel_tool_execution=parallel
         ) as (desk, hands, run_id):
-            desk.steps.terms = replace(desk.steps.terms, lease=10)
-            await hands.step(run_id, 0)
+            ports = replace(hands.ports(), elapsed=clock)
+            await run_step(StepHint(run_id, 0), ports, Leases(clock))
             spans[parallel] = (await desk.stored(run_id)).result().cumulative_execution_seconds
-    assert 0.3 <= spans[True] < 0.6
-    assert spans[False] >= 0.9
+    assert spans == {True: 30, False: 90}
 
 
 async def test_an_agent_with_a_cumulative_limit_has_no_wall_clock_limit(redis_url: str) -> None:

@@ -34,6 +34,6 @@ async def test_a_lost_run_is_published_again_although_the_queue_is_empty(desk: B
         long_queue=1000,
         jitter=lambda: 0.5,
     )
-    assert await until(rescuer.rescue, within=5, what="a rescue") == 1
+    assert await until(rescuer.rescue, within=60, what="a rescue") == 1
     assert await opened.dispatch.waiting() == 1
     assert await desk.queued() == 1

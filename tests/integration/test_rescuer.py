@@ -1,6 +1,7 @@
 """The rescuer against a real Redis: what it dispatches again, and what it leaves alone."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from deadlines import until
@@ -8,6 +9,8 @@ from stored_runs import Bench, bench, called, failed
 
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.worker.rescuer import Rescuer
+
+GRACE = 60.0
 
 
 @pytest.fixture
@@ -17,12 +20,13 @@ async def desk(redis_url: str) -> AsyncIterator[Bench]:
 
 
 def rescuer(desk: Bench, long_queue: int = 1000) -> Rescuer:
+    """Return one that leaves what it has dispatched alone for a minute."""
     opened = desk.opened
     return Rescuer(
         opened.connection,
         opened.keys,
         opened.dispatch,
-        grace=0.2,
+        grace=GRACE,
         interval=0.1,
         long_queue=long_queue,
         jitter=lambda: 0.5,
@@ -37,7 +41,7 @@ async def rescued(desk: Bench, by: Rescuer) -> int:
     async def some() -> int:
         return await by.rescue()
 
-    return await until(some, within=5, what="a rescue")
+    return await until(some, within=60, what="a rescue")
 
 
 async def test_a_run_whose_message_was_lost_is_dispatched_again_once(desk: Bench) -> None:
@@ -63,21 +67,21 @@ async def test_a_run_whose_worker_vanished_is_dispatched_and_taken_over(desk: Be
 
 async def test_a_retry_comes_when_its_time_has_come_and_not_before(desk: Bench) -> None:
     """ERR-22: `due` is the timer; no ETA, no countdown."""
-    run_id = await desk.create()
-    claim = await desk.claim(run_id)
-    await desk.commit(claim, failed(claim, transient=True))
+    soon, late = [await desk.create() for _ in range(2)]
+    for run_id, wish in ((late, 600.0), (soon, None)):
+        claim = await desk.claim(run_id)
+        await desk.commit(claim, replace(failed(claim, transient=True), retry_after=wish))
     await empty_the_queue(desk)
-    assert await rescuer(desk).rescue() == 0
-    assert (await desk.refused(run_id)).why is Refused.EARLY
     assert await rescued(desk, rescuer(desk)) == 1
-    assert (await desk.claim(run_id)).attempts == 1
+    assert (await desk.claim(soon)).attempts == 1
+    assert (await desk.refused(late)).why is Refused.EARLY
+    assert await desk.queued() == 1
 
 
 async def test_ready_runs_are_left_in_a_long_queue(desk: Bench) -> None:
     """Otherwise a queue that is merely long is flooded with duplicates."""
-    for _ in range(3):
-        await desk.create()
-    patient = rescuer(desk, long_queue=2)
+    run_ids = [await desk.create() for _ in range(3)]
+    patient, eager = rescuer(desk, long_queue=2), rescuer(desk, long_queue=3)
 
     async def overdue() -> bool:
         now = (await desk.runs.now()).timestamp() * 1000
@@ -89,10 +93,16 @@ async def test_ready_runs_are_left_in_a_long_queue(desk: Bench) -> None:
         ]
         return sum(map(int, counts)) == 3
 
-    await until(overdue, within=5)
+    await until(overdue, within=60)
     assert await patient.rescue() == 0
     assert await desk.queued() == 3
-    assert await rescued(desk, rescuer(desk, long_queue=3)) == 3
+    assert await eager.rescue() == 0
+    for run_id in run_ids:  # the time for which they were put off passes
+        due = await desk.due(run_id)
+        assert due is not None
+        key = desk.opened.keys.due(desk.opened.keys.shard_of(run_id))
+        await desk.opened.connection.execute("ZADD", key, due - 16 * GRACE * 1000 - 1, run_id)
+    assert await eager.rescue() == 3
 
 
 async def test_runs_left_in_a_queue_that_is_lost_come_back_at_once(desk: Bench) -> None:
@@ -105,7 +115,7 @@ async def test_runs_left_in_a_queue_that_is_lost_come_back_at_once(desk: Bench) 
         assert await patient.rescue() == 0
         return sum([await put_off(desk, shard) for shard in range(desk.opened.keys.shards)]) == 3
 
-    await until(all_put_off, within=5)
+    await until(all_put_off, within=60)
     await empty_the_queue(desk)
     assert await patient.rescue() == 3
     assert await desk.queued() == 3
@@ -120,16 +130,15 @@ async def put_off(desk: Bench, shard: int) -> int:
 
 async def test_the_wait_between_dispatches_of_a_run_doubles(desk: Bench) -> None:
     run_id = await desk.create()
-    one = rescuer(desk)
-    waits = []
-    for _ in range(3):
-        await rescued(desk, one)
-        now = (await desk.runs.now()).timestamp() * 1000
+    key = desk.opened.keys.due(desk.opened.keys.shard_of(run_id))
+    for doubled in (1, 2, 4):
+        await desk.opened.connection.execute("ZADD", key, 1, run_id)
+        before = (await desk.runs.now()).timestamp() * 1000
+        assert await rescuer(desk).rescue() == 1
+        after = (await desk.runs.now()).timestamp() * 1000
         due = await desk.due(run_id)
         assert due is not None
-        waits.append(due - now)
-    assert waits[0] < waits[1] < waits[2]
-    assert waits[2] > 3 * waits[0]
+        assert before <= due - GRACE * 1000 * doubled <= after
 
 
 async def test_ended_and_paused_runs_are_not_dispatched(desk: Bench) -> None:

@@ -37,6 +37,13 @@ MODEL = "openai:m"
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that is there is waited for, however busy the machine is."""
+    monkeypatch.setattr(response_cache, "READ_SECONDS", 60.0)
+    monkeypatch.setattr(response_cache, "KEEP_SECONDS", 60.0)
+
+
 def spent(_model: str, usage: UsageStats) -> float:
     return usage.total_tokens / 1000
 
@@ -104,10 +111,11 @@ async def test_an_entry_is_read_until_its_time_is_over_and_leaves_the_statistics
     """CACHE-02, CACHE-08"""
     async with entries_at(redis_url) as entries:
         assert await entries.read(A, MODEL) is None
-        assert await entries.keep(A, MODEL, "answer", 1)
+        assert await entries.keep(A, MODEL, "answer", 600)
         assert await entries.read(A, MODEL) == "answer"
         found = await entries.statistics()
         assert (found.entries, found.bytes, found.hits, found.misses) == (1, 6, 1, 1)
+        assert await entries.keep(A, MODEL, "answer", 1)
 
         async def is_gone() -> bool:
             return await entries.read(A, MODEL) is None
@@ -474,7 +482,8 @@ async def test_a_cache_that_is_away_holds_no_step_up(
     redis_url: str, own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CACHE-04: calls are made, and counted as calls."""
-    monkeypatch.setattr(response_cache, "KEEP_SECONDS", 0.5)
+    for name in ("READ_SECONDS", "KEEP_SECONDS"):
+        monkeypatch.setattr(response_cache, name, 0.5)
     server = own_redis()
     agent = talker(say("fine"))
     async with entries_at(server.url) as entries, bench(redis_url, agent) as desk:
@@ -490,7 +499,6 @@ async def test_a_redis_that_is_full_gives_what_it_has_and_holds_no_step_up(
     redis_url: str, own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CACHE-04, CACHE-08"""
-    monkeypatch.setattr(response_cache, "KEEP_SECONDS", 0.5)
     server = own_redis()
     agent = talker(say("fine"))
     async with entries_at(server.url) as entries, bench(redis_url, agent) as desk:
@@ -499,6 +507,7 @@ async def test_a_redis_that_is_full_gives_what_it_has_and_holds_no_step_up(
         opened = await open_store(load_settings(redis_url=server.url))
         await opened.connection.execute("CONFIG", "SET", "maxmemory", "1")
         assert (await hands.run()).steps[0].cached
+        monkeypatch.setattr(response_cache, "KEEP_SECONDS", 0.5)
         renewed = await hands.run(overrides={"cache": {"refresh": True}})
         assert (renewed.status, hands.calls) == (RunStatus.COMPLETED, 2)
         await opened.connection.execute("CONFIG", "SET", "maxmemory", "0")

@@ -51,8 +51,10 @@ async def test_a_window_that_followed_a_run_ends_with_its_stored_history(redis_u
     """UI-07, UI-04, UI-06: text, statuses and tools on the way."""
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(LOOKER, "hi")
+        followed = fleet.display(run_id, continuation=True)
+        windows = [await anext(followed)]
         working = asyncio.create_task(work(redis_url, LOOKER, run_id))
-        windows = [one async for one in fleet.display(run_id, continuation=True)]
+        windows += [one async for one in followed]
         await working
         view = await fleet.view(run_id)
     assert windows[-1] == view.messages
@@ -101,8 +103,10 @@ async def test_a_retry_is_seen_with_its_attempt(redis_url: str) -> None:
     agent = Agent("shaky", model=script)
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
+        followed = fleet.display(run_id)
+        windows = [await anext(followed)]
         working = asyncio.create_task(work(redis_url, agent, run_id))
-        windows = [one async for one in fleet.display(run_id)]
+        windows += [one async for one in followed]
         await working
     retries = [
         one.metadata.retry

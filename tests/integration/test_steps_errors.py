@@ -108,14 +108,14 @@ async def test_a_permanent_model_failure_ends_the_run_at_once(opened: Opened) ->
 
 async def test_a_rate_limit_waits_as_long_as_the_provider_asks(opened: Opened) -> None:
     """ERR-22: Retry-After is honoured and no slot is held."""
-    async with opened(RateLimitError("slow down", retry_after=30.0)) as (desk, hands, run_id):
+    async with opened(RateLimitError("slow down", retry_after=300.0)) as (desk, hands, run_id):
         report = await hands.step(run_id, 0)
         assert report.verdict is not None
-        assert 30 <= report.verdict.delay <= 33
+        assert 300 <= report.verdict.delay <= 330
         assert len(hands.leases) == 0
         refusal = await desk.refused(run_id)
     assert refusal.why is Refused.EARLY
-    assert int(refusal.detail) > 25_000
+    assert int(refusal.detail) > 200_000
 
 
 async def test_a_conversation_that_is_too_long_is_pruned_once(opened: Opened) -> None:

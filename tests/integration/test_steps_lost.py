@@ -190,7 +190,7 @@ async def test_a_cancel_breaks_the_model_call_off(opened: Opened) -> None:
         lease = hands.leases.find(run_id)
         assert lease is not None
         lease.interrupt(Interruption.CANCELLED)
-        await asyncio.wait_for(step, 5)
+        await asyncio.wait_for(step, 60)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.USER_REQUESTED
     assert result.steps == ()
@@ -246,7 +246,7 @@ async def test_a_step_that_is_handed_back_keeps_its_journal(opened: Opened) -> N
         step = asyncio.create_task(hands.step(run_id, 0))
         await waiting.wait()
         hands.leases.hand_back()
-        await asyncio.wait_for(step, 5)
+        await asyncio.wait_for(step, 60)
         heir = await desk.claim(run_id)
     assert heir.crashes == 0
     assert heir.journal.response is not None
@@ -294,6 +294,6 @@ async def test_a_cancel_that_meets_a_passing_failure_ends_the_run_at_once(
         await asked.wait()
         await desk.control.cancel(await desk.stored(run_id), "enough")
         go_on.set()
-        await asyncio.wait_for(step, 5)
+        await asyncio.wait_for(step, 60)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.USER_REQUESTED

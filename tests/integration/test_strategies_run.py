@@ -294,7 +294,7 @@ async def test_a_policy_that_retries_gives_a_failed_strategy_another_step(opened
         hands,
         run_id,
     ):
-        await finish_with_waits(hands, run_id, within=30)
+        await finish_with_waits(hands, run_id, within=60)
         result = (await desk.stored(run_id)).result()
     assert [step.type for step in result.steps] == [StepType.ERROR, StepType.FINAL_RESPONSE]
     assert result.success

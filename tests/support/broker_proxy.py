@@ -6,18 +6,18 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from redis_servers import free_port
+from redis_servers import deaf, listener
 
 
 class BrokerProxy:
     """Forwards every connection; ``lose_reply_to`` cuts the next one that sends the given bytes."""
 
     def __init__(self, target_port: int) -> None:
-        self.port = free_port()
+        self._listener = listener()
+        self.port = int(self._listener.getsockname()[1])
         self.lost = threading.Event()
         self._target = ("127.0.0.1", target_port)
         self._pattern: bytes | None = None
-        self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -29,7 +29,7 @@ class BrokerProxy:
         self._pattern = pattern
 
     def close(self) -> None:
-        self._listener.close()
+        deaf(self._listener)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -5,7 +5,6 @@ Celery and OpenTelemetry read when they are imported takes a cold one.
 """
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from typing import Self
 
 import psutil
 from deadlines import wait_until
-from warm_starts import CELERY, Forked, start
+from warm_starts import AT_IMPORT, CELERY, Forked, start
 
 PROGRAM = ("-m", CELERY)
 _READ_AT_IMPORT = ("CELERY_", "OTEL_")
@@ -67,7 +66,8 @@ class CeleryWorker:
             return subprocess.Popen(command, env=self._env, cwd=self._cwd, stdout=log, stderr=log)
 
     def _warm(self) -> bool:
-        changed = {name for name, value in self._env.items() if os.environ.get(name) != value}
+        known = {*self._env, *AT_IMPORT}
+        changed = {name for name in known if self._env.get(name) != AT_IMPORT.get(name)}
         return (
             self._program == PROGRAM
             and not any(name.startswith(_READ_AT_IMPORT) for name in changed)
@@ -97,7 +97,7 @@ class CeleryWorker:
         assert self._process is not None
         self._process.send_signal(which)
 
-    def wait(self, within: float = 30) -> int:
+    def wait(self, within: float = 60) -> int:
         """Return the exit code; fail where the worker does not end in time."""
         assert self._process is not None
         try:
@@ -111,7 +111,8 @@ class CeleryWorker:
         """End it at once, with its children."""
         if self._process is None or self._process.poll() is not None:
             return
-        self._process.send_signal(signal.SIGCONT)
+        # A pool would start another child for one that is killed before its parent.
+        self._process.send_signal(signal.SIGSTOP)
         for process in _with_children(self.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -147,7 +147,7 @@ class CommandLine:
         """What the last started command has said on standard error."""
         return (self.folder / "started.err").read_text()
 
-    def until_said(self, text: str, *, within: float = 30.0) -> None:
+    def until_said(self, text: str, *, within: float = 60.0) -> None:
         """Wait until the started command has said `text`."""
         wait_until(lambda: text in self.said, within=within, what=f"{text!r} on stderr")
 
@@ -163,7 +163,7 @@ class CommandLine:
                 found += [process] if module in process.cmdline() else []
         return found
 
-    def until_all_ended(self, *, within: float = 30.0) -> None:
+    def until_all_ended(self, *, within: float = 60.0) -> None:
         """Wait until nothing that was started is left."""
 
         def nothing_left() -> bool:

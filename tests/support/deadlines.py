@@ -10,7 +10,7 @@ T = TypeVar("T")
 _PAUSE_SECONDS = 0.01
 
 
-def wait_until(check: Callable[[], T], *, within: float = 10.0, what: str = "the condition") -> T:
+def wait_until(check: Callable[[], T], *, within: float = 60.0, what: str = "the condition") -> T:
     """Return the first true answer of ``check``; fail the test after ``within`` seconds."""
     deadline = time.monotonic() + within
     while True:
@@ -23,7 +23,7 @@ def wait_until(check: Callable[[], T], *, within: float = 10.0, what: str = "the
 
 
 async def until(
-    check: Callable[[], Awaitable[T]], *, within: float = 10.0, what: str = "the condition"
+    check: Callable[[], Awaitable[T]], *, within: float = 60.0, what: str = "the condition"
 ) -> T:
     """Return the first true answer of the coroutine function ``check``, like ``wait_until``."""
     deadline = time.monotonic() + within

@@ -20,7 +20,7 @@ class Site:
         headers = {}
         if auth:
             headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path, headers=headers)
             response = connection.getresponse()

@@ -55,7 +55,7 @@ class RabbitServer:
         with (folder / "out.log").open("wb") as out:
             # In the foreground: a node that finds none starts one that nobody ends.
             self._begin([mapper], env, out.fileno())
-            wait_until(lambda: _listens(self._mapper_port), within=30, what="epmd")
+            wait_until(lambda: _listens(self._mapper_port), within=60, what="epmd")
             self._begin([binary], env, out.fileno())
         wait_until(self._is_up, within=100, what="RabbitMQ")
         return self
@@ -65,7 +65,7 @@ class RabbitServer:
         for process in reversed(self._processes):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=20)
+            process.wait(timeout=60)
 
     def _begin(self, command: list[str], env: dict[str, str], out: int) -> None:
         process = subprocess.Popen(

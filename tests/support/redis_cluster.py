@@ -1,8 +1,6 @@
 """A real Redis Cluster for tests: masters and replicas, private, with slots that can be moved."""
 
 import contextlib
-import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,24 +8,19 @@ from urllib.parse import quote
 
 import redis
 from deadlines import wait_until
-from redis_servers import RedisServer, short_folder
+from redis_servers import RedisServer, dealt, is_free, short_folder
 
 _PORTS = range(7_000, 9_900)
 _BUS = 10_000
+_CALM, _ALERT = 15_000, 1_500
+"""Milliseconds until a silent node counts as dead; on a busy machine all are silent for a while."""
+_LONG = 60.0
 SLOTS = 16_384
 
 
 def _cluster_port() -> int:
     """Return a port that is free, and so is the cluster's bus above it."""
-    while True:
-        port = random.choice(_PORTS)
-        try:
-            for one in (port, port + _BUS):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", one))
-        except OSError:
-            continue
-        return port
+    return next(port for port in dealt(_PORTS) if is_free(port) and is_free(port + _BUS))
 
 
 class RedisCluster:
@@ -39,19 +32,31 @@ class RedisCluster:
         self._password = settings.get("requirepass")
         if self._password:
             settings["masterauth"] = self._password
-        self.servers = [self._server(folder, n, settings) for n in range(masters + replicas)]
-        self.masters, self.replicas = self.servers[:masters], self.servers[masters:]
-        first = self.masters[0]
+        self.servers: list[RedisServer] = []
+        try:
+            for number in range(masters + replicas):
+                self.servers.append(self._server(folder, number, settings))
+            self.masters, self.replicas = self.servers[:masters], self.servers[masters:]
+            self._form()
+        except BaseException:
+            self.end()
+            raise
+        for server in self.servers:
+            server.on_strike = self._be_alert
+
+    def _form(self) -> None:
+        """Make one cluster of the servers; return when it is well."""
+        first, count = self.masters[0], len(self.masters)
         for number, server in enumerate(self.masters):
-            begin, end = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
+            begin, end = SLOTS * number // count, SLOTS * (number + 1) // count - 1
             self.ask(server, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             self.ask(server, "CLUSTER", "ADDSLOTSRANGE", begin, end)
         for server in self.servers[1:]:
             self.ask(server, "CLUSTER", "MEET", "127.0.0.1", first.port)
-        wait_until(self._all_know_all, within=30, what="nodes that know each other")
+        wait_until(self._all_know_all, within=_LONG, what="nodes that know each other")
         for replica in self.replicas:
             self.ask(replica, "CLUSTER", "REPLICATE", self.id_of(first))
-        wait_until(self._is_well, within=30, what="a cluster that is well")
+        wait_until(self._is_well, within=_LONG, what="a cluster that is well")
 
     @staticmethod
     def _server(folder: Path, number: int, settings: dict[str, str]) -> RedisServer:
@@ -61,7 +66,7 @@ class RedisCluster:
             own,
             **{
                 "cluster_enabled": "yes",
-                "cluster_node_timeout": "1500",
+                "cluster_node_timeout": str(_CALM),
                 "cluster_require_full_coverage": "no",
                 "repl_diskless_sync_delay": "0",
                 **settings,
@@ -69,6 +74,13 @@ class RedisCluster:
         )
         server.port = _cluster_port()
         return server.start()
+
+    def _be_alert(self) -> None:
+        """Let the nodes soon notice that one of them is away, from here on."""
+        for server in self.servers:
+            server.on_strike = None
+            with contextlib.suppress(redis.RedisError):
+                self.ask(server, "CONFIG", "SET", "cluster-node-timeout", _ALERT)
 
     @property
     def url(self) -> str:
@@ -163,7 +175,7 @@ class RedisCluster:
             offsets = [told[f"slave{n}"]["offset"] for n in range(len(self.replicas))]
             return set(offsets) == {told["master_repl_offset"]}
 
-        wait_until(is_in_step, within=30, what="replicas in step")
+        wait_until(is_in_step, within=_LONG, what="replicas in step")
 
     def calls_of(self, server: RedisServer, command: str) -> int:
         """Return how often a node was given a command."""
@@ -178,6 +190,7 @@ class RedisCluster:
 
     def end(self) -> None:
         for server in self.servers:
+            server.on_strike = None
             server.kill()
 
     def _keys_in(self, server: RedisServer, slot: int) -> list[str]:

@@ -2,23 +2,29 @@
 
 Each keeps its data in a folder of its own, with the append-only file on and nothing evicted, and
 listens on a unix socket and on a loopback port. The port lies below 32768, since a client that
-tries a dead port among the ephemeral ones again and again can end up connected to itself.
+tries a dead port among the ephemeral ones again and again can end up connected to itself; and
+where nobody else takes it while its server is away: below the model servers' ports, and in no
+other test process's share.
 """
 
 import contextlib
+import functools
+import itertools
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import redis
 from deadlines import wait_until
 
-_PORTS = range(20_000, 32_767)
+_PORTS = range(10_000, 17_000)
+_LONG = 60.0
 _DEFAULTS = {
     "appendonly": "yes",
     "appendfsync": "everysec",
@@ -28,20 +34,53 @@ _DEFAULTS = {
 }
 
 
+@functools.cache
+def dealt(ports: range) -> Iterator[int]:
+    """Deal this test process's share of the ports, in any order, again from the start at its end.
+
+    No port comes twice in a row or in two processes of one pytest run: it may be bound much later.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = ports[number % count :: count]
+    # Hypothesis gives every process the same seed.
+    return itertools.cycle(random.SystemRandom().sample(share, len(share)))
+
+
 def free_port() -> int:
     """Return a loopback port below 32768 on which nothing listens."""
+    return next(port for port in dealt(_PORTS) if is_free(port))
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody has bound the loopback port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def listener(backlog: int = 128) -> socket.socket:
+    """Listen on a loopback port that was free."""
     while True:
-        port = random.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", free_port()), backlog=backlog)
+
+
+def deaf(listening: socket.socket) -> None:
+    """Close a socket of `listener`, and wake who waits in `accept`, which would take one more."""
+    with contextlib.suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
 
 
 class RedisServer:
-    """One redis-server process and its folder; settings are names and values of redis.conf."""
+    """One redis-server process and its folder; settings are names and values of redis.conf.
+
+    `on_strike` is called before the server is ended or frozen.
+    """
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
@@ -50,6 +89,7 @@ class RedisServer:
         self.log = folder / "redis.log"
         self._settings = {**_DEFAULTS, **{k.replace("_", "-"): v for k, v in settings.items()}}
         self._process: subprocess.Popen[bytes] | None = None
+        self.on_strike: Callable[[], None] | None = None
 
     @property
     def url(self) -> str:
@@ -85,17 +125,18 @@ class RedisServer:
         config = self.folder / "redis.conf"
         config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
         self._process = subprocess.Popen([binary, str(config)], stdin=subprocess.DEVNULL)
-        wait_until(self._answers, within=20, what="an answer of redis-server")
+        wait_until(self._answers, within=_LONG, what="an answer of redis-server")
         return self
 
     def _answers(self) -> bool:
         assert self.running, f"redis-server ended at its start:\n{self.log.read_text()[-2000:]}"
-        with contextlib.closing(redis.Redis.from_url(self.url)) as client:
+        # By the socket: at the port somebody else may answer. It is opened behind the port.
+        with contextlib.closing(redis.Redis.from_url(self.unix_url)) as client:
             try:
                 return bool(client.ping())
             except redis.AuthenticationError:
                 return True
-            except (redis.ConnectionError, redis.BusyLoadingError):
+            except (redis.ConnectionError, redis.BusyLoadingError, redis.TimeoutError):
                 return False
 
     def stop(self) -> None:
@@ -122,6 +163,7 @@ class RedisServer:
     def freeze(self) -> None:
         """Stop the process in its tracks (SIGSTOP): connections stay open and get no answer."""
         assert self._process is not None
+        self._strike()
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -136,13 +178,18 @@ class RedisServer:
             client.script_flush()
             client.function_flush()
 
+    def _strike(self) -> None:
+        if self.on_strike is not None:
+            self.on_strike()
+
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
             return
         if self._process.poll() is None:
+            self._strike()
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(how)
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=_LONG)
         self._process = None
 
 

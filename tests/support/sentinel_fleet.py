@@ -13,6 +13,9 @@ from redis_servers import RedisServer, free_port, short_folder
 
 SERVICE = "fleet"
 _QUORUM = 2
+_CALM, _ALERT = 60_000, 1_000
+"""Milliseconds until a silent server counts as down; on a busy machine all are silent at times."""
+_LONG = 100.0
 
 
 class SentinelProcess:
@@ -30,7 +33,7 @@ class SentinelProcess:
             f"dir {folder}",
             f"logfile {self._log}",
             f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} {_QUORUM}",
-            f"sentinel down-after-milliseconds {SERVICE} 1000",
+            f"sentinel down-after-milliseconds {SERVICE} {_CALM}",
             f"sentinel failover-timeout {SERVICE} 4000",
             f"sentinel parallel-syncs {SERVICE} 1",
             *settings,
@@ -43,7 +46,7 @@ class SentinelProcess:
 
     def client(self) -> redis.Redis:
         return redis.Redis(
-            port=self.port, password=self._password, decode_responses=True, socket_timeout=5
+            port=self.port, password=self._password, decode_responses=True, socket_timeout=30
         )
 
     def end(self) -> None:
@@ -76,11 +79,13 @@ class SentinelFleet:
         """Start everything; return when all of it knows each other."""
         for server in self.servers:
             server.start()
-        wait_until(self._is_in_step, within=30, what="replicas in step")
+        wait_until(self._is_in_step, within=_LONG, what="replicas in step")
         port = self.servers[0].port
         for number in range(3):
             self.sentinels.append(SentinelProcess(self._folder, number, port, *self._told))
-        wait_until(self._sees_all, within=30, what="Sentinels that know each other")
+        wait_until(self._sees_all, within=_LONG, what="Sentinels that know each other")
+        for server in self.servers:
+            server.on_strike = self._be_alert
         return self
 
     @property
@@ -118,14 +123,25 @@ class SentinelFleet:
                 return bool(client.role()[0] == "master")
             return False
 
-        wait_until(is_promoted, within=30, what="a failover")
+        wait_until(is_promoted, within=_LONG, what="a failover")
         return self.master
 
     def end(self) -> None:
         for sentinel in self.sentinels:
             sentinel.end()
         for server in self.servers:
+            server.on_strike = None
             server.kill()
+
+    def _be_alert(self) -> None:
+        """Let the Sentinels soon notice that a server is away, from here on."""
+        for server in self.servers:
+            server.on_strike = None
+        for sentinel in self.sentinels:
+            with contextlib.suppress(redis.RedisError), sentinel.client() as client:
+                client.execute_command(
+                    "SENTINEL", "SET", SERVICE, "down-after-milliseconds", _ALERT
+                )
 
     def _told_by(self, sentinel: SentinelProcess) -> int:
         with sentinel.client() as client:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import redis
 from deadlines import wait_until
-from redis_servers import RedisServer, free_port
+from redis_servers import RedisServer, deaf, listener
 
 WINDOW = 1.0
 """Seconds of acknowledged writes that a loss may take."""
@@ -57,7 +57,7 @@ def _repair(part: Path) -> None:
     binary = shutil.which("redis-check-aof") or shutil.which("valkey-check-aof")
     assert binary, "the tests need redis-check-aof on PATH (apt-get install redis-server)"
     done = subprocess.run(
-        [binary, "--fix", str(part)], input=b"y\n", capture_output=True, timeout=30, check=False
+        [binary, "--fix", str(part)], input=b"y\n", capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:]
 
@@ -66,11 +66,11 @@ class Link:
     """A TCP proxy between a master and its replica that can hold back what the master says."""
 
     def __init__(self, target_port: int) -> None:
-        self.port = free_port()
+        self._listener = listener()
+        self.port = int(self._listener.getsockname()[1])
         self._target = ("127.0.0.1", target_port)
         self._held = threading.Event()
         self._closed = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hold(self) -> None:
@@ -81,7 +81,7 @@ class Link:
         """Drop all connections, with what is in them."""
         self._held.set()
         self._closed.set()
-        self._listener.close()
+        deaf(self._listener)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -141,7 +141,7 @@ class StalePromoter:
         self._replica = self._make(
             replicaof=f"127.0.0.1 {self._link.port}", **{"repl-diskless-sync-delay": "0"}
         )
-        wait_until(self._is_in_step, within=30, what="a replica in step")
+        wait_until(self._is_in_step, within=60, what="a replica in step")
 
     def _is_in_step(self) -> bool:
         with redis.Redis.from_url(self._replica.url) as client:

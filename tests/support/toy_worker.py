@@ -98,12 +98,12 @@ class Events:
     def listening(self) -> Iterator["Events"]:
         thread = threading.Thread(target=self._listen, daemon=True)
         thread.start()
-        assert self._ready.wait(10), "the event receiver did not connect"
+        assert self._ready.wait(60), "the event receiver did not connect"
         try:
             yield self
         finally:
             self._stop = True
-            thread.join(10)
+            thread.join(60)
 
     def _listen(self) -> None:
         with self._app.connection_for_read() as connection:

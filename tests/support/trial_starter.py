@@ -49,7 +49,7 @@ async def claimed(desk: Bench, run_id: str) -> Claim:
         claim = await desk.steps.claim(StepHint(run_id, 0), desk.token())
         return claim if isinstance(claim, Claim) else None
 
-    claim = await until(taken, within=30)
+    claim = await until(taken, within=60)
     assert claim is not None
     return claim
 
@@ -61,7 +61,7 @@ async def call_taken(desk: Bench, run_id: str, index: int) -> TakenCall:
         found = await desk.steps.calls.take(ToolHint(run_id, 0, index), desk.token())
         return found if isinstance(found, TakenCall) else None
 
-    found = await until(taken, within=30)
+    found = await until(taken, within=60)
     assert found is not None
     return found
 

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from redis_servers import free_port
+from redis_servers import deaf, listener
 
 _CHUNK = 1 << 20
 
@@ -17,7 +17,8 @@ class TroubleProxy:
     """Forwards to `target_port` until told otherwise; `connections` and `requests` are counts."""
 
     def __init__(self, target_port: int) -> None:
-        self.port = free_port()
+        self._listener = listener()
+        self.port = int(self._listener.getsockname()[1])
         self.connections = 0
         self.requests = 0
         self._target = ("127.0.0.1", target_port)
@@ -28,7 +29,6 @@ class TroubleProxy:
         self._closing = threading.Event()
         self._open: set[socket.socket] = set()
         self._guard = threading.Lock()
-        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -66,7 +66,7 @@ class TroubleProxy:
         self._closing.set()
         self.cut()
         self.heal()
-        self._listener.close()
+        deaf(self._listener)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

@@ -50,6 +50,8 @@ _FOR_WORKERS = (
     "stepfleet.worker.app",
     "stepfleet.worker.consumer",
 )
+AT_IMPORT = dict(os.environ)
+"""The environment of the imports, whatever a test has set when the first program is asked for."""
 _POLL_SECONDS = 0.01
 _RUNNING = 1000
 """Stands for an exit code that is not known yet."""
@@ -134,6 +136,7 @@ class _Client:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, program, str(theirs.fileno())],
+                env=AT_IMPORT,
                 pass_fds=[theirs.fileno()],
             )
         self._socket = ours

@@ -104,10 +104,11 @@ class RequestLog:
 
     def end(self, request: RequestRecord) -> None:
         """Note that the request is over, with what was last noted of it."""
-        ended = self._open.pop(request.number)
+        ended = self._open[request.number]
+        self._ended.append(ended)
+        del self._open[request.number]  # not before: who has the answer finds the request
         self.in_flight -= 1
         self._outcomes[str(ended.outcome)] += 1
-        self._ended.append(ended)
         if self._file is not None:
             self._file.write(_line(ended))
             self._file.flush()

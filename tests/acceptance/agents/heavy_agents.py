@@ -19,9 +19,11 @@ def note(word: str) -> None:
 
 @tool(queue="gpu", timeout=60)
 def render(what: str) -> str:
-    """Keep a thread busy for a while."""
+    """Keep a thread busy for a while, and until the file that `RENDER_UNTIL` names is there."""
     note("render")
     threading.Event().wait(float(os.environ.get("RENDER_SECONDS", "0.1")))
+    while "RENDER_UNTIL" in os.environ and not Path(os.environ["RENDER_UNTIL"]).exists():
+        time.sleep(0.02)
     return f"rendered {what}"
 
 

@@ -8,6 +8,7 @@ from stepfleet.orchestrator import Agent, ErrorPolicy, tool
 from stepfleet.orchestrator.tools import current_invocation
 
 TOOL_SECONDS = 0.1
+DIES_IN_A_TOOL = ("during-tool:", "during-call-task:")
 
 
 @tool(read_only=True, thread=False)
@@ -20,7 +21,7 @@ def look(what: str) -> str:
 async def effect(what: str) -> str:
     """Have an effect that can be counted, and take a while to say so."""
     _note(what)
-    await asyncio.sleep(TOOL_SECONDS)
+    await _take_a_while()
     return f"did {what}"
 
 
@@ -28,7 +29,7 @@ async def effect(what: str) -> str:
 async def render(what: str) -> str:
     """Have an effect on a queue of its own."""
     _note(what)
-    await asyncio.sleep(TOOL_SECONDS)
+    await _take_a_while()
     return f"rendered {what}"
 
 
@@ -37,6 +38,15 @@ def _note(what: str) -> None:
     line = f"{invocation.run_id} {invocation.step} {invocation.idempotency_key} {what}\n"
     with Path(os.environ["EFFECTS"]).open("a", encoding="utf-8") as file:
         file.write(line)
+
+
+async def _take_a_while() -> None:
+    """Sleep; where this process is to end in the midst of a tool, not before that has begun."""
+    if os.environ.get("STEPFLEET_CRASH_AT", "").startswith(DIES_IN_A_TOOL):
+        ends = Path(os.environ["STEPFLEET_CRASH_ONCE"])
+        while not ends.exists():  # noqa: ASYNC110 - it is made by whoever ends this process
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(TOOL_SECONDS)
 
 
 # A call whose outcome is unknown after a kill is told to the model, and the run goes on.

@@ -170,7 +170,7 @@ def test_a_pipe_gets_the_lines_and_no_end_before_the_last_one(tmp_path: Path) ->
         file.add(result("r1"))
         file.add(result("r2"))
 
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     (text,) = seen
     assert [orjson.loads(line)["run_id"] for line in text.splitlines()] == ["r1", "r2"]
     assert stat.S_ISFIFO(path.stat().st_mode)
@@ -184,7 +184,7 @@ def opened(path: Path) -> ResultFile:
             return ResultFile(path, "stepfleet")
         return None
 
-    found = wait_until(attempt)
+    found = wait_until(attempt, within=60)
     assert found is not None
     return found
 

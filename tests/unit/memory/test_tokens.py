@@ -91,7 +91,7 @@ def test_openais_models_are_counted_by_tiktoken(
 ) -> None:
     """LLM-14: the text by its encoding, what is special in it as plain text."""
     monkeypatch.setattr(tiktoken, "encoding_for_model", lambda _: encoding)
-    count = TokenCounters().ready("openai:gpt-4o", timeout=30)
+    count = TokenCounters().ready("openai:gpt-4o", timeout=60)
     assert count(Message.user("abcd ab")) == OVERHEAD + 4
     call = ToolCall(id="1", name="ab", arguments={})
     assert count(Message.assistant("", (call,))) == OVERHEAD + 1 + len("{}")
@@ -110,7 +110,7 @@ def test_a_text_that_was_counted_is_not_encoded_again(
             return encoding.encode_ordinary(text)
 
     monkeypatch.setattr(tiktoken, "encoding_for_model", lambda _: Watched())
-    count = TokenCounters().ready("openai:gpt-4o", timeout=30)
+    count = TokenCounters().ready("openai:gpt-4o", timeout=60)
     assert count(Message.user("abcd")) == count(Message.assistant("abcd")) == OVERHEAD + 2
     assert encoded == ["abcd"]
     count(Message.user("a" * (LONGEST_COUNTED + 1)))
@@ -136,4 +136,4 @@ def test_without_its_encoding_a_model_is_estimated_and_one_line_says_so(
 def test_a_model_that_openai_does_not_have_is_estimated() -> None:
     """LLM-14: servers of others speak the same protocol."""
     counters = TokenCounters()
-    assert counters.ready("openai:qwen-unknown-7b", timeout=30) is estimate_tokens
+    assert counters.ready("openai:qwen-unknown-7b", timeout=60) is estimate_tokens

@@ -63,7 +63,11 @@ async def test_a_coroutine_must_not_call_it() -> None:
         await_(answer())
 
 
-def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on() -> None:
+def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bridge, "CLEANUP_SECONDS", 60.0)
+
     class TimeIsUpError(Exception):
         pass
 
@@ -80,7 +84,7 @@ def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on() -> 
         raise TimeIsUpError
 
     def send() -> None:
-        began.wait(10)
+        began.wait(60)
         os.kill(os.getpid(), signal.SIGUSR2)
 
     before = signal.signal(signal.SIGUSR2, interrupt)
@@ -108,10 +112,10 @@ def test_a_thread_that_waits_for_a_loop_that_ends_is_told() -> None:
                 await asyncio.sleep(3600)
 
             waiting = threads.submit(await_, endless())
-            assert began.wait(10)
-            home.stop(asyncio.sleep(0), within=10)
+            assert began.wait(60)
+            home.stop(asyncio.sleep(0), within=60)
             with pytest.raises(RuntimeError, match="event loop has ended"):
-                waiting.result(10)
+                waiting.result(60)
     finally:
         bridge.abandon(home)
 
@@ -146,13 +150,13 @@ def test_a_collaborator_is_made_once_per_loop_and_closed_with_it() -> None:
     made = []
     for thread in (first, second):
         thread.start()
-        one, two = asyncio.run_coroutine_threadsafe(twice(), thread.loop).result(10)
+        one, two = asyncio.run_coroutine_threadsafe(twice(), thread.loop).result(60)
         assert one is two
         made.append(one)
     assert made[0] is not made[1]
-    first.stop(close_collaborators(), within=10)
+    first.stop(close_collaborators(), within=60)
     assert closed == [made[0]]
-    second.stop(close_collaborators(), within=10)
+    second.stop(close_collaborators(), within=60)
     assert closed == made
     assert not first.usable
 

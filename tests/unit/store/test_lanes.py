@@ -35,7 +35,7 @@ def a_call(*command: Any, patient: bool = True) -> Call:
 
 
 async def both_trips_out(client: Client, at: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(client.sent) < at:  # noqa: ASYNC110 - turn by turn is what is tested
             await asyncio.sleep(0)
 
@@ -59,7 +59,7 @@ async def test_a_call_made_as_all_trips_of_a_lane_come_back_is_not_forgotten() -
     going_on = asyncio.create_task(goes_on())
     await asyncio.sleep(0)
     gate.set()
-    assert await asyncio.wait_for(going_on, 30) == "THIRD"
+    assert await asyncio.wait_for(going_on, 60) == "THIRD"
     await lane.aclose()
 
 
@@ -72,7 +72,7 @@ async def test_a_call_made_as_all_trips_of_a_connection_come_back_is_not_forgott
     once = asyncio.create_task(connection.execute("ONCE"))
     await both_trips_out(client, 2)
     gate.set()
-    assert await asyncio.wait_for(going_on, 30) == "SECOND"
+    assert await asyncio.wait_for(going_on, 60) == "SECOND"
     assert await once == "ONCE"
     await connection.aclose()
 
@@ -92,7 +92,8 @@ async def test_calls_made_during_a_trip_travel_together() -> None:
     waiting = [a_call("PING") for _ in range(5)]
     for call in waiting:
         lane.send(call)
-    await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
     assert len(client.sent) == 2
     assert not any(call.reply.done() for call in waiting)
     lane._pending.clear()

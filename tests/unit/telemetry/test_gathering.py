@@ -20,7 +20,7 @@ def test_all_takers_get_all_in_order_in_another_thread() -> None:
     gathering.start()
     gathering.offer(EARLY)
     gathering.offer(STALE)
-    wait_until(lambda: len(taken) == 2, within=30)
+    wait_until(lambda: len(taken) == 2, within=60)
     gathering.close()
     assert taken == [EARLY, STALE]
     assert threads == {"stepfleet-telemetry"}

@@ -45,10 +45,13 @@ async def solve(session: aiohttp.ClientSession, url: str, problem: str) -> tuple
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
 
+@pytest.mark.timeout(600)  # all of it is processor time, of which a busy machine gives little
 async def test_two_thousand_problems_are_solved_over_http(problems: list[dict[str, Any]]) -> None:
     rules = load_rules(f"{FOLDER / 'rules.py'}:rules")
     with ModelServer(rules, log=RequestLog(keep=0)) as server:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=50), timeout=aiohttp.ClientTimeout(total=None)
+        ) as session:
             solved = await asyncio.gather(
                 *(solve(session, server.url, problem["input"]) for problem in problems)
             )

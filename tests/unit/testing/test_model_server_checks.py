@@ -119,7 +119,7 @@ def test_calls_of_any_shape_are_judged_and_never_crash(calls: Any) -> None:
 
 
 def post(server: ModelServer, body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/chat/completions", json=body, timeout=10)
+    return httpx.post(f"{server.url}/chat/completions", json=body, timeout=60)
 
 
 def test_a_violation_is_answered_400_and_recorded() -> None:

@@ -26,7 +26,7 @@ def body(question: str = "hi", *more: dict[str, Any], **fields: Any) -> dict[str
 
 
 def post(server: ModelServer, sent: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{server.url}/chat/completions", json=sent, timeout=10)
+    return httpx.post(f"{server.url}/chat/completions", json=sent, timeout=60)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

@@ -230,7 +230,7 @@ async def test_a_hanging_tool_ends_as_a_timeout(threads: ToolThreads, thread: bo
 
     @tool(timeout=0.1)
     def hang() -> None:
-        release.wait(20)
+        release.wait(60)
 
     @tool(timeout=0.1)
     async def hang_later() -> None:
@@ -244,7 +244,7 @@ async def test_a_hanging_tool_ends_as_a_timeout(threads: ToolThreads, thread: bo
     assert (record.error.type, record.error.code) == (ErrorType.TIMEOUT, "TIMEOUT_ERROR")
     assert "took longer than its timeout of 0.1 s" in record.error.message
     assert record.duration_ms is not None
-    assert 100 <= record.duration_ms < 1000
+    assert 100 <= record.duration_ms < 30_000
 
 
 async def test_a_tool_without_timeout_has_the_default_one(threads: ToolThreads) -> None:
@@ -274,7 +274,7 @@ async def test_a_tool_that_ignores_its_cancellation_cannot_hold_the_run(
             except asyncio.CancelledError:
                 continue
 
-    record = await asyncio.wait_for(execute(threads, stubborn), 5)
+    record = await asyncio.wait_for(execute(threads, stubborn), 60)
     ended.set()
     assert record.error is not None
     assert record.error.type is ErrorType.TIMEOUT
@@ -309,7 +309,7 @@ async def test_cancelling_the_step_cancels_the_tool_and_passes_through(
             cleaned.set()
 
     task = asyncio.create_task(execute(threads, wait))
-    await asyncio.wait_for(started.wait(), 5)
+    await asyncio.wait_for(started.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -325,16 +325,16 @@ async def test_cancelling_the_step_leaves_a_thread_behind_and_counts_it(
     @tool
     def work() -> None:
         started.set()
-        release.wait(20)
+        release.wait(60)
 
     task = asyncio.create_task(execute(threads, work))
-    await asyncio.to_thread(started.wait, 5)
+    assert await asyncio.to_thread(started.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert threads.hung == 1
     release.set()
-    wait_until(lambda: threads.hung == 0, what="the thread's end")
+    wait_until(lambda: threads.hung == 0, within=60, what="the thread's end")
 
 
 async def test_a_tool_reads_its_invocation_in_a_thread_and_in_the_loop(

@@ -1,34 +1,49 @@
 import asyncio
-import time
 
 import pytest
 
 from stepfleet.worker.toolbox import execute_in_order
 
 
-async def slow(index: int, call: str) -> str:
-    await asyncio.sleep(0.3 - 0.05 * index)
-    return f"{index}{call}"
-
-
 async def test_in_order_the_calls_take_turns() -> None:
     """TOOL-14: off, the times add up."""
-    begun = time.monotonic()
-    assert await execute_in_order("abc", slow, parallel=False) == ("0a", "1b", "2c")
-    assert time.monotonic() - begun >= 0.75
+    seen: list[str] = []
+
+    async def alone(index: int, call: str) -> str:
+        seen.append(f"{call} begins")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        seen.append(f"{call} ends")
+        return f"{index}{call}"
+
+    assert await execute_in_order("abc", alone, parallel=False) == ("0a", "1b", "2c")
+    assert seen == [f"{call} {what}" for call in "abc" for what in ("begins", "ends")]
 
 
 async def test_in_parallel_they_overlap_and_results_keep_the_order_of_the_calls() -> None:
     """TOOL-14: on, the longest counts."""
-    begun = time.monotonic()
-    assert await execute_in_order("abc", slow, parallel=True) == ("0a", "1b", "2c")
-    assert time.monotonic() - begun < 0.6
+    all_run, ended = asyncio.Barrier(3), list[str]()
+
+    async def together(index: int, call: str) -> str:
+        await all_run.wait()
+        for _ in range(10 * (3 - index)):
+            await asyncio.sleep(0)
+        ended.append(call)
+        return f"{index}{call}"
+
+    async with asyncio.timeout(60):
+        results = await execute_in_order("abc", together, parallel=True)
+    assert (results, ended) == (("0a", "1b", "2c"), ["c", "b", "a"])
 
 
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_no_calls_give_no_results(parallel: bool) -> None:
     """TOOL-14"""
-    assert await execute_in_order("", slow, parallel=parallel) == ()
+
+    async def never(_: int, call: str) -> str:
+        raise AssertionError(call)
+
+    assert await execute_in_order("", never, parallel=parallel) == ()
 
 
 async def test_a_broken_store_cancels_the_others_and_is_raised_as_it_is() -> None:

@@ -126,12 +126,12 @@ def test_valid_arithmetic_equals_python_s_own(expression: str) -> None:
 
 @given(st.text(st.sampled_from("0123456789.+-*/%()e,^ absqrtlogmxinfactorialround_"), max_size=60))
 def test_any_text_ends_soon_as_a_number_or_a_refusal(expression: str) -> None:
-    """TOOL-24: property; never a crash, never a hang."""
-    begun = time.monotonic()
+    """TOOL-24: property; never a crash, never a hang. Counted in processor time."""
+    begun = time.thread_time()
     try:
         value = evaluate(expression)
     except ToolArgumentsError as error:
         assert error.message  # noqa: PT017 - either outcome is right
     else:
         assert math.isfinite(value) if isinstance(value, float) else value.bit_length() <= 4096
-    assert time.monotonic() - begun < 2
+    assert time.thread_time() - begun < 2

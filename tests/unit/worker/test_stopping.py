@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import threading
 from functools import partial
 
@@ -25,11 +26,17 @@ def heed(stopping: Stopping, told: list[str]) -> None:
     stopping.heed(lambda: told.append("drain"), lambda: told.append("hand back"))
 
 
+async def what_is_ready() -> None:
+    """Let the loop hear whatever it has been told, also what should not have been."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def eventually(told: list[str], *expected: str) -> None:
     async def is_so() -> bool:
         return told == list(expected)
 
-    await until(is_so, within=30, what=f"{expected}")
+    await until(is_so, within=60, what=f"{expected}")
 
 
 async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]) -> None:
@@ -43,7 +50,7 @@ async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]
     await eventually(told, "drain", "hand back")
     stopping.ask()
     stopping.begin()
-    await asyncio.sleep(0)
+    await what_is_ready()
     assert told == ["drain", "hand back"]
 
 
@@ -88,7 +95,7 @@ async def test_without_pipes_nothing_is_told(told: list[str]) -> None:
     stopping = Stopping(600.0, stay)
     heed(stopping, told)
     stopping.ask()
-    await asyncio.sleep(0)
+    await what_is_ready()
     assert told == []
 
 
@@ -104,33 +111,44 @@ def test_the_bound_is_the_drain_and_the_time_to_hand_back() -> None:
     stopping.open()
     stopping.begin()
     stopping.begin()
-    assert gone.wait(30)
+    assert gone.wait(60)
     assert left == [0.0]
 
 
 def test_all_forked_children_hear_one_notice() -> None:
     notice = Notice()
     notice.open()
-    children = [_forked_listener(notice) for _ in range(2)]
-    notice.give()
-    for child in children:
-        assert wait_until(partial(_has_ended, child), within=30)
+    children = {_forked_listener(notice) for _ in range(2)}
+    try:
+        notice.give()
+        for child in tuple(children):
+            assert wait_until(partial(_ended, child), within=60) == (child, 0)
+            children.discard(child)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
-def _has_ended(child: int) -> bool:
-    return os.waitpid(child, os.WNOHANG)[0] == child
+def _ended(child: int) -> tuple[int, int] | None:
+    """Return the child and its exit status; None while it runs."""
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return (pid, status) if pid else None
 
 
 def _forked_listener(notice: Notice) -> int:
     pid = os.fork()
     if pid:
         return pid
-    loop = asyncio.new_event_loop()
+    code = 1
+    try:
+        asyncio.new_event_loop().run_until_complete(_hearing(notice))
+        code = 0
+    finally:
+        os._exit(code)
 
-    async def listen() -> None:
-        heard = asyncio.Event()
-        notice.heed(heard.set)
-        await heard.wait()
 
-    loop.run_until_complete(listen())
-    os._exit(0)
+async def _hearing(notice: Notice) -> None:
+    heard = asyncio.Event()
+    notice.heed(heard.set)
+    await heard.wait()
