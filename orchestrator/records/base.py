@@ -3,7 +3,7 @@
 Knows nothing of Redis, Celery or HTTP.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Self, TypeVar, cast
 
@@ -31,8 +31,10 @@ class Record(BaseModel):
         if deep:
             return super().model_copy(update=update, deep=True)
         changes = update or {}
-        fields = {**self.__dict__, **changes}
-        return _made(type(self), fields, self.__pydantic_fields_set__ | changes.keys())
+        given = self.__pydantic_fields_set__
+        if not changes.keys() <= given:
+            given = given | changes.keys()
+        return _made(type(self), {**self.__dict__, **changes}, given)
 
     @classmethod
     def model_construct(  # type: ignore[override]  # pydantic's plugin cannot tell
@@ -47,7 +49,8 @@ class Record(BaseModel):
         for name, make in factories:
             if name not in values:
                 fields[name] = make()
-        return _made(cls, fields, values.keys() if _fields_set is None else _fields_set)
+        given = _set_of(tuple(values)) if _fields_set is None else _fields_set
+        return _made(cls, fields, given)
 
     @classmethod
     def from_json(cls, data: str | bytes) -> Self:
@@ -57,15 +60,27 @@ class Record(BaseModel):
 
 R = TypeVar("R", bound=Record)
 
+# The slots of every pydantic model, set by their descriptors: quicker than `object.__setattr__`.
+_new = object.__new__
+_set_values = vars(BaseModel)["__dict__"].__set__
+_set_given = vars(BaseModel)["__pydantic_fields_set__"].__set__
+_set_extra = vars(BaseModel)["__pydantic_extra__"].__set__
+_set_private = vars(BaseModel)["__pydantic_private__"].__set__
 
-def _made(kind: type[R], fields: dict[str, Any], given: Iterable[str]) -> R:
-    record = kind.__new__(kind)
-    set_ = object.__setattr__
-    set_(record, "__dict__", fields)
-    set_(record, "__pydantic_fields_set__", set(given))
-    set_(record, "__pydantic_extra__", None)
-    set_(record, "__pydantic_private__", None)
+
+def _made(kind: type[R], values: dict[str, Any], given: set[str]) -> R:
+    record = _new(kind)
+    _set_values(record, values)
+    _set_given(record, given)
+    _set_extra(record, None)
+    _set_private(record, None)
     return record
+
+
+@cache
+def _set_of(names: tuple[str, ...]) -> set[str]:
+    """Return the names as a set, the same one each time: nobody changes a frozen record's."""
+    return set(names)
 
 
 @cache

@@ -10,12 +10,15 @@ from pydantic import Field
 from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorContext
+from stepfleet.orchestrator.records.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.remembered import Window
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
+
+ToolResults = tuple[ToolCallRecord, ...] | LoggedCalls
 
 
 class Lifecycle(StrEnum):
@@ -100,7 +103,7 @@ class AgentState(Record):
     info: StateInfo
     status: Lifecycle = Lifecycle.QUEUED
     messages: tuple[Message, ...] = ()
-    tool_results: tuple[ToolCallRecord, ...] = ()
+    tool_results: ToolResults = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
     step_count: int = 0
     session_steps: int = 0

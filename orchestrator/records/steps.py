@@ -96,7 +96,15 @@ class Progress(Record):
     error: ErrorInfo | None = None
 
 
-class LoggedStep(Record):
+class SaidStep(Record):
+    """What a step said. Claims read no more of a logged step: the rest of it is for people."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    messages: tuple[Message, ...] = ()
+
+
+class LoggedStep(SaidStep):
     """What one committed step added: a log field of the run. Writing it twice is harmless.
 
     `execution` numbers the run's executions (turns) from 1; `committed_at` is Redis's time.
@@ -104,8 +112,9 @@ class LoggedStep(Record):
     `messages`. `remembered` is set where the step moved the window of the run's memory.
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     result: StepResult
-    messages: tuple[Message, ...] = ()
     outcome: ContinuationOutcome | None = None
     execution: int = 1
     committed_at: datetime | None = None

@@ -1,5 +1,7 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,13 +11,14 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Part
 from stepfleet.orchestrator.protocol.claim import Journal
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
+from stepfleet.orchestrator.records.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.remembered import Remembered, Window
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.results import LostAttempt
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.records.steps import LoggedStep
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle, ToolResults
+from stepfleet.orchestrator.records.steps import LoggedStep, SaidStep
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.serialization.handoff import handoff
 
@@ -91,18 +94,38 @@ def log_begin(header: Fields) -> int:
     return int((header.get("since") or "0").partition(" ")[0])
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        msg = f"a record of the run cannot be read: {error}"
+        raise SerializationError(msg) from error
+
+
 def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> list[LoggedStep]:
     """Return the committed steps from `first` on, with their outcomes where those were read too.
 
     Raises `SerializationError` when a record cannot be read.
     """
-    numbers = sorted(int(name) for name in fields if name.isdigit())
-    try:
-        log = [LoggedStep.from_json(fields[str(number)]) for number in numbers if number >= first]
+    with _reading():
+        log = [LoggedStep.from_json(stored) for stored in _steps(fields, first)]
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
-    except ValidationError as error:
-        msg = f"a record of the run cannot be read: {error}"
-        raise SerializationError(msg) from error
+
+
+def load_said(fields: Fields, first: int = 0) -> tuple[list[SaidStep], LoggedCalls]:
+    """Return what a claim needs of the same steps: their messages, and calls to look up.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    stored = _steps(fields, first)
+    with _reading():
+        return [SaidStep.from_json(one) for one in stored], LoggedCalls(stored)
+
+
+def _steps(fields: Fields, first: int) -> list[str]:
+    numbers = sorted(int(name) for name in fields if name.isdigit())
+    return [fields[str(number)] for number in numbers if number >= first]
 
 
 def load_outcome(stored: str | None) -> ContinuationOutcome | None:
@@ -116,32 +139,34 @@ def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
 
 
 def load_messages(
-    system: str, fields: Fields, log: list[LoggedStep], first: int = 0
+    system: str, fields: Fields, log: Sequence[SaidStep], first: int = 0
 ) -> tuple[Message, ...]:
     """Return the conversation: instructions, then inputs and steps in the order of the log.
 
     Where the log was read from a later step on, what was read of earlier inputs comes first.
+    Raises `SerializationError` when a record cannot be read.
     """
     messages = [Message.system(system)] if system else []
-    for number in _earlier_inputs(fields, first):
-        messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
-    for number in range(len(log) + 1):
-        given = fields.get(f"input:{first + number}")
-        if given:
-            messages.extend(MESSAGES.validate_json(given))
-        if number < len(log):
-            messages.extend(log[number].messages)
+    with _reading():
+        for number in _earlier_inputs(fields, first):
+            messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
+        for number in range(len(log) + 1):
+            given = fields.get(f"input:{first + number}")
+            if given:
+                messages.extend(MESSAGES.validate_json(given))
+            if number < len(log):
+                messages.extend(log[number].messages)
     return tuple(messages)
 
 
 def load_history(
-    fields: Fields, log: list[LoggedStep], system: str, window: Window | None, first: int = 0
+    fields: Fields, log: Sequence[SaidStep], system: str, window: Window | None, first: int = 0
 ) -> History:
     """Return the conversation as memory policies see it: step by step.
 
     Raises `SerializationError` when a record cannot be read.
     """
-    try:
+    with _reading():
         inputs = {
             int(name[6:]): MESSAGES.validate_json(given)
             for name, given in fields.items()
@@ -151,9 +176,6 @@ def load_history(
         if window and window.summary is not None:
             made = LoggedStep.from_json(fields[str(window.summary)])
             summary = made.remembered.summary if made.remembered else None
-    except (ValidationError, KeyError) as error:
-        msg = f"a record of the run cannot be read: {error}"
-        raise SerializationError(msg) from error
     told = tuple(one for one in inputs.get(0, ()) if one.is_system())
     if told:
         inputs[0] = tuple(one for one in inputs[0] if not one.is_system())
@@ -178,19 +200,14 @@ def _earlier_inputs(fields: Fields, first: int) -> list[int]:
 
 
 def load_state(
-    header: Fields,
-    fields: Fields,
-    log: list[LoggedStep],
-    system: str,
-    now: datetime,
-    first: int = 0,
+    header: Fields, messages: tuple[Message, ...], calls: ToolResults, now: datetime
 ) -> AgentState:
-    """Return the run's state at `now`, with its conversation and tool results from `first` on.
+    """Return the run's state at `now`, with what the log has of its conversation and its calls.
 
     Raises `SerializationError` when a record cannot be read.
     """
     check_version(header)
-    try:
+    with _reading():
         state = AgentState.from_json(header["slim"])
         started = header.get("execution_started")
         info = state.info.model_copy(
@@ -203,14 +220,11 @@ def load_state(
         update: dict[str, Any] = {
             "info": info,
             "status": Lifecycle(header["status"]),
-            "messages": load_messages(system, fields, log, first),
-            "tool_results": tuple(call for step in log for call in step.result.tool_calls),
+            "messages": messages,
+            "tool_results": calls,
             "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,
         }
-    except (ValidationError, ValueError, KeyError) as error:
-        msg = f"a record of the run cannot be read: {error}"
-        raise SerializationError(msg) from error
-    return state.model_copy(update=update)
+        return state.model_copy(update=update)
 
 
 def load_journal(fields: Fields) -> Journal:

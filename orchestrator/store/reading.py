@@ -22,6 +22,7 @@ from stepfleet.orchestrator.store.loading import (
     check_version,
     load_log,
     load_lost,
+    load_messages,
     load_outcome,
     load_state,
     log_begin,
@@ -116,7 +117,9 @@ class Runs:
         first = 0 if whole else log_begin(header)
         log = load_log(fields, outcomes, first)
         now = moment(header["updated"])
-        state = load_state(header, fields, log, config.instructions, now, first)
+        messages = load_messages(config.instructions, fields, log, first)
+        calls = tuple(call for step in log for call in step.result.tool_calls)
+        state = load_state(header, messages, calls, now)
         if outcome := load_outcome(header.get("outcome")):
             state = state.with_continuation_outcome(outcome)
         return StoredRun(

@@ -51,7 +51,7 @@ class Snapshots:
     async def take(self, run_id: str, config: SlimSerializationConfig) -> dict[str, Any]:
         """Return a run's snapshot. Raises `ConfigurationError` if there is no run of that id."""
         header = await self._header(run_id)
-        state = load_state(header, {}, [], "", moment(header["updated"]))
+        state = load_state(header, (), (), moment(header["updated"]))
         if outcome := load_outcome(header.get("outcome")):
             state = state.with_continuation_outcome(outcome)
         tail = await self._tail(run_id, int(header["step"]), config)

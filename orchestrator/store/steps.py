@@ -28,7 +28,8 @@ from stepfleet.orchestrator.store.loading import (
     check_version,
     load_history,
     load_journal,
-    load_log,
+    load_messages,
+    load_said,
     load_state,
     log_begin,
     log_end,
@@ -205,8 +206,9 @@ class StepStore:
             config = config.with_overrides(orjson.loads(header["overrides"]))
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
-        log = load_log(fields, first=first)
-        state = load_state(header, fields, log, config.instructions, now, first)
+        log, calls = load_said(fields, first)
+        messages = load_messages(config.instructions, fields, log, first)
+        state = load_state(header, messages, calls, now)
         history = None
         if config.memory.active or state.window:
             history = load_history(fields, log, config.instructions, state.window, first)

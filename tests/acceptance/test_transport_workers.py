@@ -17,7 +17,10 @@ from redis import Redis
 from redis_servers import RedisServer
 from toy_worker import ToyWorker, client_app
 
+from stepfleet.worker.transport.channel import Channel
+
 LONG = 60.0
+
 Start = Callable[..., ToyWorker]
 
 
@@ -149,6 +152,23 @@ def test_it_restores_what_a_killed_worker_held(app: Celery, start: Start) -> Non
         held.open(f"t{i}")
     start(name="w2", settings={"broker_transport_options": options})
     assert [r.get(timeout=LONG) for r in sent] == [f"t{i}" for i in range(20)]
+
+
+def test_a_worker_killed_in_its_sweep_keeps_no_other_from_it_for_long(
+    app: Celery, start: Start
+) -> None:
+    options = {"visibility_timeout": 1, "unacked_restore_interval": 1}
+    options["unacked_restore_throttle"] = 1
+    held = start(options=("-c", "5"))
+    sent = [app.send_task("toyapp.late_gate", (f"t{i}",)) for i in range(5)]
+    wait_until(lambda: held.notes.llen("started") == 5, within=60, what="five running tasks")
+    held.signal(signal.SIGKILL)
+    held.wait()
+    held.notes.lock("unacked_mutex", timeout=Channel.unacked_mutex_expire).acquire()
+    for i in range(5):
+        held.open(f"t{i}")
+    start(name="w2", settings={"broker_transport_options": options})
+    assert [r.get(timeout=60) for r in sent] == [f"t{i}" for i in range(5)]
 
 
 @pytest.mark.timeout(300)

@@ -6,6 +6,7 @@ Only roles, text, media and calls are sent; a message's metadata never is.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_as_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MEDIA_TYPES = {"pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown"}
 
 
@@ -52,7 +53,8 @@ def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
 def encode(body: dict[str, Any]) -> bytes:
     """Return the body as JSON. Lone surrogates and integers above 64 bits are kept, escaped."""
     try:
-        return orjson.dumps(body)
+        # Copied: what orjson returns keeps 4 KiB, however short it is, and a call may be long.
+        return bytes(memoryview(orjson.dumps(body)))
     except TypeError:
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -64,7 +66,13 @@ def tool_choice(choice: str) -> str | dict[str, Any]:
 
 def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[str, Any]]:
     """Return the conversation in wire form."""
-    return [wire for message in messages for wire in _wire(message, official=official)]
+    wires: list[dict[str, Any]] = []
+    for message in messages:
+        if isinstance(message.content, str):
+            wires.append(_wire(message, message.content, official=official))
+        else:
+            wires.extend(_wires_of_blocks(message, message.content, official=official))
+    return wires
 
 
 def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:
@@ -85,20 +93,28 @@ def _tool(spec: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _wire(message: Message, *, official: bool) -> Iterator[dict[str, Any]]:
+def _wire(message: Message, content: Content, *, official: bool) -> dict[str, Any]:
+    role = message.role
+    if role is Role.TOOL:
+        answer = _content(content)
+        return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": answer}
+    if role is Role.ASSISTANT:
+        return _assistant(message, content)
+    if role is Role.DEVELOPER and not official:
+        role = Role.SYSTEM
+    return _named(message, {"role": role.value, "content": _content(content)})
+
+
+def _wires_of_blocks(
+    message: Message, blocks: list[Block], *, official: bool
+) -> Iterator[dict[str, Any]]:
     if message.role is Role.TOOL:
-        answer = _content(message.content)
-        yield {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": answer}
+        yield _wire(message, blocks, official=official)
         return
-    results, rest = _split_results(message.content)
+    results, rest = _split_results(blocks)
     yield from results
-    if message.role is Role.ASSISTANT:
-        yield _assistant(message, rest)
-    elif rest or not results:
-        role = message.role
-        if role is Role.DEVELOPER and not official:
-            role = Role.SYSTEM
-        yield _named(message, {"role": role.value, "content": _content(rest)})
+    if rest or not results or message.role is Role.ASSISTANT:
+        yield _wire(message, rest, official=official)
 
 
 def _assistant(message: Message, content: Content) -> dict[str, Any]:
@@ -127,17 +143,23 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=1024)
 def _safe_name(name: str) -> str:
     # A name that the service refuses would end the run at its next step, whoever made it up.
     return _NOT_IN_A_NAME.sub("_", name)[:_NAME_LENGTH]
 
 
-def _split_results(content: Content) -> tuple[list[dict[str, Any]], Content]:
+def _as_text(arguments: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(arguments).decode()
+    except TypeError:  # lone surrogates, integers above 64 bits
+        return _encode_any(arguments)
+
+
+def _split_results(blocks: list[Block]) -> tuple[list[dict[str, Any]], list[Block]]:
     """Part the tool results of a block list, each its own message, from the other blocks."""
-    if isinstance(content, str):
-        return [], content
-    results = [block["toolResult"] for block in content if "toolResult" in block]
-    rest = [block for block in content if "toolResult" not in block]
+    results = [block["toolResult"] for block in blocks if "toolResult" in block]
+    rest = [block for block in blocks if "toolResult" not in block]
     wires = [
         {
             "role": "tool",

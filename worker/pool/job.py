@@ -62,6 +62,7 @@ class Job:
         "_loop",
         "_owner",
         "_soft_is_due",
+        "_starting",
         "_task",
         "_timers",
         "limits",
@@ -86,6 +87,7 @@ class Job:
         self.settled = False  # belongs to the worker's thread: Celery knows how the task ended
         self._owner = owner
         self._loop = loop
+        self._starting: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._doomed = False  # whatever the task still does, it must not report it
@@ -109,6 +111,11 @@ class Job:
 
     def begin(self) -> None:
         """Start in the loop's thread."""
+        self._starting = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        # Known only from here on: a task that is cancelled before its first step never runs.
+        self._task = self._starting
         if self._doomed:
             self._leave(None)
             return
@@ -116,9 +123,6 @@ class Job:
             self._timers.append(self._loop.call_later(self.limits.soft, self._soft_limit))
         if self.limits.hard:
             self._timers.append(self._loop.call_later(self.limits.hard, self._hard_limit))
-        self._task = self._loop.create_task(self._run())
-
-    async def _run(self) -> None:
         running_job.set(self)
         try:
             outcome = await self._drive(TaskGreenlet(self.target))

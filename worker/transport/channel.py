@@ -68,6 +68,10 @@ class Channel(WakingChannel):
     batch_bytes = 1024 * 1024
     message_limit = MESSAGE_LIMIT
 
+    #: Seconds for which a worker that was killed in its sweep keeps the others from theirs: kombu's
+    #: are 300. Two sweeps at once do no harm, a message is given back by one of them.
+    unacked_mutex_expire = 10
+
     from_transport_options = (
         *StockChannel.from_transport_options,
         "batch_messages",

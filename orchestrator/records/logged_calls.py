@@ -1,0 +1,88 @@
+"""The tool calls of a run's log, read when somebody looks at them."""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from pydantic import ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+
+class _Result(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    tool_calls: tuple[ToolCallRecord, ...] = ()
+
+
+class _Step(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    result: _Result
+
+
+class LoggedCalls(Sequence[ToolCallRecord]):
+    """The calls of stored steps (`LoggedStep` as JSON), and of steps that came behind them.
+
+    Every claim has all of a run's log at hand, and hardly any criterion looks at earlier calls:
+    making the records at each step would cost more than all its decisions. The first look raises
+    `pydantic.ValidationError` where a stored step cannot be read.
+    """
+
+    __slots__ = ("_behind", "_read", "_stored")
+
+    def __init__(
+        self, stored: Sequence[str | bytes] = (), behind: tuple[ToolCallRecord, ...] = ()
+    ) -> None:
+        self._stored = stored
+        self._behind = behind
+        self._read: tuple[ToolCallRecord, ...] | None = None
+
+    def __add__(self, calls: tuple[ToolCallRecord, ...]) -> "LoggedCalls":
+        """Return these calls with others behind them, still unread."""
+        return LoggedCalls(self._stored, self._behind + calls)
+
+    @overload
+    def __getitem__(self, place: int) -> ToolCallRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[ToolCallRecord, ...]: ...
+    def __getitem__(self, place: int | slice) -> ToolCallRecord | tuple[ToolCallRecord, ...]:
+        """Return a call, or several."""
+        return self._calls[place]
+
+    def __len__(self) -> int:
+        """Return how many calls there are."""
+        return len(self._calls)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` has equal calls in the same order."""
+        return isinstance(other, tuple | LoggedCalls) and self._calls == tuple(other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the calls."""
+        return hash(self._calls)
+
+    def __repr__(self) -> str:
+        """Return the calls as a tuple shows them."""
+        return repr(self._calls)
+
+    @property
+    def _calls(self) -> tuple[ToolCallRecord, ...]:
+        if self._read is None:
+            steps = map(_Step.from_json, self._stored)
+            logged = tuple(call for step in steps for call in step.result.tool_calls)
+            self._read = logged + self._behind
+        return self._read
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, _source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Serialize as the tuple of the calls; only our own store makes unread ones."""
+        return core_schema.is_instance_schema(
+            cls,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                tuple, return_schema=handler(tuple[ToolCallRecord, ...])
+            ),
+        )

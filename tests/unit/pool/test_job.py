@@ -1,0 +1,63 @@
+"""A job of the asyncio pool that is interrupted before its task has begun."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from stepfleet.worker.bridge import await_
+from stepfleet.worker.pool.job import Job, Limits, Reports
+
+LONG = 60.0
+REPORTS = Reports(*[lambda *_: None] * 4)
+
+
+class Owner:
+    """Notes what a pool would be told."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[object] = []
+        self.left = asyncio.Event()
+        self.reached: list[bool] = []
+
+    def finished(self, job: Job, outcome: object) -> None:
+        assert job.target is not None
+        self.outcomes.append(outcome)
+        self.left.set()
+
+    def limit_reached(self, job: Job, *, soft: bool) -> None:
+        assert job.limits is not None
+        self.reached.append(soft)
+
+    def abandoned(self, job: Job) -> None:
+        raise AssertionError(job)
+
+
+def started(target: Callable[[], object], limits: Limits) -> tuple[Job, Owner]:
+    owner = Owner()
+    loop = asyncio.get_running_loop()
+    job = Job(target, REPORTS, limits, owner, loop)
+    loop.call_soon(job.begin)
+    return job, owner
+
+
+async def test_a_task_that_is_ended_before_its_first_step_gives_its_slot_back() -> None:
+    ran: list[str] = []
+    job, owner = started(lambda: ran.append("ran"), Limits(None, None))
+    job.terminate()
+    await asyncio.wait_for(owner.left.wait(), LONG)
+    assert owner.outcomes == [None]
+    assert not ran
+
+
+@pytest.mark.parametrize("limits", [Limits(0.001, None), Limits(None, 0.001)])
+async def test_time_limits_count_from_the_first_step(limits: Limits) -> None:
+    """A process that gets no processor for a while loses no task by it."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    _, owner = started(lambda: await_(ended), limits)
+    loop.call_soon(time.sleep, 0.05)  # behind `begin`, before the first step
+    await asyncio.wait_for(owner.left.wait(), LONG)
+    assert owner.reached == [limits.soft is not None]
+    assert len(owner.outcomes) == 1
