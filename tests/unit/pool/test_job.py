@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from stepfleet.worker.bridge import await_
+from stepfleet.worker.loop_thread import new_event_loop
 from stepfleet.worker.pool.job import Job, Limits, Reports
 
 LONG = 60.0
@@ -42,7 +43,20 @@ def started(target: Callable[[], object], limits: Limits) -> tuple[Job, Owner]:
     return job, owner
 
 
-async def test_a_task_that_is_ended_before_its_first_step_gives_its_slot_back() -> None:
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The pool's own loop: uvloop, where there is one, looks at timers first."""
+    with asyncio.Runner(loop_factory=new_event_loop) as opened:
+        yield opened
+
+
+def test_a_task_that_is_ended_before_its_first_step_gives_its_slot_back(
+    runner: asyncio.Runner,
+) -> None:
+    runner.run(ended_before_its_first_step())
+
+
+async def ended_before_its_first_step() -> None:
     ran: list[str] = []
     job, owner = started(lambda: ran.append("ran"), Limits(None, None))
     job.terminate()
@@ -52,8 +66,12 @@ async def test_a_task_that_is_ended_before_its_first_step_gives_its_slot_back() 
 
 
 @pytest.mark.parametrize("limits", [Limits(0.001, None), Limits(None, 0.001)])
-async def test_time_limits_count_from_the_first_step(limits: Limits) -> None:
+def test_time_limits_count_from_the_first_step(runner: asyncio.Runner, limits: Limits) -> None:
     """A process that gets no processor for a while loses no task by it."""
+    runner.run(limited_after_a_stall(limits))
+
+
+async def limited_after_a_stall(limits: Limits) -> None:
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     _, owner = started(lambda: await_(ended), limits)
