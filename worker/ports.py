@@ -1,7 +1,7 @@
 """What a step needs from the outside: every collaborator of `step.py`, as protocols."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.call_leases import CallLease
 from stepfleet.worker.leases import Lease
+from stepfleet.worker.pacing import Pacing
 
 
 class Held(Protocol):
@@ -190,3 +191,4 @@ class Ports:
     patience: float = 5.0
     tokens: Callable[[str], Count] = lambda _: estimate_tokens
     alone: Trials | None = None
+    pacing: Pacing = field(default_factory=Pacing)

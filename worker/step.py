@@ -46,17 +46,21 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
     Raises `StoreError` when Redis stays out of reach; whatever is not committed then is done
     again by whoever takes the run up after the lease.
     """
-    ports.crash("before-claim")
-    claim = await ports.store.claim(hint, ports.token())
-    if isinstance(claim, Refusal):
-        return StepReport(hint, refusal=claim)
-    ports.crash("after-claim")
-    with leases.hold(claim) as lease:
-        if claim.crashes and ports.alone and await ports.alone.tried(lease, ports.store):
-            return StepReport(hint, status=ALONE)
-        criteria, attempt = await execute(claim, lease, ports)
-        lease.settle()
-        return await commit(claim, attempt, criteria, lease, ports)
+    with ports.pacing:
+        ports.crash("before-claim")
+        claim = await ports.store.claim(hint, ports.token())
+        if isinstance(claim, Refusal):
+            return StepReport(hint, refusal=claim)
+        ports.crash("after-claim")
+        with leases.hold(claim) as lease:
+            if claim.crashes and ports.alone:
+                async with ports.pacing.elsewhere:
+                    tried = await ports.alone.tried(lease, ports.store)
+                if tried:
+                    return StepReport(hint, status=ALONE)
+            criteria, attempt = await execute(claim, lease, ports)
+            lease.settle()
+            return await commit(claim, attempt, criteria, lease, ports)
 
 
 async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[ContinuationCriteria, Attempt]:
@@ -73,16 +77,27 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
     try:
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
-        response = await call_model(claim, agent, lease, ports, conduct)
-        turn = ToolTurn(claim, response, agent, lease, ports, conduct)
+        async with ports.pacing.elsewhere:
+            response = await call_model(claim, agent, lease, ports, conduct)
+            # Before the wait for its turn, in which the answer must not be lost.
+            turn = ToolTurn(claim, response, agent, lease, ports, conduct)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
-        by = lease.broken_off_by(cancelled)
-        return criteria, turn.interrupted(by) if turn else broken_off(by, lease)
+        return criteria, await _given_up(lease.broken_off_by(cancelled), turn, lease)
     except StoreError:
         raise  # the store is away: nothing of this attempt can be told, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
         return criteria, failure_of(error, lease.span, lease.remembered)
+
+
+async def _given_up(by: Interruption, turn: ToolTurn | None, lease: Lease) -> Attempt:
+    """Return what there is; a step that is handed back takes along what was paid for."""
+    if turn is None:
+        return broken_off(by, lease)
+    if by is Interruption.HANDED_BACK:
+        lease.settle()
+        await turn.keep()
+    return turn.interrupted(by)
 
 
 async def commit(

@@ -72,8 +72,9 @@ class ToolTurn:
                 await self._run(index)
                 if index != open_calls[-1]:
                     await asyncio.sleep(0)  # others have their turn
-        else:
-            await self._run_noted(open_calls)
+        elif open_calls:
+            async with self.ports.pacing.elsewhere:
+                await self._run_noted(open_calls)
         if waits:
             return await self._parked(waits)
         self.ports.crash("after-tools")
@@ -90,6 +91,11 @@ class ToolTurn:
             self._progress,
             self._handled,
         )
+
+    async def keep(self) -> None:
+        """Have whoever goes on with this step find its answer, and what was done already."""
+        if not self._response_known or self.records.keys() - self._journaled:
+            await self._note()
 
     def interrupted(self, by: Interruption) -> Interrupted:
         """Return what there is when the turn is broken off: calls without a result are answered."""
@@ -115,9 +121,7 @@ class ToolTurn:
         return divided(left, self.calls, self.agent.tools.queues, parallel=parallel)
 
     async def _parked(self, waits: tuple[Wait, ...]) -> Parked:
-        # Who goes on with this step must find its answer, and what was done already.
-        if not self._response_known or self.records.keys() - self._journaled:
-            await self._note()
+        await self.keep()
         return Parked(self.lease.span, waits, self.interrupted(Interruption.CANCELLED))
 
     async def _read(self, conduct: Conduct) -> Progress | None:

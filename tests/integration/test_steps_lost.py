@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from deadlines import until
 from opened_runs import lease_runs_out, opened_run
 from scripted_steps import Crash, Hands, Script, call, requests, say
 from stored_runs import Bench
@@ -21,6 +22,7 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.orchestrator.tools import current_invocation, tool
+from stepfleet.worker.pacing import Pacing
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
@@ -251,6 +253,30 @@ async def test_a_step_that_is_handed_back_keeps_its_journal(opened: Opened) -> N
     assert heir.crashes == 0
     assert heir.journal.response is not None
     assert len(requests(hands)) == 1
+
+
+async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
+    opened: Opened,
+) -> None:
+    """RUN-17: a worker that stops at full load lets nobody pay for its answers again."""
+    pacing = Pacing(most=1)
+
+    async def while_another_works(_: ModelRequest) -> LLMResponse:
+        pacing.enter()
+        return say("done")
+
+    async def waits() -> bool:
+        return pacing.waiting == 1
+
+    async with opened(while_another_works) as (desk, hands, run_id):
+        hands.pacing = pacing
+        step = asyncio.create_task(hands.step(run_id, 0))
+        await until(waits, within=60)
+        hands.leases.hand_back()
+        await asyncio.wait_for(step, 60)
+        heir = await desk.claim(run_id)
+    assert heir.journal.response == say("done")
+    assert pacing.at_work == 1
 
 
 async def test_a_store_that_goes_away_during_a_step_fails_no_run(opened: Opened) -> None:

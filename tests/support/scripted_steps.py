@@ -21,6 +21,7 @@ from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.models import Models
+from stepfleet.worker.pacing import Pacing
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.tool_task import CallReport, run_call
@@ -85,6 +86,7 @@ class Hands:
     leases: Leases = field(default_factory=lambda: Leases(time.monotonic))
     call_leases: CallLeases = field(default_factory=lambda: CallLeases(time.monotonic))
     models: Models = field(default_factory=Models)
+    pacing: Pacing = field(default_factory=Pacing)
 
     async def step(self, run_id: str, step: int) -> StepReport:
         """Do one step."""
@@ -116,6 +118,7 @@ class Hands:
             token=self.desk.token,
             crash=self._crash(),
             worker="test",
+            pacing=self.pacing,
         )
 
     def _crash(self) -> Callable[[str], None]:

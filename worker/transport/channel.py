@@ -129,6 +129,7 @@ class Channel(WakingChannel):
             acks=self._ledger.take_acks(ACKS_PER_CALL),
         )
         self._sent = fetch
+        self.heard = False
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
         keys, args = self._call_of(fetch)
@@ -223,7 +224,7 @@ class Channel(WakingChannel):
         self._ledger.counts.update(
             fetches=1, messages=len(messages), quarantined=refused, acknowledged=len(sent.acks)
         )
-        if exhausted:
+        if exhausted and not self.heard:  # a change may be heard of before this reply is read
             self._sleep(self.idle_seconds)
         if not messages:
             raise Empty

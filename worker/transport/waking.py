@@ -27,6 +27,7 @@ class WakingChannel(IndebtedChannel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.hears = True
         self.next_look = 0.0  # monotonic time before which the queues are known to be empty
+        self.heard = False  # of a change, since the last fetch was sent
         super().__init__(*args, **kwargs)
 
     @property
@@ -69,6 +70,7 @@ class WakingChannel(IndebtedChannel):
         """Take in whatever was said, which can only mean that there is something to fetch."""
         connection = self.ear.connection
         self.next_look = 0.0
+        self.heard = True
         try:
             if not connection._sock.recv(65_536):  # noqa: SLF001 what is said does not matter
                 connection.disconnect()

@@ -1,0 +1,100 @@
+"""Steps that have their answers wait while enough others are at work."""
+
+import asyncio
+
+import pytest
+from deadlines import until
+
+from stepfleet.worker.pacing import Pacing
+
+LONG = 60.0
+ENDLESS = 3600.0
+
+
+class Steps:
+    """So many steps that wait for an answer."""
+
+    def __init__(self, pacing: Pacing, count: int) -> None:
+        self.pacing = pacing
+        self.answered = asyncio.Event()
+        self.ended = [asyncio.Event() for _ in range(count)]
+        self.went: list[int] = []
+        self.tasks = [asyncio.ensure_future(self._step(number)) for number in range(count)]
+
+    async def _step(self, number: int) -> None:
+        with self.pacing:
+            async with self.pacing.elsewhere:
+                await self.answered.wait()
+            self.went.append(number)
+            await self.ended[number].wait()
+
+    async def until(self, at_work: int, waiting: int) -> None:
+        async def reached() -> bool:
+            return (self.pacing.at_work, self.pacing.waiting) == (at_work, waiting)
+
+        await until(reached, within=LONG)
+
+    async def end(self) -> None:
+        for ended in self.ended:
+            ended.set()
+        await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), LONG)
+
+
+async def test_answers_are_taken_up_in_order_a_few_at_a_time() -> None:
+    steps = Steps(Pacing(most=2, stuck=ENDLESS), 5)
+    await steps.until(at_work=0, waiting=0)
+    steps.answered.set()
+    await steps.until(at_work=2, waiting=3)
+    assert steps.went == [0, 1]
+    steps.ended[0].set()
+    await steps.until(at_work=2, waiting=2)
+    assert steps.went == [0, 1, 2]
+    await steps.end()
+    assert steps.went == [0, 1, 2, 3, 4]
+    assert steps.pacing.at_work == 0
+
+
+async def test_a_step_that_begins_never_waits_and_goes_before_answers() -> None:
+    pacing = Pacing(most=1, stuck=ENDLESS)
+    steps = Steps(pacing, 1)
+    await steps.until(at_work=0, waiting=0)
+    with pacing, pacing:
+        steps.answered.set()
+        await steps.until(at_work=2, waiting=1)
+    await steps.until(at_work=1, waiting=0)
+    await steps.end()
+
+
+@pytest.mark.parametrize("had_its_turn", [False, True])
+async def test_whoever_is_broken_off_leaves_its_place(had_its_turn: bool) -> None:
+    steps = Steps(Pacing(most=1, stuck=ENDLESS), 3)
+    await steps.until(at_work=0, waiting=0)
+    steps.answered.set()
+    await steps.until(at_work=1, waiting=2)
+    if had_its_turn:
+        steps.ended[0].set()
+        await steps.until(at_work=1, waiting=1)
+    steps.tasks[1].cancel()
+    await steps.until(at_work=1, waiting=0 if had_its_turn else 1)
+    await steps.end()
+    assert steps.went[-1] == 2
+    assert steps.pacing.at_work == 0
+
+
+async def test_a_call_that_fails_does_not_wait_to_say_so() -> None:
+    pacing = Pacing(most=1, stuck=ENDLESS)
+    with pacing:
+        with pytest.raises(ValueError, match="no answer"), pacing:
+            async with pacing.elsewhere:
+                raise ValueError("no answer")
+        assert pacing.at_work == 1
+
+
+async def test_where_nobody_ends_its_work_others_are_let_in_all_the_same() -> None:
+    """Redis may be away, or one master of a cluster: the others have work to do."""
+    steps = Steps(Pacing(most=2, stuck=0.05), 5)
+    await steps.until(at_work=0, waiting=0)
+    steps.answered.set()
+    await steps.until(at_work=5, waiting=0)
+    await steps.end()
+    assert steps.pacing.at_work == 0
