@@ -96,15 +96,7 @@ class Progress(Record):
     error: ErrorInfo | None = None
 
 
-class SaidStep(Record):
-    """What a step said. Claims read no more of a logged step: the rest of it is for people."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    messages: tuple[Message, ...] = ()
-
-
-class LoggedStep(SaidStep):
+class LoggedStep(Record):
     """What one committed step added: a log field of the run. Writing it twice is harmless.
 
     `execution` numbers the run's executions (turns) from 1; `committed_at` is Redis's time.
@@ -112,11 +104,31 @@ class LoggedStep(SaidStep):
     `messages`. `remembered` is set where the step moved the window of the run's memory.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     result: StepResult
+    messages: tuple[Message, ...] = ()
     outcome: ContinuationOutcome | None = None
     execution: int = 1
     committed_at: datetime | None = None
     progress: Progress | None = None
     remembered: Remembered | None = None
+
+
+class _Unread(Record):
+    """A record that is there and not looked into."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class SaidStep(Record):
+    """A logged step as claims read it: its messages. The rest of it is for people.
+
+    Its fields are all known by name, so that a record of a later release is refused.
+    """
+
+    messages: tuple[Message, ...] = ()
+    result: _Unread
+    outcome: _Unread | None = None
+    execution: int = 1
+    committed_at: str | None = None
+    progress: _Unread | None = None
+    remembered: _Unread | None = None

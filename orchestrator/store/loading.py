@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.memory.window import History, Part
+from stepfleet.orchestrator.memory.window import History, Messages, Part
 from stepfleet.orchestrator.protocol.claim import Journal
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
@@ -24,7 +24,7 @@ from stepfleet.orchestrator.serialization.handoff import handoff
 
 Fields = dict[str, str]
 READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
-MESSAGES = TypeAdapter(tuple[Message, ...])
+MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -113,14 +113,14 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
 
-def load_said(fields: Fields, first: int = 0) -> tuple[list[SaidStep], LoggedCalls]:
-    """Return what a claim needs of the same steps: their messages, and calls to look up.
+def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
+    """Return what a claim needs of the same steps: each one's messages, and calls to look up.
 
     Raises `SerializationError` when a record cannot be read.
     """
     stored = _steps(fields, first)
     with _reading():
-        return [SaidStep.from_json(one) for one in stored], LoggedCalls(stored)
+        return [SaidStep.from_json(one).messages for one in stored], LoggedCalls(stored)
 
 
 def _steps(fields: Fields, first: int) -> list[str]:
@@ -139,9 +139,9 @@ def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
 
 
 def load_messages(
-    system: str, fields: Fields, log: Sequence[SaidStep], first: int = 0
-) -> tuple[Message, ...]:
-    """Return the conversation: instructions, then inputs and steps in the order of the log.
+    system: str, fields: Fields, said: Sequence[Messages], first: int = 0
+) -> Messages:
+    """Return the conversation: instructions, then inputs and what steps said, in their order.
 
     Where the log was read from a later step on, what was read of earlier inputs comes first.
     Raises `SerializationError` when a record cannot be read.
@@ -150,17 +150,17 @@ def load_messages(
     with _reading():
         for number in _earlier_inputs(fields, first):
             messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
-        for number in range(len(log) + 1):
+        for number in range(len(said) + 1):
             given = fields.get(f"input:{first + number}")
             if given:
                 messages.extend(MESSAGES.validate_json(given))
-            if number < len(log):
-                messages.extend(log[number].messages)
+            if number < len(said):
+                messages.extend(said[number])
     return tuple(messages)
 
 
 def load_history(
-    fields: Fields, log: Sequence[SaidStep], system: str, window: Window | None, first: int = 0
+    fields: Fields, said: Sequence[Messages], system: str, window: Window | None, first: int = 0
 ) -> History:
     """Return the conversation as memory policies see it: step by step.
 
@@ -179,7 +179,6 @@ def load_history(
     told = tuple(one for one in inputs.get(0, ()) if one.is_system())
     if told:
         inputs[0] = tuple(one for one in inputs[0] if not one.is_system())
-    said = [step.messages for step in log]
     parts = tuple(
         Part(inputs.get(first + place, ()), messages) for place, messages in enumerate([*said, ()])
     )
@@ -199,9 +198,7 @@ def _earlier_inputs(fields: Fields, first: int) -> list[int]:
     return sorted(number for number in numbers if number < first)
 
 
-def load_state(
-    header: Fields, messages: tuple[Message, ...], calls: ToolResults, now: datetime
-) -> AgentState:
+def load_state(header: Fields, messages: Messages, calls: ToolResults, now: datetime) -> AgentState:
     """Return the run's state at `now`, with what the log has of its conversation and its calls.
 
     Raises `SerializationError` when a record cannot be read.

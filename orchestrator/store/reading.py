@@ -117,7 +117,9 @@ class Runs:
         first = 0 if whole else log_begin(header)
         log = load_log(fields, outcomes, first)
         now = moment(header["updated"])
-        messages = load_messages(config.instructions, fields, log, first)
+        messages = load_messages(
+            config.instructions, fields, [step.messages for step in log], first
+        )
         calls = tuple(call for step in log for call in step.result.tool_calls)
         state = load_state(header, messages, calls, now)
         if outcome := load_outcome(header.get("outcome")):

@@ -115,7 +115,7 @@ def _about(messages: int) -> int:
 
 def _messages(fields: Fields, log: list[LoggedStep], first: int) -> tuple[Message, ...]:
     here = {name: text for name, text in fields.items() if name.startswith("input:")}
-    return load_messages("", here, log, first)
+    return load_messages("", here, [step.messages for step in log], first)
 
 
 def _unknown(run_id: str) -> ConfigurationError:

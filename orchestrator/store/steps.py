@@ -206,12 +206,12 @@ class StepStore:
             config = config.with_overrides(orjson.loads(header["overrides"]))
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
-        log, calls = load_said(fields, first)
-        messages = load_messages(config.instructions, fields, log, first)
+        said, calls = load_said(fields, first)
+        messages = load_messages(config.instructions, fields, said, first)
         state = load_state(header, messages, calls, now)
         history = None
         if config.memory.active or state.window:
-            history = load_history(fields, log, config.instructions, state.window, first)
+            history = load_history(fields, said, config.instructions, state.window, first)
         waiting = header.get("waiting")
         return Claim(
             run_id=hint.run_id,
