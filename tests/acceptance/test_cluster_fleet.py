@@ -2,11 +2,11 @@
 
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS as AGENTS_FILE
 from fleet_workers import FleetWorker
@@ -17,7 +17,7 @@ from redis_servers import RedisServer, short_folder
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import ModelServer
 
 Start = Callable[..., FleetWorker]
 AGENTS = load_agents(str(AGENTS_FILE))
@@ -25,19 +25,6 @@ TURNS = 4
 RUNS = 40
 MOST_STEPS = 10_000
 QUICK = {"STEPFLEET_LEASE": "2"}
-
-
-class Busy:
-    """One look per turn until the test has struck, then an answer that tells the key."""
-
-    def __init__(self) -> None:
-        self.struck = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if request.turn >= TURNS and self.struck.is_set():
-            return Reply(f"answer to {request.key}", latency=0.02)
-        call = ToolCallReply("look", {"what": f"{request.key}/{request.turn}"})
-        return Reply(tool_calls=(call,), latency=0.02)
 
 
 @pytest.fixture
@@ -58,7 +45,7 @@ def redis_url(
 
 @pytest.fixture
 def busy(model: ModelServer) -> Busy:
-    rules = Busy()
+    rules = Busy(turns=TURNS, latency=0.02)
     model.follow(rules)
     return rules
 

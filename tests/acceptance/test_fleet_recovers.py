@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from redis_servers import RedisServer
@@ -34,19 +35,6 @@ def busy(request: RequestRecord) -> Reply:
         call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
         return Reply(tool_calls=(call,), latency=0.02)
     return Reply(f"answer to {request.key}", latency=0.02)
-
-
-class Busy:
-    """One effect per turn until the test has struck, then as `busy`."""
-
-    def __init__(self) -> None:
-        self.struck = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if request.turn < TURNS or self.struck.is_set():
-            return busy(request)
-        call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
-        return Reply(tool_calls=(call,), latency=0.02)
 
 
 @pytest.fixture
@@ -206,7 +194,7 @@ def test_a_restart_of_redis_loses_nothing_that_was_committed(
     effects: Path,
 ) -> None:
     """DIST-12: the worker waits, says so, and goes on by itself."""
-    rules = Busy()
+    rules = Busy("effect", turns=TURNS, latency=0.02)
     model.follow(rules)
     server = own_redis(appendfsync="always")
     worker = start_worker(server.url, env={"EFFECTS": str(effects)})

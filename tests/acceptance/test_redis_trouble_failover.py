@@ -1,10 +1,10 @@
 """Real workers behind real Sentinels: the master goes away, another takes over, runs go on."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from sentinel_fleet import SentinelFleet, sentinel_fleet
@@ -12,7 +12,7 @@ from sentinel_fleet import SentinelFleet, sentinel_fleet
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import RunStatus
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import ModelServer
 
 LONG = 60.0
 Start = Callable[..., FleetWorker]
@@ -21,19 +21,6 @@ TURNS = 3
 RUNS = 40
 SMALL = {"STEPFLEET_SLOTS": "8", "STEPFLEET_LEASE": "2"}
 MOST_STEPS = 10_000
-
-
-class Busy:
-    """One effect per turn until the test has struck, then an answer."""
-
-    def __init__(self) -> None:
-        self.struck = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if request.turn >= TURNS and self.struck.is_set():
-            return Reply(f"answer to {request.key}", latency=0.2)
-        call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
-        return Reply(tool_calls=(call,), latency=0.2)
 
 
 @pytest.fixture
@@ -62,7 +49,7 @@ def test_workers_go_on_with_the_new_master(
     effects: Path,
 ) -> None:
     """Store, broker and client find it by themselves; the worker says its wait once."""
-    busy = Busy()
+    busy = Busy("effect", turns=TURNS, latency=0.2)
     model.follow(busy)
     env = {"EFFECTS": str(effects), "STEPFLEET_TRANSPORT": transport, **SMALL}
     worker = start_worker(redis_fleet.url, env=env)
@@ -93,7 +80,7 @@ def test_runs_go_on_from_what_redis_has_when_a_failover_lost_commits(
     redis_fleet: SentinelFleet, start_worker: Start, model: ModelServer, effects: Path
 ) -> None:
     """Acknowledged commits that the replica never got are made again, and so are their calls."""
-    busy = Busy()
+    busy = Busy("effect", turns=TURNS, latency=0.2)
     model.follow(busy)
     start_worker(redis_fleet.url, env={"EFFECTS": str(effects), **SMALL})
     with Fleet(redis_fleet.url) as fleet:

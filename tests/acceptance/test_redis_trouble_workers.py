@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from redis.backoff import NoBackoff
@@ -21,7 +21,7 @@ from trouble_proxy import TroubleProxy, troubled
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import ModelServer
 
 LONG = 60.0
 Start = Callable[..., FleetWorker]
@@ -30,19 +30,6 @@ TURNS = 3
 RUNS = 20
 PER_PERIOD = 40
 """Attempts of one worker (both its connections) in a second without Redis, at most."""
-
-
-class Busy:
-    """One effect per turn until the test has struck, then an answer that tells the key."""
-
-    def __init__(self) -> None:
-        self.struck = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if request.turn >= TURNS and self.struck.is_set():
-            return Reply(f"answer to {request.key}", latency=0.2)
-        call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
-        return Reply(tool_calls=(call,), latency=0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +97,7 @@ def scene(
     with contextlib.ExitStack() as cleanup:
 
         def begin(redis: dict[str, str] | None = None, **settings: str) -> Scene:
-            busy = Busy()
+            busy = Busy("effect", turns=TURNS, latency=0.2)
             model.follow(busy)
             server = own_redis(**(redis or {}))
             proxy = cleanup.enter_context(troubled(server.port))

@@ -1,17 +1,17 @@
 """All workers of a fleet replaced, one after another, while a batch runs."""
 
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import ModelServer
 
 Start = Callable[..., FleetWorker]
 PLAIN = load_agents(str(AGENTS))["plain"]
@@ -26,19 +26,6 @@ ENV = {
 }
 
 
-class Busy:
-    """One lookup per turn until the restart is `done`; then every run gets its answer."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if self.done.is_set():
-            return Reply(f"answer to {request.key}", latency=LATENCY)
-        call = ToolCallReply("look", {"what": str(request.turn)})
-        return Reply(tool_calls=(call,), latency=LATENCY)
-
-
 @pytest.mark.parametrize(
     ("options", "runs"), [(("-c", "20"), 120), (("-P", "prefork", "-c", "6"), 36)]
 )
@@ -46,7 +33,7 @@ def test_a_rolling_restart_repeats_no_step_and_leaves_no_run_waiting(
     options: tuple[str, ...], runs: int, model: ModelServer, start_worker: Start, redis_url: str
 ) -> None:
     """DIST-11, DIST-14: every model call is made once; nobody waits for a lease."""
-    busy = Busy()
+    busy = Busy(latency=LATENCY)
     model.follow(busy)
     first = [start_worker(name=name, options=options, env=ENV) for name in WORKERS]
     with Fleet(redis_url) as fleet:
@@ -59,7 +46,7 @@ def test_a_rolling_restart_repeats_no_step_and_leaves_no_run_waiting(
             assert old.wait(within=LONG) == 0
             start_worker(name=f"new-{old.name.partition('@')[0]}", options=options, env=ENV)
         assert batch.progress().open == runs
-        busy.done.set()
+        busy.struck.set()
 
         wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")
         results = list(batch.results())

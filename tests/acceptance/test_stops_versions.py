@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import orjson
 import pytest
 import redis
 import versioned
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 from known_agents import until_known
@@ -22,7 +22,7 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import ModelServer
 
 Start = Callable[..., FleetWorker]
 PLAIN = load_agents(str(AGENTS))["plain"]
@@ -34,22 +34,9 @@ KEY_PARTS = 3  # sf:{s00}:run:<id>; the log and the events of a run have one mor
 PREVIOUS, NEXT = str(SCHEMA_VERSION - 1), str(SCHEMA_VERSION + 1)
 
 
-class Busy:
-    """One lookup per turn; an answer after some, and not before the first worker has left."""
-
-    def __init__(self) -> None:
-        self.left = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if request.turn >= TURNS and self.left.is_set():
-            return Reply(f"answer to {request.key}", latency=0.2)
-        call = ToolCallReply("look", {"what": str(request.turn)})
-        return Reply(tool_calls=(call,), latency=0.2)
-
-
 @pytest.fixture
 def busy(model: ModelServer) -> Busy:
-    rules = Busy()
+    rules = Busy(turns=TURNS, latency=0.2)
     model.follow(rules)
     return rules
 
@@ -128,7 +115,7 @@ def test_runs_of_the_previous_version_go_on_under_this_one(
     batch = fleet.batch(batch_id)
     wait_until(lambda: _least_steps(store) >= 1, within=LONG, what="steps of the old one")
     stop(old)
-    busy.left.set()
+    busy.struck.set()
     begun = headers(store)
     assert {header["v"] for header in begun.values()} == {PREVIOUS}
     assert {header["status"] for header in begun.values()} == {"in_progress"}
@@ -160,7 +147,7 @@ def test_runs_of_the_next_version_are_refused_clearly_and_lose_nothing(
     run_ids = [fleet.submit(PLAIN, f"question {n}", max_steps=1000) for n in range(RUNS)]
     wait_until(lambda: _least_steps(store) >= 1, within=LONG, what="steps of the newer one")
     stop(newer)
-    busy.left.set()
+    busy.struck.set()
     before = {key: logged(store, key) for key in headers(store)}
     assert all(step[versioned.NEWS] == "kept" for log in before.values() for step in log)
     asked = len(model.requests)
@@ -191,7 +178,7 @@ def test_a_mixed_fleet_finishes_every_run_and_repeats_no_step(
     model: ModelServer, busy: Busy, start_worker: Start, fleet: Fleet, store: redis.Redis
 ) -> None:
     """SER-24, DIST-14: whom a newer worker has touched is finished by newer ones."""
-    busy.left.set()
+    busy.struck.set()
     start_worker(name="ours")
     start_version(start_worker, NEXT, "newer")
 

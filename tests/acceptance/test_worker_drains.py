@@ -1,16 +1,16 @@
 """What a worker does with messages that it has fetched and will not begin any more."""
 
 import signal
-import threading
 from collections.abc import Callable
 
 import pytest
+from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import ModelServer
 
 LONG = 60.0
 PLAIN = load_agents(str(AGENTS))["plain"]
@@ -20,23 +20,11 @@ TURNS = 5
 RUNS = 200
 
 
-class Busy:
-    """One tool call per turn until the worker has left, then an answer; no step takes long."""
-
-    def __init__(self) -> None:
-        self.left = threading.Event()
-
-    def __call__(self, request: RequestRecord) -> Reply:
-        if request.turn >= TURNS and self.left.is_set():
-            return Reply("answer")
-        return Reply(tool_calls=(ToolCallReply("look", {"what": str(request.turn)}),))
-
-
 @pytest.mark.parametrize("pool", ["asyncio", pytest.param("threads", marks=pytest.mark.long)])
 def test_a_busy_worker_that_is_stopped_puts_steps_back_without_a_traceback_for_each(
     pool: str, model: ModelServer, start_worker: Callable[..., FleetWorker], redis_url: str
 ) -> None:
-    busy = Busy()
+    busy = Busy(turns=TURNS)
     model.follow(busy)
     options = () if pool == "asyncio" else ("-P", pool, "-c", "8")
     leaver = start_worker(name="leaver", options=options)
@@ -49,10 +37,11 @@ def test_a_busy_worker_that_is_stopped_puts_steps_back_without_a_traceback_for_e
 
         assert leaver.wait(within=LONG) == 0
         assert batch.progress().open == RUNS
-        busy.left.set()
+        busy.struck.set()
         assert "Traceback" not in leaver.log
         assert "Reject" not in leaver.log
         start_worker(name="heir")
         results = list(batch.results())
-        assert {result.output for result in results} == {"answer"}
+        answers = {f"answer to question {n}" for n in range(RUNS)}
+        assert {result.output for result in results} == answers
         assert batch.progress().steps == sum(len(result.steps) for result in results)

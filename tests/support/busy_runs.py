@@ -1,0 +1,24 @@
+"""Runs that are at work for as long as a test needs them, however fast the machine is."""
+
+import threading
+
+from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+
+
+class Busy:
+    """Rules of a model: calls of `tool` until the test has struck, and in `turns` turns at least.
+
+    Then an answer that tells the conversation's key. `latency`: seconds of each answer.
+    """
+
+    def __init__(self, tool: str = "look", *, turns: int = 0, latency: float = 0.0) -> None:
+        self.struck = threading.Event()
+        self._tool = tool
+        self._turns = turns
+        self._latency = latency
+
+    def __call__(self, request: RequestRecord) -> Reply:
+        if request.turn >= self._turns and self.struck.is_set():
+            return Reply(f"answer to {request.key}", latency=self._latency)
+        call = ToolCallReply(self._tool, {"what": f"{request.key}/{request.turn}"})
+        return Reply(tool_calls=(call,), latency=self._latency)
