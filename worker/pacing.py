@@ -11,7 +11,7 @@ from collections import deque
 MOST = 64
 """Enough to fill the round trips to Redis, and over in less than a tenth of a second."""
 STUCK_SECONDS = 0.5
-"""When nobody has ended its work for so long (Redis may be away), others are let in anyway."""
+"""When nobody had a turn for so long (a master of a cluster may be away), others are let in."""
 
 
 class Pacing:
@@ -19,13 +19,16 @@ class Pacing:
 
     `with pacing:` counts a step; it never waits, as its message has done so. Inside of it,
     `async with pacing.elsewhere:` is for waiting for a model or for tools: the step is not counted
-    then, and has to wait for its turn at the end. Whoever is broken off goes on at once.
+    then, and has to wait for its turn at the end. Whoever is broken off goes on at once. After
+    `with pacing.aside:` nobody waits.
     """
 
     def __init__(self, most: int = MOST, stuck: float = STUCK_SECONDS) -> None:
         self.elsewhere = _Elsewhere(self)
+        self.aside = _Aside(self)
         self.at_work = 0
         self._most = most
+        self._room = most  # more than that while some are stuck
         self._stuck = stuck
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._look: asyncio.TimerHandle | None = None
@@ -51,13 +54,13 @@ class Pacing:
     def leave(self) -> None:
         """Count a step no more, and let in those that wait."""
         self.at_work -= 1
-        self._moved = True
+        self._room = max(self._most, min(self._room, self.at_work + self._most))
         if self._waiting:
-            self._let_in(self._most - self.at_work)
+            self._let_in(self._room - self.at_work)
 
     async def turn(self) -> None:
         """Count a step as soon as few enough are at work."""
-        if self.at_work < self._most and not self._waiting:
+        if self.at_work < self._room and not self._waiting:
             self.at_work += 1
             return
         turn = asyncio.get_running_loop().create_future()
@@ -76,6 +79,7 @@ class Pacing:
             if not turn.done():
                 turn.set_result(None)
                 self.at_work += 1
+                self._moved = True
                 free -= 1
 
     def _watch(self) -> None:
@@ -86,6 +90,7 @@ class Pacing:
     def _unstick(self) -> None:
         self._look = None
         if not self._moved:
+            self._room = self.at_work + self._most  # those at work now take nobody's place
             self._let_in(self._most)
         if self._waiting:
             self._watch()
@@ -103,3 +108,14 @@ class _Elsewhere:
             await self._pacing.turn()
         else:
             self._pacing.enter()
+
+
+class _Aside:
+    def __init__(self, pacing: Pacing) -> None:
+        self._pacing = pacing
+
+    def __enter__(self) -> None:
+        self._pacing.leave()
+
+    def __exit__(self, *_: object) -> None:
+        self._pacing.enter()

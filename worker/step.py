@@ -54,7 +54,7 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
         ports.crash("after-claim")
         with leases.hold(claim) as lease:
             if claim.crashes and ports.alone:
-                async with ports.pacing.elsewhere:
+                with ports.pacing.aside:
                     tried = await ports.alone.tried(lease, ports.store)
                 if tried:
                     return StepReport(hint, status=ALONE)

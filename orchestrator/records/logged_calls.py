@@ -40,8 +40,15 @@ class LoggedCalls(Sequence[ToolCallRecord]):
         self._read: tuple[ToolCallRecord, ...] | None = None
 
     def __add__(self, calls: tuple[ToolCallRecord, ...]) -> "LoggedCalls":
-        """Return these calls with others behind them, still unread."""
-        return LoggedCalls(self._stored, self._behind + calls)
+        """Return these calls with others behind them, unread as long as these are."""
+        longer = LoggedCalls(self._stored, self._behind + calls)
+        if self._read is not None:
+            longer._read = self._read + calls
+        return longer
+
+    def __radd__(self, calls: tuple[ToolCallRecord, ...]) -> tuple[ToolCallRecord, ...]:
+        """Return these calls behind others."""
+        return calls + self._calls
 
     @overload
     def __getitem__(self, place: int) -> ToolCallRecord: ...

@@ -22,6 +22,7 @@ def test_they_are_what_the_calls_are() -> None:
     assert list(LOGGED) == list(CALLS)
     assert LOGGED == CALLS == LOGGED
     assert CALLS[:3] != LOGGED
+    assert LOGGED + CALLS == CALLS + LOGGED == CALLS * 2
     assert (len(LOGGED), LOGGED[-1], LOGGED[1:3]) == (4, CALLS[3], CALLS[1:3])
     assert repr(LOGGED) == repr(tuple(LOGGED))
 

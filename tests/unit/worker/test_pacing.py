@@ -98,3 +98,33 @@ async def test_where_nobody_ends_its_work_others_are_let_in_all_the_same() -> No
     await steps.until(at_work=5, waiting=0)
     await steps.end()
     assert steps.pacing.at_work == 0
+
+
+async def test_steps_that_are_stuck_hold_nobody_up_while_others_come_and_go() -> None:
+    """One master of a cluster is away: the steps of the others are not held up by its own."""
+    pacing = Pacing(most=2, stuck=0.05)
+
+    async def come_and_go() -> None:
+        while True:
+            with pacing:
+                await asyncio.sleep(0.005)
+
+    with pacing, pacing:
+        others = asyncio.ensure_future(come_and_go())
+        steps = Steps(pacing, 6)
+        steps.answered.set()
+        for ended in steps.ended:
+            ended.set()
+        await asyncio.wait_for(asyncio.gather(*steps.tasks), LONG)
+        others.cancel()
+        await asyncio.wait([others])
+        assert pacing.at_work == 2
+    assert steps.went == [0, 1, 2, 3, 4, 5]
+
+
+async def test_after_a_wait_aside_nobody_waits() -> None:
+    pacing = Pacing(most=1, stuck=ENDLESS)
+    with pacing, pacing:
+        with pacing.aside:
+            assert pacing.at_work == 1
+        assert pacing.at_work == 2
