@@ -103,6 +103,7 @@ def test_a_second_interrupt_ends_the_worker_at_once(app: Celery, start: Start) -
     wait_until(lambda: "running tasks to end" in worker.log, within=LONG, what="the warm shutdown")
     worker.signal(signal.SIGINT)
     worker.wait(within=LONG)
+    assert "endless" in worker.notes.lrange("cancelled", 0, -1)
 
 
 def test_a_cold_shutdown_is_not_held_up_by_a_task_that_swallows_its_cancellation(

@@ -63,10 +63,7 @@ class Scene:
         wait_until(lambda: all(self.said(one) for one in said), within=LONG, what=str(said))
 
     def check_all(self) -> list[AgentRunResult]:
-        """Let all runs end and wait for them: nothing was lost, or done twice.
-
-        What was paid for twice is listed: a cut may fall into the middle of a round trip.
-        """
+        """Let all runs end: nothing was lost or done twice; what was paid for twice is listed."""
         self.busy.struck.set()
         results = list(self.batch.results())
         for result in results:

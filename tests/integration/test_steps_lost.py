@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from stepfleet.orchestrator.errors import (
     StoreError,
 )
 from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.orchestrator.tools import current_invocation, tool
 from stepfleet.worker.pacing import Pacing
+from stepfleet.worker.step import run_step
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
@@ -277,6 +280,32 @@ async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
         heir = await desk.claim(run_id)
     assert heir.journal.response == say("done")
     assert pacing.at_work == 1
+
+
+async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) -> None:
+    """RUN-17: nothing could keep what an interruption of that wait would break off."""
+
+    class Trusting:
+        """Lets every step be done in this process."""
+
+        async def tried(self, *_: object) -> bool:
+            return False
+
+        tried_call = tried
+
+    async with opened(say("done")) as (desk, hands, run_id):
+        await desk.claim(run_id)
+        await lease_runs_out(desk, run_id)
+        ports = replace(hands.ports(), alone=Trusting(), pacing=Pacing(most=1, stuck=3600.0))
+        with ports.pacing:
+            step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
+
+            async def asked() -> bool:
+                return bool(requests(hands))
+
+            await until(asked, within=60)
+        report = await asyncio.wait_for(step, 60)
+    assert report.applied
 
 
 async def test_a_store_that_goes_away_during_a_step_fails_no_run(opened: Opened) -> None:
