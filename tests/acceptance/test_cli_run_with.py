@@ -1,7 +1,6 @@
 """`stepfleet run` with less usual company: a pipe, a slow and faulty provider, others' workers."""
 
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -9,6 +8,7 @@ import orjson
 import pytest
 from command_line import CommandLine
 from deadlines import wait_until
+from frozen import freeze
 from redis_servers import short_folder
 
 from stepfleet.orchestrator import Fleet
@@ -69,7 +69,7 @@ def test_a_run_brings_its_own_agent_to_a_redis_whose_workers_lack_it(
             with Fleet(redis_url) as fleet:
                 wait_until(lambda: fleet.overview().workers, within=LONG, what="the other worker")
             # It counts as alive for half a lease, longer than this test may last.
-            worker.send_signal(signal.SIGSTOP)
+            freeze(worker.pid)
             stepfleet.questions("one")
             without = stepfleet(
                 *RUN, "--workers", "0", STEPFLEET_REDIS_URL=redis_url, STEPFLEET_LEASE="600"

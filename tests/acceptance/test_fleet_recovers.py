@@ -13,6 +13,7 @@ import redis
 from busy_runs import Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
+from frozen import freeze
 from redis_servers import RedisServer
 
 from stepfleet.orchestrator import Fleet
@@ -143,7 +144,7 @@ def test_a_worker_that_slept_past_its_lease_commits_nothing(
     sleeper = start_worker(name="sleeper", env={**env, **QUICK})
     batch = fleet.submit_batch(lines(20), agent=AGENTS["plain"])
     assert asleep_in_turn.wait(LONG), "nobody asked for a second turn"
-    sleeper.signal(signal.SIGSTOP)
+    freeze(sleeper.pid)
     asleep.set()
     start_worker(name="heir", env=env)
     results = list(batch.results())

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from command_line import CommandLine
 from deadlines import wait_until
+from frozen import freeze
 from redis_servers import short_folder
 
 from stepfleet.orchestrator import Fleet
@@ -95,7 +96,7 @@ def test_a_worker_that_hears_both_signals_as_one_hands_back(
     """DIST-11: signals that arrive together are one, which would only begin the drain."""
     up, run_id = busy_fleet(commands, model, fleet, drain="600")
     (worker,) = psutil.Process(up.pid).children()
-    worker.suspend()
+    freeze(worker.pid)
 
     up.send_signal(signal.SIGINT)
     wait_until(lambda: has_pending(worker.pid, signal.SIGTERM), within=LONG, what="the first")

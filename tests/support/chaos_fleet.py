@@ -14,6 +14,7 @@ from typing import Self
 import psutil
 import redis
 from fleet_workers import FleetWorker
+from frozen import freeze
 
 _PAUSE_SECONDS = 0.05
 Held = tuple[str, str]
@@ -138,7 +139,7 @@ class ChaosWorkers:
         held = _held(watch, victims)
         self.frozen.add(name)
         for process in victims:
-            process.suspend()
+            freeze(process.pid)
         watch.struck(held)
         threading.Timer(seconds, self._thaw, (name, victims)).start()
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import redis
 from deadlines import wait_until
+from frozen import freeze
 
 _PORTS = range(10_000, 17_000)
 _LONG = 60.0
@@ -164,7 +165,7 @@ class RedisServer:
         """Stop the process in its tracks (SIGSTOP): connections stay open and get no answer."""
         assert self._process is not None
         self._strike()
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process.pid)
 
     def thaw(self) -> None:
         """Let a frozen process go on (SIGCONT)."""
