@@ -15,7 +15,9 @@ from pathlib import Path
 from peers_catalog import Environment
 from rich.console import Console
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+"""Every peer runs on the interpreter that runs this: builds of one version differ in speed."""
+
 RESTATE_PACKAGE = "@restatedev/restate-server"
 RESTATE_PROGRAM = Path("node_modules/.bin/restate-server")
 DONE = "complete"

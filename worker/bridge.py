@@ -17,9 +17,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
 
 from stepfleet.worker.loop_thread import LoopThread
 
@@ -30,6 +30,9 @@ TIME_IS_UP = "the task's soft time limit"
 
 CLEANUP_SECONDS = 5.0
 """How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
+
+MOST_IDLE = 200
+"""How many greenlets that have ended their body a thread keeps for further ones."""
 
 # A signal that arrives between the interpreter's last look and a blocking call does not end that
 # call, so waiting goes in slices. A bare lock, since futures and conditions are not safe against
@@ -44,17 +47,76 @@ _CLOSERS = weakref.WeakKeyDictionary()
 
 
 class TaskGreenlet(greenlet):
-    """A synchronous body that a coroutine drives: each awaitable it yields is awaited for it."""
+    """Runs synchronous bodies for a coroutine, which awaits for them what they ask for.
 
-    def __init__(self, body: Callable[[], object]) -> None:
+    One after the other: a new greenlet maps memory, which costs ten times as much as to go on with
+    one that has ended its body. Get one by ``idle_greenlet``; the coroutine drives it::
+
+        asked = body.begin(function)
+        while not body.over:
+            asked = body.switch(await asked)  # or body.throw(...)
+        result = body.outcome()
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._serve)
+        self.over = True
+        self._value: object = None
+        self._error: BaseException | None = None
+        self.switch()  # to where it waits for a body
+
+    def begin(self, body: Callable[[], object]) -> Any:
+        """Run ``body`` until it asks for an awaitable, which is returned, or until it is over."""
         driver = getcurrent()
-        super().__init__(body, driver)
+        self.parent = driver
         self.gr_context = driver.gr_context  # body and coroutines share their context variables
+        self.over = False
+        return self.switch(body)
+
+    def outcome(self) -> object:
+        """Return what the body has returned, or raise what it has raised; once for each body."""
+        value, error = self._value, self._error
+        self._value = self._error = None
+        self.gr_context = None
+        if len(_idle.greenlets) < MOST_IDLE:
+            _idle.greenlets.append(self)
+        else:
+            self.switch(None)
+        if error is not None:
+            raise error
+        return value
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
         """Suspend until the driver has the result; raise what it throws in."""
         result: T = self.parent.switch(awaitable)
         return result
+
+    def _serve(self) -> None:
+        # One that waits is never collected as garbage: it has to end by itself.
+        while (body := self.parent.switch()) is not None:
+            try:
+                self._value = body()
+            except GreenletExit:
+                raise  # nobody drives this greenlet any more
+            except BaseException as error:  # noqa: BLE001 what it means says the driver
+                self._error = error
+            del body  # an idle greenlet must hold nothing
+            self.over = True
+
+
+class _Idle(threading.local):
+    """The greenlets of a thread that wait for a body."""
+
+    def __init__(self) -> None:
+        self.greenlets: list[TaskGreenlet] = []
+
+
+_idle = _Idle()
+
+
+def idle_greenlet() -> TaskGreenlet:
+    """Return a greenlet of this thread that has nothing to do."""
+    return _idle.greenlets.pop() if _idle.greenlets else TaskGreenlet()
 
 
 def await_(awaitable: Awaitable[T]) -> T:
@@ -133,7 +195,10 @@ class PerLoop(Generic[T]):
 
 
 async def close_collaborators() -> list[BaseException]:
-    """Close what ``PerLoop`` made for the running loop, newest first; return what went wrong."""
+    """Close what ``PerLoop`` made for the running loop, newest first; return what went wrong.
+
+    Ends the thread's idle greenlets, too.
+    """
     closers = _CLOSERS.pop(asyncio.get_running_loop(), [])
     failures: list[BaseException] = []
     for close in reversed(closers):
@@ -141,6 +206,8 @@ async def close_collaborators() -> list[BaseException]:
             await close()
         except Exception as error:  # noqa: BLE001 the others must be closed too
             failures.append(error)
+    while _idle.greenlets:
+        _idle.greenlets.pop().switch(None)
     return failures
 
 

@@ -41,13 +41,11 @@ def request_of(claim: Claim, tools: ToolRegistry, messages: tuple[Message, ...])
 async def call_model(
     claim: Claim, agent: AgentCode, lease: Lease, ports: Ports, conduct: Conduct | None = None
 ) -> LLMResponse:
-    """Return the journaled answer if there is one, else make the call.
+    """Make the call.
 
     A conversation that is too long for the model is pruned once and tried again; what then fits
     is remembered. Raises `ModelError`, or `AgentMemoryError` when a memory fails.
     """
-    if claim.journal.response is not None:
-        return claim.journal.response
     messages, remembered = claim.state.messages, None
     if claim.history is not None:
         recollection = await recollect(claim, claim.history, agent, lease, ports)

@@ -77,10 +77,13 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
     try:
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
-        async with ports.pacing.elsewhere:
-            response = await call_model(claim, agent, lease, ports, conduct)
-            # Before the wait for its turn, in which the answer must not be lost.
-            turn = ToolTurn(claim, response, agent, lease, ports, conduct)
+        if (known := claim.journal.response) is not None:
+            turn = ToolTurn(claim, known, agent, lease, ports, conduct)
+        else:
+            async with ports.pacing.elsewhere:
+                response = await call_model(claim, agent, lease, ports, conduct)
+                # Before the wait for its turn, in which the answer must not be lost.
+                turn = ToolTurn(claim, response, agent, lease, ports, conduct)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
         return criteria, await _given_up(lease.broken_off_by(cancelled), turn, lease)

@@ -183,7 +183,8 @@ class AgentState(Record):
 
     def _changed(self, **fields: Any) -> "AgentState":
         nested = {
-            name: copy.deepcopy(value) if (value := getattr(self, name)) else {}
-            for name in ("metadata", "strategy_state", "custom_state")
+            "metadata": copy.deepcopy(self.metadata) if self.metadata else {},
+            "strategy_state": copy.deepcopy(self.strategy_state) if self.strategy_state else {},
+            "custom_state": copy.deepcopy(self.custom_state) if self.custom_state else {},
         }
         return self.model_copy(update={**nested, **fields})

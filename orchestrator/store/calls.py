@@ -1,12 +1,14 @@
 """The Lua scripts, bound to Python in one place."""
 
 import hashlib
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError
 
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import Connection
 
 STANDALONE = frozenset({"cache", "courier", "feed", "rescue", "unused"})
@@ -34,6 +36,16 @@ def digest(name: str) -> str:
 def loaded(name: str, keys: list[str], *args: Any) -> tuple[Any, ...]:
     """Return the command that runs a script which the server has already."""
     return ("EVALSHA", digest(name), len(keys), *keys, *args)
+
+
+async def load(connection: Connection, *names: str) -> None:
+    """Have every server know the scripts: a thousand first calls at once need not bring them.
+
+    What a server refuses to load, `run_script` sends with the call.
+    """
+    with suppress(RedisError, OSError, StoreError):
+        for name in names:
+            await connection.everywhere("SCRIPT", "LOAD", source(name))
 
 
 async def run_script(connection: Connection, name: str, keys: list[str], *args: Any) -> Any:

@@ -19,13 +19,12 @@ from typing import Any
 
 from redis import exceptions
 from redis.asyncio import Redis
-from redis.asyncio.cluster import RedisCluster
 
 from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.store.packing import exchange
 from stepfleet.orchestrator.store.pool import RenewablePool
 from stepfleet.orchestrator.troubles import Trouble, Watch, explained, trouble_of
 
-Client = Redis | RedisCluster
 LARGEST_TRIP = 500
 CLOCK_SECONDS = 60.0
 FIRST_PAUSE = 0.02
@@ -42,7 +41,7 @@ class Connection:
     be changed at any time, also for the calls that wait; a worker's is endless until it stops.
     """
 
-    def __init__(self, client: Client, *, patience: float = 20.0, trips: int = 2) -> None:
+    def __init__(self, client: Redis, *, patience: float = 20.0, trips: int = 2) -> None:
         self.client = client
         self.patience = patience
         self._pending: deque[_Call] = deque()
@@ -129,7 +128,7 @@ class Connection:
             calls = [self._pending.popleft() for _ in range(size)]
             try:
                 values = await self._round_trip([call.command for call in calls])
-                if self._take_in(calls, values) and isinstance(self.client, Redis):
+                if self._take_in(calls, values):
                     _renew(self.client.connection_pool)
             except BaseException as error:
                 for call in calls:
@@ -141,12 +140,7 @@ class Connection:
 
     async def _round_trip(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         try:
-            if len(commands) == 1:
-                return [await self.client.execute_command(*commands[0])]
-            pipeline = self.client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            return await pipeline.execute(raise_on_error=False)
+            return await exchange(self.client, commands)
         except (exceptions.RedisError, OSError) as error:
             return [error] * len(commands)
         except (AttributeError, RuntimeError, EOFError) as error:

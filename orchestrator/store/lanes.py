@@ -13,6 +13,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.cluster_url import Place
+from stepfleet.orchestrator.store.packing import exchange
 from stepfleet.orchestrator.store.pool import RenewablePool
 from stepfleet.orchestrator.store.slots import Command
 from stepfleet.orchestrator.troubles import explained
@@ -56,7 +57,6 @@ class Lane:
     ) -> None:
         self.place = place
         self.client = client
-        self._execute: Any = client.execute_command
         self._take_in = take_in
         self._pending: deque[Call] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
@@ -104,14 +104,10 @@ class Lane:
 
     async def _round_trip(self, calls: list[Call]) -> list[Any]:
         try:
-            if len(calls) == 1 and not calls[0].asking:
-                return [await self._execute(*calls[0].command)]
-            pipeline: Any = self.client.pipeline(transaction=False)
+            commands: list[tuple[Any, ...]] = []
             for call in calls:
-                if call.asking:
-                    pipeline.execute_command("ASKING")
-                pipeline.execute_command(*call.command)
-            values = iter(await pipeline.execute(raise_on_error=False))
+                commands += [("ASKING",), call.command] if call.asking else [call.command]
+            values = iter(await exchange(self.client, commands))
             return [_behind_asking(values) if call.asking else next(values) for call in calls]
         except (exceptions.RedisError, OSError) as error:
             return [error] * len(calls)

@@ -25,6 +25,7 @@ from stepfleet.orchestrator.serialization.handoff import handoff
 Fields = dict[str, str]
 READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
+LIFECYCLES = {one.value: one for one in Lifecycle}
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -216,7 +217,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
         )
         update: dict[str, Any] = {
             "info": info,
-            "status": Lifecycle(header["status"]),
+            "status": LIFECYCLES[header["status"]],
             "messages": messages,
             "tool_results": calls,
             "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,

@@ -12,7 +12,7 @@ SLOTS = 16_384
 Command = tuple[Any, ...]
 
 _SCRIPTS = frozenset({"EVALSHA", "EVAL"})
-_KEYLESS = frozenset({"TIME", "INFO", "PING", "PUBLISH", "CLUSTER"})
+_KEYLESS = frozenset({"TIME", "INFO", "PING", "PUBLISH", "CLUSTER", "SCRIPT"})
 _UNNAMED = ("", "?", None)
 """How a node names one whose address it does not know: that is where it was asked itself."""
 

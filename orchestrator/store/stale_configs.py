@@ -4,7 +4,6 @@ Decides when one may go. Runs keep theirs for as long as they exist, whatever th
 """
 
 from collections.abc import AsyncIterator, Iterable
-from typing import cast
 
 from redis.asyncio import Redis
 
@@ -91,7 +90,7 @@ async def _configs_of(connection: Connection, found: Iterable[str | bytes]) -> s
 async def _servers(connection: Connection) -> list[Redis]:
     if isinstance(connection, ClusterConnection):
         return await connection.cluster.master_clients()
-    return [cast("Redis", connection.client)]
+    return [connection.client]
 
 
 async def _forget(connection: Connection, digest: str, used: str) -> bool:

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.results import LostAttempt, end_state
 from stepfleet.orchestrator.records.tools import ToolCallRecord
-from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.calls import load, run_script
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
@@ -100,6 +100,10 @@ class StepStore:
             grace=terms.grace,
             crash=crash,
         )
+
+    async def prepare(self) -> None:
+        """Have Redis know the scripts of a step."""
+        await load(self._connection, "claim", "journal", "commit")
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Take the step: fence, lease, load, in one round trip.

@@ -24,6 +24,7 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.orchestrator.tools import current_invocation, tool
+from stepfleet.worker.bridge import TIME_IS_UP
 from stepfleet.worker.pacing import Pacing
 from stepfleet.worker.step import run_step
 
@@ -280,6 +281,55 @@ async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
         heir = await desk.claim(run_id)
     assert heir.journal.response == say("done")
     assert pacing.at_work == 1
+
+
+@pytest.mark.parametrize("how", ["cancelled", "time is up"])
+async def test_an_interrupt_right_after_a_claim_keeps_a_journaled_answer(
+    opened: Opened, how: str
+) -> None:
+    """What an earlier worker paid for and did is committed, and told as it was."""
+
+    @tool
+    def first() -> str:
+        """Have an effect."""
+        return "1"
+
+    @tool
+    def second() -> str:
+        """Have an effect."""
+        return "2"
+
+    answers = (call(("first", {}), ("second", {}), text="paid"), say("done"))
+    tools = (first, second)
+    async with opened(*answers, tools=tools, parallel_tool_execution=False) as (desk, hands, run):
+        hands.crash_at = "after-journal:2"
+        with pytest.raises(Crash):
+            await hands.step(run, 0)
+        await lease_runs_out(desk, run)
+        ports = replace(hands.ports(), crash=partial(_strike_after_the_claim, hands, run, how))
+        await asyncio.create_task(run_step(StepHint(run, 0), ports, hands.leases))
+        stored = await desk.stored(run)
+    (logged,) = stored.log
+    assert logged.result.thought == "paid"
+    assert [one.tool_name for one in logged.result.tool_calls] == ["first", "second"]
+    assert logged.result.tool_calls[0].result == "1"
+
+
+def _strike_after_the_claim(hands: Hands, run: str, how: str, point: str) -> None:
+    """Interrupt the step in the turn of the loop behind its claim."""
+    task = asyncio.current_task()
+
+    def strike() -> None:
+        lease = hands.leases.find(run)
+        assert task is not None
+        assert lease is not None
+        if how == "cancelled":
+            lease.interrupt(Interruption.CANCELLED)
+        else:
+            task.cancel(TIME_IS_UP)
+
+    if point == "after-claim":
+        asyncio.get_running_loop().call_soon(strike)
 
 
 async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) -> None:

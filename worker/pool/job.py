@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 
-from stepfleet.worker.bridge import TIME_IS_UP, TaskGreenlet, self_cancelled
+from stepfleet.worker.bridge import TIME_IS_UP, TaskGreenlet, idle_greenlet, self_cancelled
 from stepfleet.worker.pool.current_task import running_job
 
 GRACE_SECONDS = 5.0
@@ -123,17 +123,18 @@ class Job:
             self._timers.append(self._loop.call_later(self.limits.soft, self._soft_limit))
         if self.limits.hard:
             self._timers.append(self._loop.call_later(self.limits.hard, self._hard_limit))
-        running_job.set(self)
+        # No more than a name: connections that are made here keep a copy of the context for life.
+        running_job.set(object())
         try:
-            outcome = await self._drive(TaskGreenlet(self.target))
+            outcome = await self._drive(idle_greenlet())
         except BaseException as error:  # noqa: BLE001 nothing may escape into the loop
             outcome = _failure(error)
         self._leave(outcome)
 
     async def _drive(self, body: TaskGreenlet) -> object:
-        """Run the body; await on this loop whatever it asks for."""
-        asked = body.switch()
-        while not body.dead:
+        """Run the target; await on this loop whatever it asks for."""
+        asked = body.begin(self.target)
+        while not body.over:
             try:
                 answer = await asked
             except BaseException as error:  # noqa: BLE001 every exception belongs to the body
@@ -142,7 +143,7 @@ class Job:
             else:
                 self._forget_interruption()
                 asked = body.throw(CancelledError()) if self._doomed else body.switch(answer)
-        return asked
+        return body.outcome()
 
     def _as_the_body_sees(self, error: BaseException) -> BaseException:
         if self._doomed:
@@ -191,6 +192,10 @@ class Job:
         self._ended = True
         for timer in self._timers:
             timer.cancel()
+        # The task's context names the job: without the way back both go at once, with Celery's
+        # request, and need not wait for the garbage collector.
+        self._timers.clear()
+        self._starting = self._task = None
         self._owner.finished(self, outcome)
 
 

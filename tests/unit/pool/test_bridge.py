@@ -3,15 +3,24 @@
 import asyncio
 import concurrent.futures
 import contextvars
+import functools
 import os
 import signal
 import threading
+import weakref
+from collections.abc import Callable
 
 import pytest
-from greenlet import getcurrent  # type: ignore[import-untyped]
+from greenlet import GreenletExit, getcurrent  # type: ignore[import-untyped]
 
 from stepfleet.worker import bridge
-from stepfleet.worker.bridge import PerLoop, TaskGreenlet, await_, close_collaborators
+from stepfleet.worker.bridge import (
+    PerLoop,
+    TaskGreenlet,
+    await_,
+    close_collaborators,
+    idle_greenlet,
+)
 from stepfleet.worker.loop_thread import LoopThread
 
 
@@ -199,11 +208,90 @@ async def test_a_task_greenlet_shares_the_context_of_its_driver() -> None:
     def body() -> list[str]:
         return [colour.get(), await_(change()), colour.get()]
 
-    greenlet = TaskGreenlet(body)
-    asked = greenlet.switch()
-    assert await_is_pending(greenlet)
-    assert greenlet.switch(await asked) == ["outside", "outside", "inside"]
+    assert await driven(body) == ["outside", "outside", "inside"]
 
 
-def await_is_pending(greenlet: TaskGreenlet) -> bool:
-    return not greenlet.dead and getcurrent() is not greenlet
+async def test_a_task_greenlet_serves_one_body_after_the_other() -> None:
+    """Each in its own driver's context; nothing of one stays for the next."""
+    colour: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
+    greenlets: list[object] = []
+
+    def body(name: str) -> str:
+        greenlets.append(getcurrent())
+        before = colour.get()
+        colour.set(name)
+        await_(asyncio.sleep(0))
+        if name == "bad":
+            raise LookupError(name)
+        return f"{before} {colour.get()}"
+
+    async def task(name: str) -> object:
+        return await driven(lambda: body(name))
+
+    assert await asyncio.create_task(task("red")) == "none red"
+    with pytest.raises(LookupError, match="bad"):
+        await asyncio.create_task(task("bad"))
+    assert await asyncio.create_task(task("blue")) == "none blue"
+    assert len(set(map(id, greenlets))) == 1
+
+
+async def test_an_idle_greenlet_holds_nothing_of_what_it_has_done() -> None:
+    class Held:
+        """Something that can be referred to weakly."""
+
+    held = Held()
+    gone = weakref.ref(held)
+
+    def body(given: Held) -> Held:
+        await_(asyncio.sleep(0))
+        return given
+
+    await driven(functools.partial(body, held))
+    del held
+    assert gone() is None
+
+
+async def test_greenlets_beyond_those_that_are_kept_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waits for a body cannot be collected as garbage."""
+    monkeypatch.setattr(bridge, "MOST_IDLE", 0)
+    greenlets: list[TaskGreenlet] = []
+
+    def body() -> None:
+        greenlets.append(getcurrent())
+        await_(asyncio.sleep(0))
+
+    for _ in range(2):
+        await driven(body)
+    assert [one.dead for one in greenlets] == [True, True]
+
+
+async def test_idle_greenlets_end_with_their_loop() -> None:
+    greenlets: list[TaskGreenlet] = []
+    await driven(lambda: greenlets.append(getcurrent()))
+    assert not greenlets[0].dead
+    assert await close_collaborators() == []
+    assert greenlets[0].dead
+
+
+async def test_a_greenlet_that_is_killed_serves_no_other_body() -> None:
+    cleaned: list[str] = []
+
+    def body() -> None:
+        try:
+            await_(asyncio.sleep(0))
+        finally:
+            cleaned.append("up")
+
+    greenlet = idle_greenlet()
+    greenlet.begin(body).close()
+    greenlet.throw(GreenletExit)
+    assert cleaned == ["up"]
+    assert greenlet.dead
+
+
+async def driven(body: Callable[[], object]) -> object:
+    greenlet = idle_greenlet()
+    asked = greenlet.begin(body)
+    while not greenlet.over:
+        asked = greenlet.switch(await asked)
+    return greenlet.outcome()

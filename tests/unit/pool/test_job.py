@@ -1,7 +1,10 @@
 """A job of the asyncio pool that is interrupted before its task has begun."""
 
 import asyncio
+import contextvars
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -79,3 +82,28 @@ async def limited_after_a_stall(limits: Limits) -> None:
     await asyncio.wait_for(owner.left.wait(), LONG)
     assert owner.reached == [limits.soft is not None]
     assert len(owner.outcomes) == 1
+
+
+def test_a_job_that_has_ended_goes_without_the_garbage_collector(runner: asyncio.Runner) -> None:
+    """With it goes Celery's request; a busy worker would keep thousands until a collection."""
+    gc.disable()
+    try:
+        assert runner.run(gone_after_its_end())
+    finally:
+        gc.enable()
+
+
+async def gone_after_its_end() -> bool:
+    kept: list[contextvars.Context] = []  # as an HTTP connection keeps it
+
+    def body() -> None:
+        kept.append(contextvars.copy_context())
+        await_(asyncio.sleep(0))
+
+    job, owner = started(body, Limits(LONG, LONG))
+    ended = weakref.ref(job)
+    del job
+    await asyncio.wait_for(owner.left.wait(), LONG)
+    await asyncio.sleep(0)  # the task itself ends behind its report
+    await asyncio.sleep(0)
+    return bool(kept) and ended() is None

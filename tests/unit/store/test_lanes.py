@@ -1,8 +1,10 @@
-"""The trips of one node's lane, with a client that answers when it is told to."""
+"""The trips of one node's lane, to a server that answers when it is told to."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+import hiredis
 import pytest
 from redis import exceptions
 from redis.asyncio import Redis
@@ -11,18 +13,35 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.lanes import Call, Lane
 
 
-class Client(Redis):
-    """Answers every command when the gate opens."""
+class Held:
+    """Answers every command with its name, once the gate is open."""
 
-    def __init__(self, gate: asyncio.Event) -> None:
-        super().__init__()
-        self.gate = gate
-        self.sent: list[tuple[Any, ...]] = []
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.sent: list[bytes] = []
 
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        self.sent.append(args)
-        await self.gate.wait()
-        return args[0]
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the commands of one connection."""
+        parser = hiredis.Reader()
+        while data := await reader.read(1 << 16):
+            parser.feed(data)
+            while command := parser.gets():
+                if command[0] == b"CLIENT":  # a client says what it is
+                    writer.write(b"+OK\r\n")
+                    continue
+                self.sent.append(command[0])
+                await self.gate.wait()
+                writer.write(b"+%s\r\n" % command[0])
+        writer.close()
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[tuple[Held, Redis]]:
+    held = Held()
+    server = await asyncio.start_server(held.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, Redis(host=host, port=port, decode_responses=True, protocol=2) as client:
+        yield held, client
 
 
 def answer_all(lane: Lane, calls: list[Call], values: list[Any]) -> None:
@@ -34,22 +53,23 @@ def a_call(*command: Any, patient: bool = True) -> Call:
     return Call(command, None, asyncio.get_running_loop().create_future(), 0.0, patient)
 
 
-async def both_trips_out(client: Client, at: int) -> None:
+async def both_trips_out(held: Held, at: int) -> None:
     async with asyncio.timeout(60):
-        while len(client.sent) < at:  # noqa: ASYNC110 - turn by turn is what is tested
+        while len(held.sent) < at:  # noqa: ASYNC110 - turn by turn is what is tested
             await asyncio.sleep(0)
 
 
-async def test_a_call_made_as_all_trips_of_a_lane_come_back_is_not_forgotten() -> None:
+async def test_a_call_made_as_all_trips_of_a_lane_come_back_is_not_forgotten(
+    held: tuple[Held, Redis],
+) -> None:
     """Both end in the same turn of the loop, and one's caller goes on before they are gone."""
-    gate = asyncio.Event()
-    client = Client(gate)
+    server, client = held
     lane = Lane(("h", 1), client, answer_all)
     first, second, third = a_call("FIRST"), a_call("SECOND"), a_call("THIRD")
     lane.send(first)
-    await both_trips_out(client, 1)
+    await both_trips_out(server, 1)
     lane.send(second)
-    await both_trips_out(client, 2)
+    await both_trips_out(server, 2)
 
     async def goes_on() -> Any:
         await first.reply
@@ -58,20 +78,21 @@ async def test_a_call_made_as_all_trips_of_a_lane_come_back_is_not_forgotten() -
 
     going_on = asyncio.create_task(goes_on())
     await asyncio.sleep(0)
-    gate.set()
+    server.gate.set()
     assert await asyncio.wait_for(going_on, 60) == "THIRD"
     await lane.aclose()
 
 
-async def test_a_call_made_as_all_trips_of_a_connection_come_back_is_not_forgotten() -> None:
-    gate = asyncio.Event()
-    client = Client(gate)
+async def test_a_call_made_as_all_trips_of_a_connection_come_back_is_not_forgotten(
+    held: tuple[Held, Redis],
+) -> None:
+    server, client = held
     connection = Connection(client)
     going_on = asyncio.create_task(twice(connection))
-    await both_trips_out(client, 1)
+    await both_trips_out(server, 1)
     once = asyncio.create_task(connection.execute("ONCE"))
-    await both_trips_out(client, 2)
-    gate.set()
+    await both_trips_out(server, 2)
+    server.gate.set()
     assert await asyncio.wait_for(going_on, 60) == "SECOND"
     assert await once == "ONCE"
     await connection.aclose()
@@ -82,22 +103,21 @@ async def twice(connection: Connection) -> Any:
     return await connection.execute("SECOND")
 
 
-async def test_calls_made_during_a_trip_travel_together() -> None:
-    gate = asyncio.Event()
-    client = Client(gate)
+async def test_calls_made_during_a_trip_travel_together(held: tuple[Held, Redis]) -> None:
+    server, client = held
     lane = Lane(("h", 1), client, answer_all)
     for at in (1, 2):
         lane.send(a_call("PING"))
-        await both_trips_out(client, at)
+        await both_trips_out(server, at)
     waiting = [a_call("PING") for _ in range(5)]
     for call in waiting:
         lane.send(call)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert len(client.sent) == 2
+    assert len(server.sent) == 2
     assert not any(call.reply.done() for call in waiting)
     lane._pending.clear()
-    gate.set()
+    server.gate.set()
     await lane.aclose()
 
 

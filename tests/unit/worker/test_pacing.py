@@ -128,3 +128,29 @@ async def test_after_a_wait_aside_nobody_waits() -> None:
         with pacing.aside:
             assert pacing.at_work == 1
         assert pacing.at_work == 2
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+async def test_whoever_is_broken_off_at_a_boundary_is_counted_until_its_end(turns: int) -> None:
+    """Before the wait, in it, and as it is over: whatever turn of the loop that is."""
+    pacing = Pacing(most=2)
+    seen: list[int] = []
+
+    async def step() -> None:
+        with pacing:
+            try:
+                async with pacing.elsewhere:
+                    await asyncio.sleep(0)
+                await asyncio.sleep(ENDLESS)
+            except asyncio.CancelledError:
+                seen.append(pacing.at_work)
+                raise
+
+    task = asyncio.create_task(step())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == [1]
+    assert pacing.at_work == 0
