@@ -5,6 +5,7 @@ Knows nothing of Redis or Celery: renewal is a callable.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -98,20 +99,18 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(list(self._held.values()))
 
-    def hold(self, claim: Claim) -> "Hold":
+    @contextmanager
+    def hold(self, claim: Claim) -> Iterator[Lease]:
         """Keep a claim among those that are renewed, for the time of its attempt."""
-        return Hold(self, Lease(claim, self._elapsed))
-
-    def add(self, lease: Lease) -> None:
-        """Hold the lease from now on."""
-        self._held[lease.claim.run_id] = lease
+        lease = Lease(claim, self._elapsed)
+        self._held[claim.run_id] = lease
         if self._hands_back:  # it was being claimed when the others were handed back
             lease.interrupt(Interruption.HANDED_BACK)
-
-    def discard(self, lease: Lease) -> None:
-        """Hold it no more."""
-        if self._held.get(lease.claim.run_id) is lease:
-            del self._held[lease.claim.run_id]
+        try:
+            yield lease
+        finally:
+            if self._held.get(claim.run_id) is lease:
+                del self._held[claim.run_id]
 
     def find(self, run_id: str) -> Lease | None:
         """Return the lease on a run's step, if this process holds it."""
@@ -131,23 +130,6 @@ class Leases:
             if isinstance(answer, BaseException):
                 continue
             heed(lease, answer)
-
-
-class Hold:
-    """A lease for the time of a `with` block."""
-
-    def __init__(self, leases: Leases, lease: Lease) -> None:
-        self._leases = leases
-        self._lease = lease
-
-    def __enter__(self) -> Lease:
-        """Hold the lease."""
-        self._leases.add(self._lease)
-        return self._lease
-
-    def __exit__(self, *_: object) -> None:
-        """Hold it no more."""
-        self._leases.discard(self._lease)
 
 
 def heed(lease: Lease, held: Any) -> None:

@@ -108,7 +108,6 @@ class LoopServices:
         self._couriers: list[Courier] = []
         self._counters = TokenCounters()
         self._opening: asyncio.Task[Ports] | None = None
-        self._open_ports: Ports | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._store: OpenStore | None = None
         self._sources: OpenSources | None = None
@@ -117,8 +116,6 @@ class LoopServices:
 
     async def ports(self) -> Ports:
         """Return the ports of steps; the first call connects. Raises `StoreError`."""
-        if self._open_ports is not None:
-            return self._open_ports
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
@@ -206,8 +203,7 @@ class LoopServices:
         self._watches = self._watching_over(opened)
         self._couriers = await couriers(opened, worker_name(), random.random)
         self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
-        self._open_ports = self._ports(opened, store)
-        return self._open_ports
+        return self._ports(opened, store)
 
     def _ports(self, opened: OpenStore, store: StepStore) -> Ports:
         settings = self._settings

@@ -183,8 +183,7 @@ class AgentState(Record):
 
     def _changed(self, **fields: Any) -> "AgentState":
         nested = {
-            "metadata": copy.deepcopy(self.metadata) if self.metadata else {},
-            "strategy_state": copy.deepcopy(self.strategy_state) if self.strategy_state else {},
-            "custom_state": copy.deepcopy(self.custom_state) if self.custom_state else {},
+            name: copy.deepcopy(value) if (value := getattr(self, name)) else {}
+            for name in ("metadata", "strategy_state", "custom_state")
         }
         return self.model_copy(update={**nested, **fields})

@@ -62,7 +62,7 @@ class Connection:
     @property
     def connects(self) -> int:
         """How often a connection was made: a number that is new may mean a server that is."""
-        pool = getattr(self.client, "connection_pool", None)
+        pool = self.client.connection_pool
         return pool.connects if isinstance(pool, RenewablePool) else 0
 
     async def execute(self, *command: Any) -> Any:

@@ -25,7 +25,6 @@ from stepfleet.orchestrator.serialization.handoff import handoff
 Fields = dict[str, str]
 READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
-LIFECYCLES = {one.value: one for one in Lifecycle}
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -217,7 +216,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
         )
         update: dict[str, Any] = {
             "info": info,
-            "status": LIFECYCLES[header["status"]],
+            "status": Lifecycle(header["status"]),
             "messages": messages,
             "tool_results": calls,
             "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,

@@ -1,9 +1,9 @@
 """Talks to Redis in C where hiredis is installed; redis-py's asyncio client does much in Python.
 
-Its pipeline takes some forty microseconds per round trip and a few more per command, for retries,
-transactions and metrics that are not asked for here. A step's scripts have some sixty arguments
-each: packing them is a good part of what a client spends on Redis. A reply that came in together
-with an earlier one is taken as it is; redis-py would set a timer for it first.
+Its pipeline serves retries, transactions and metrics that are not asked for here:
+docs/performance.md has what a round trip takes with it and without. A step's scripts have some
+sixty arguments each: packing them is a good part of what a client spends on Redis. A reply that
+came in together with an earlier one is taken as it is; redis-py would set a timer for it first.
 """
 
 from collections.abc import Iterable, Sequence

@@ -21,6 +21,7 @@ SCRIPTS = sorted(
     for one in (files(calls.__package__) / "scripts").iterdir()
     if one.name.endswith(".lua")
 )
+STEP = ("claim", "journal", "commit")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -67,3 +68,14 @@ async def test_scripts_are_loaded_again_by_the_node_that_lost_them(
             cluster.ask(server, "SCRIPT", "FLUSH")
         for run_id in run_ids:
             await desk.claim(run_id)
+
+
+async def test_every_master_knows_the_scripts_of_a_step_before_the_first(
+    redis_url: str, cluster: RedisCluster
+) -> None:
+    for server in cluster.masters:
+        cluster.ask(server, "SCRIPT", "FLUSH")
+    async with bench(redis_url) as desk:
+        await desk.steps.prepare()
+        for server in cluster.masters:
+            assert cluster.ask(server, "SCRIPT", "EXISTS", *map(calls.digest, STEP)) == [1, 1, 1]

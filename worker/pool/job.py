@@ -192,10 +192,6 @@ class Job:
         self._ended = True
         for timer in self._timers:
             timer.cancel()
-        # The task's context names the job: without the way back both go at once, with Celery's
-        # request, and need not wait for the garbage collector.
-        self._timers.clear()
-        self._starting = self._task = None
         self._owner.finished(self, outcome)
 
 

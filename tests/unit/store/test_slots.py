@@ -31,6 +31,7 @@ def test_all_keys_of_a_shard_share_a_slot() -> None:
         (("PUBLISH", "channel", "text"), None),
         (("TIME",), None),
         (("INFO", "server"), None),
+        (("SCRIPT", "LOAD", "return 1"), None),
     ],
 )
 def test_a_command_goes_to_the_slot_of_its_key(
