@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import orjson
+import pytest
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 
@@ -25,12 +26,16 @@ from stepfleet.worker.testing import (
     Usage,
 )
 
-LONG = 60.0
-FILE = Path(__file__).parent / "agents" / "cached_agents.py"
+LONG = 180.0
+FOLDER = Path(__file__).parent / "agents"
+FILE = FOLDER / "cached_agents.py"
+ENV = {"STEPFLEET_AGENTS": f"{FILE},{FOLDER / 'patient_cache.py'}"}
 AGENTS = load_agents(str(FILE))
 USED = Usage(prompt_tokens=100, completion_tokens=10)
 TWO_CALLS = UsageStats(prompt_tokens=200, completion_tokens=20, total_tokens=220, llm_calls=2)
 Ask = Callable[..., AgentRunResult]
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def rules(request: RequestRecord) -> Reply:
@@ -41,7 +46,7 @@ def rules(request: RequestRecord) -> Reply:
 
 def asking(fleet: Fleet) -> Ask:
     def ask(agent: str, text: str, **overrides: object) -> AgentRunResult:
-        return fleet.run_with_steps(AGENTS[agent], text, timeout=60, **overrides)
+        return fleet.run_with_steps(AGENTS[agent], text, timeout=LONG, **overrides)
 
     return ask
 
@@ -56,7 +61,7 @@ def stepfleet(redis_url: str, *arguments: str) -> str:
         env={**os.environ, "STEPFLEET_REDIS_URL": redis_url, "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -68,12 +73,11 @@ def test_workers_share_what_one_of_them_was_told(
 ) -> None:
     """CACHE-01, CACHE-04, CACHE-05, CACHE-06, CACHE-08, CACHE-09, COST-13, CONF-01"""
     model.follow(rules)
-    env = {"STEPFLEET_AGENTS": str(FILE)}
     with Fleet(redis_url) as fleet:
         ask = asking(fleet)
-        one = start_worker(name="one", env=env)
+        one = start_worker(name="one", env=ENV)
         filled = _fill(fleet, ask, model)
-        start_worker(name="two", env=env)
+        start_worker(name="two", env=ENV)
         _share(fleet, model, redis_url, filled)
         one.end()
         assert [step.cached for step in ask("keen", "the sea").steps] == [True, True]
@@ -92,7 +96,7 @@ def _fill(fleet: Fleet, ask: Ask, model: ModelServer) -> AgentRunResult:
 
 def _share(fleet: Fleet, model: ModelServer, redis_url: str, first: AgentRunResult) -> None:
     again = [fleet.submit("keen", "the sea") for _ in range(10)]
-    results = [fleet.wait(run_id, timeout=60) for run_id in again]
+    results = [fleet.wait(run_id, timeout=LONG) for run_id in again]
     assert calls_of(model) == 6
     price = 2 * cost_of("gpt-4o-mini", UsageStats(prompt_tokens=100, completion_tokens=10))
     assert price > 0
@@ -131,7 +135,7 @@ def test_only_whole_answers_are_kept_for_their_time_and_streamed_as_one_chunk(
 ) -> None:
     """CACHE-02, CACHE-04, CACHE-07: a stream that breaks off, an answer cut short, an old one."""
     model.follow(rules)
-    start_worker(env={"STEPFLEET_AGENTS": str(FILE)})
+    start_worker(env=ENV)
     with Fleet(redis_url) as fleet:
         _keep_whole_answers(fleet, asking(fleet), model)
         _stream(fleet, asking(fleet), model)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import orjson
 import pytest
+from busy_runs import NO_LIMITS
 from command_line import RULES, CommandLine
 from deadlines import wait_until
 from redis_servers import short_folder
@@ -42,7 +43,7 @@ def submitted(fleet: CommandLine, *inputs: str, options: tuple[str, ...] = ()) -
 def endless(fleet: CommandLine, *inputs: str) -> str:
     """Submit questions whose runs only a cancel ends, if their answers are never one."""
     lines = [
-        orjson.dumps({"id": f"q{n}", "input": text, "overrides": {"max_steps": 10_000}})
+        orjson.dumps({"id": f"q{n}", "input": text, "overrides": NO_LIMITS})
         for n, text in enumerate(inputs)
     ]
     fleet.write("endless.jsonl", b"\n".join(lines).decode() + "\n")

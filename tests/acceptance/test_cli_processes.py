@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from deadlines import until, wait_until
+from ended import until_ended
 
 from stepfleet.orchestrator.cli.child import Child
 from stepfleet.orchestrator.cli.supervisor import Supervisor
@@ -73,7 +74,7 @@ async def test_stopping_is_bounded_for_a_worker_that_does_not_listen(tmp_path: P
     script += "print('deaf', flush=True); threading.Event().wait()\n"
     child = Child("deaf", [sys.executable, "-c", script], os.environ, tmp_path / "log")
     await child.start(answers=True)
-    assert await child.first_line(within=20.0) == "deaf"
+    assert await child.first_line(within=LONG) == "deaf"
 
     await child.stop(within=0.2)
 
@@ -92,11 +93,7 @@ def test_a_leashed_process_ends_when_its_starter_is_killed() -> None:
 
         starter.kill()
 
-        wait_until(
-            lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
-            within=LONG,
-            what="the end of the child",
-        )
+        until_ended(child, within=LONG)
 
 
 def test_the_log_of_a_worker_is_its_owners_only(tmp_path: Path) -> None:

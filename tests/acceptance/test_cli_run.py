@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import orjson
 import psutil
 import pytest
+from busy_runs import NO_LIMITS
 from command_line import RULES, CommandLine
 from deadlines import wait_until
 from redis_servers import RedisServer, free_port, short_folder
@@ -49,7 +50,7 @@ def endless(stepfleet: CommandLine, *inputs: str) -> None:
     """Write questions whose runs have no end of their own, and rules that end them when struck."""
     stepfleet.write("rules.py", UNTIL_STRUCK)
     lines = [
-        orjson.dumps({"id": f"q{n}", "input": text, "overrides": {"max_steps": 10_000}})
+        orjson.dumps({"id": f"q{n}", "input": text, "overrides": NO_LIMITS})
         for n, text in enumerate(inputs)
     ]
     stepfleet.write("questions.jsonl", b"\n".join(lines).decode() + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS as AGENTS_FILE
 from fleet_workers import FleetWorker
@@ -23,7 +23,6 @@ Start = Callable[..., FleetWorker]
 AGENTS = load_agents(str(AGENTS_FILE))
 TURNS = 4
 RUNS = 40
-MOST_STEPS = 10_000
 QUICK = {"STEPFLEET_LEASE": "2"}
 
 
@@ -76,7 +75,7 @@ def test_a_batch_survives_a_reshard_and_the_death_of_a_worker(
     """DIST-06, DIST-08: `redis-cli --cluster reshard` takes a third of the slots away meanwhile."""
     victim = start_worker(name="victim", env=QUICK)
     heir = start_worker(name="heir", env=QUICK)
-    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"], max_steps=MOST_STEPS)
+    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"], **NO_LIMITS)
     wait_until(lambda: batch.progress().steps >= 10, within=60, what="work under way")
     source, to = cluster.masters[:2]
     moving = reshard(cluster, source, to, slots=5461)
@@ -110,7 +109,7 @@ def test_a_batch_survives_the_death_of_a_master(
 ) -> None:
     """Its replica follows; what was acknowledged and not replicated is done again."""
     worker = start_worker(env=QUICK)
-    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"], max_steps=MOST_STEPS)
+    batch = fleet.submit_batch(lines(), agent=AGENTS["plain"], **NO_LIMITS)
     wait_until(lambda: batch.progress().steps >= 10, within=60, what="work under way")
     cluster.replicated()
     assert batch.progress().open == RUNS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from frozen import freeze
@@ -26,7 +26,6 @@ Start = Callable[..., FleetWorker]
 Hold = Callable[..., tuple[threading.Event, threading.Event]]
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 TURNS = 4
-MOST_STEPS = 10_000
 QUICK = {"STEPFLEET_LEASE": "2"}
 
 
@@ -200,13 +199,13 @@ def test_a_restart_of_redis_loses_nothing_that_was_committed(
     server = own_redis(appendfsync="always")
     worker = start_worker(server.url, env={"EFFECTS": str(effects)})
     with Fleet(server.url) as fleet:
-        batch = fleet.submit_batch(lines(30), agent=AGENTS["plain"], max_steps=MOST_STEPS)
+        batch = fleet.submit_batch(lines(30), agent=AGENTS["plain"], **NO_LIMITS)
         wait_until(lambda: batch.progress().steps >= 10, within=LONG)
         assert batch.progress().open == 30
         server.kill()
         rules.struck.set()
         server.start()
-        check_all(list(batch.results()), effects, MOST_STEPS)
+        check_all(list(batch.results()), effects, NO_LIMITS["max_steps"])
     assert "waiting for it" in worker.log or "Connection to broker lost" in worker.log
 
 

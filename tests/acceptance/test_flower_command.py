@@ -1,84 +1,44 @@
 """`stepfleet flower` beside a working fleet."""
 
-import base64
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from typing import Any
 
-import orjson
 import pytest
-import redis
 from command_line import CommandLine
 from deadlines import wait_until
+from flower_site import LONG, Site, started_flower
 from redis_servers import free_port, short_folder
 
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
-LONG = 60.0
-AUTH = "me:flower-secret"
+# The tasks are counted: a hint that waits for a busy worker must not be sent once more, and a
+# worker that is ended by force tells nobody what became of its last steps.
+PATIENT = {"STEPFLEET_LEASE": "600", "STEPFLEET_GRACE": "600", "STEPFLEET_DRAIN": "120"}
 RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
 
-
-class Site:
-    """A running Flower as a browser sees it."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def get(self, path: str, auth: str | None = AUTH, host: str = "127.0.0.1") -> tuple[int, str]:
-        """Return status and body of a page."""
-        headers = {"Host": f"{host}:{self.port}"}
-        if auth:
-            headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
-        try:
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
-            connection.close()
-
-    def tasks(self) -> dict[str, dict[str, Any]]:
-        """Return what Flower knows of tasks."""
-        status, body = self.get("/api/tasks")
-        assert status == 200, body
-        found: dict[str, dict[str, Any]] = orjson.loads(body)
-        return found
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
 def commands() -> Iterator[CommandLine]:
     with short_folder() as folder:
-        made = CommandLine(folder, STEPFLEET_LEASE="60")
+        made = CommandLine(folder, **PATIENT)
         try:
             yield made
         finally:
             made.end()
 
 
-def until_it_listens(redis_url: str) -> None:
-    """Return when Flower hears of tasks: what is told before that, nobody tells it again."""
-    with redis.Redis.from_url(redis_url) as client:
-        wait_until(client.pubsub_numpat, within=LONG, what="Flower to listen")
-
-
-def started(commands: CommandLine, redis_url: str, **environment: str) -> Site:
-    port = free_port()
-    commands.start("flower", "--port", str(port), STEPFLEET_REDIS_URL=redis_url, **environment)
-    commands.until_said("Flower: http", within=LONG)
-    return Site(port)
-
-
 def test_steps_are_shown_by_agent_and_step_with_their_run_and_without_texts(
     commands: CommandLine, redis_url: str
 ) -> None:
-    site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+    site = started_flower(commands, redis_url)
     commands.questions("what is PRIVATE-QUESTION")
     wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower's first page")
-    until_it_listens(redis_url)
+    site.until_it_hears(redis_url)
 
     done = subprocess_run(commands, redis_url)
 
@@ -109,14 +69,15 @@ def test_failures_and_retries_are_shown_as_such(
     """A call that the provider refuses once is a RETRY, a step that fails a FAILURE; no texts."""
     model.follow(by_question)
     model.fail(Fault("server_error"), key="refused PRIVATE-QUESTION", turn=1, attempt=1)
-    site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+    site = started_flower(commands, redis_url)
     wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower's first page")
-    until_it_listens(redis_url)
+    site.until_it_hears(redis_url)
     commands.questions("refused PRIVATE-QUESTION", "broken PRIVATE-QUESTION")
     done = commands(
         *RUN[:4],
         "--out",
         "out.jsonl",
+        within=LONG,
         STEPFLEET_REDIS_URL=redis_url,
         OPENAI_BASE_URL=model.url,
         OPENAI_API_KEY="sk-test-canary",
@@ -166,13 +127,13 @@ def by_question(request: RequestRecord) -> Reply:
 
 
 def subprocess_run(commands: CommandLine, redis_url: str) -> "subprocess.CompletedProcess[str]":
-    return commands(*RUN, "--out", "out.jsonl", STEPFLEET_REDIS_URL=redis_url)
+    return commands(*RUN, "--out", "out.jsonl", within=LONG, STEPFLEET_REDIS_URL=redis_url)
 
 
 def test_the_password_of_redis_is_on_no_page(commands: CommandLine, own_redis: Any) -> None:
     server = own_redis(requirepass="redis-secret")
     url = server.url.replace("redis://", "redis://:redis-secret@")
-    site = started(commands, url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+    site = started_flower(commands, url)
 
     for page in ("/", "/tasks", "/broker", "/workers", "/metrics"):
         assert "redis-secret" not in site.get(page)[1]
@@ -181,7 +142,7 @@ def test_the_password_of_redis_is_on_no_page(commands: CommandLine, own_redis: A
 def test_with_authentication_nothing_is_shown_to_strangers(
     commands: CommandLine, redis_url: str
 ) -> None:
-    site = started(commands, redis_url, STEPFLEET_FLOWER_BASIC_AUTH=AUTH)
+    site = started_flower(commands, redis_url)
 
     for page in ("/", "/tasks", "/api/tasks", "/broker"):
         assert site.get(page, auth=None)[0] == 401
@@ -191,7 +152,7 @@ def test_with_authentication_nothing_is_shown_to_strangers(
 def test_without_authentication_only_this_machine_is_answered(
     commands: CommandLine, redis_url: str
 ) -> None:
-    site = started(commands, redis_url)
+    site = started_flower(commands, redis_url, auth=None)
 
     assert site.get("/", auth=None)[0] == 200
     assert site.get("/", auth=None, host="evil.test")[0] == 403
@@ -201,16 +162,20 @@ def test_without_authentication_only_this_machine_is_answered(
 def test_an_open_address_without_authentication_is_refused(
     commands: CommandLine, redis_url: str
 ) -> None:
-    done = commands("flower", "--address", "0.0.0.0", STEPFLEET_REDIS_URL=redis_url)  # noqa: S104
+    done = commands(
+        *("flower", "--address", "0.0.0.0"),  # noqa: S104
+        within=LONG,
+        STEPFLEET_REDIS_URL=redis_url,
+    )
 
     assert done.returncode == 2
     assert "--basic-auth" in done.stderr
 
 
 def test_a_port_that_is_taken_is_one_message(commands: CommandLine, redis_url: str) -> None:
-    site = started(commands, redis_url)
+    site = started_flower(commands, redis_url, auth=None)
 
-    done = commands("flower", "--port", str(site.port), STEPFLEET_REDIS_URL=redis_url)
+    done = commands("flower", "--port", str(site.port), within=LONG, STEPFLEET_REDIS_URL=redis_url)
 
     assert done.returncode == 2
     assert "--port" in done.stderr
@@ -237,13 +202,7 @@ def test_up_starts_flower_as_well(commands: CommandLine) -> None:
     commands.until_said(f"Flower: http://127.0.0.1:{port}", within=LONG)
     site = Site(port)
 
-    def answers() -> bool:
-        try:
-            return site.get("/", auth=None)[0] == 200
-        except OSError:
-            return False
-
-    wait_until(answers, within=LONG, what="Flower's first page")
+    wait_until(lambda: site.get("/", auth=None)[0] == 200, within=LONG, what="Flower's first page")
     os.kill(up.pid, signal.SIGINT)
     assert up.wait(timeout=LONG) == 0
     commands.until_all_ended(within=LONG)

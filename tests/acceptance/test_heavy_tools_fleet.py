@@ -10,6 +10,7 @@ import pytest
 from command_line import CommandLine
 from deadlines import wait_until
 from fleet_workers import FleetWorker
+from lapsed_leases import leases_run_out
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
@@ -19,7 +20,6 @@ Start = Callable[..., FleetWorker]
 FILE = Path(__file__).parent / "agents" / "heavy_agents.py"
 HEAVY = load_agents(str(FILE))["heavy"]
 LONG = 60.0
-QUICK = {"STEPFLEET_LEASE": "2"}
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_dead_tool_workers_call_is_made_again_if_it_only_reads(
     model.follow(asks_for("render", "measure"))
     start_worker(name="steps", env=env)
     options = ("-Q", "gpu", *(("-P", "prefork", "-c", "2") if pool == "prefork" else ()))
-    holds = {**env, **QUICK, "RENDER_SECONDS": "50"}
+    holds = {**env, "RENDER_SECONDS": "50"}
     victim = start_worker(name="gpu1", options=options, env=holds)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(HEAVY, "heavy one")
@@ -127,6 +127,7 @@ def test_a_dead_tool_workers_call_is_made_again_if_it_only_reads(
             what="both calls under way",
         )
         victim.end()
+        leases_run_out(redis_url)
         start_worker(name="gpu2", options=options, env=env)
         result = fleet.wait(run_id, timeout=LONG)
     unknown, again = result.steps[0].tool_calls

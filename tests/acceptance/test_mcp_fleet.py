@@ -12,6 +12,7 @@ import psutil
 import pytest
 from deadlines import wait_until
 from fleet_workers import FleetWorker
+from lapsed_leases import leases_run_out
 from redis_servers import free_port
 
 from stepfleet.orchestrator import Fleet
@@ -152,16 +153,25 @@ def test_runs_wait_for_a_server_that_is_away_and_go_on_when_it_is_there(
 
 
 def test_a_killed_workers_calls_are_made_again_only_where_they_may(
-    model: ModelServer, start_worker: Start, env: dict[str, str], notes: Path, redis_url: str
+    model: ModelServer,
+    start_worker: Start,
+    env: dict[str, str],
+    notes: Path,
+    redis_url: str,
+    tmp_path: Path,
 ) -> None:
     """TOOL-26: and the killed worker's server ends with it."""
-    model.follow(asks(ToolCallReply("look", {"seconds": 3})))
-    victim = start_worker(name="victim", env={**env, "STEPFLEET_LEASE": "2"})
+    struck = tmp_path / "struck"
+    model.follow(asks(ToolCallReply("look", {"until": str(struck)})))
+    victim = start_worker(name="victim", env=env)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["near"], "look")
         wait_until(lambda: lines(notes, "look"), within=LONG, what="the call under way")
         (pid,) = (int(line.split()[1]) for line in lines(notes, "started"))
         victim.signal(signal.SIGKILL)
+        victim.wait(within=LONG)
+        struck.touch()
+        leases_run_out(redis_url)
         start_worker(name="heir", env=env)
         result = fleet.wait(run_id, timeout=LONG)
     (record,) = result.steps[0].tool_calls

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from deadlines import wait_until
-from toy_worker import Events, ToyWorker, client_app
+from toy_worker import Events, ToyWorker, client_app, until_heard
 
 LONG = 60.0
 Start = Callable[..., ToyWorker]
@@ -132,17 +132,18 @@ def test_grow_and_shrink_change_the_slots_and_the_prefetch(app: Celery, start: S
 
 def test_a_rate_limit_spreads_the_starts(app: Celery, start: Start) -> None:
     worker = start()
-    app.control.rate_limit("toyapp.add", "4/s", destination=[worker.name], reply=True, timeout=LONG)
+    until_heard(app, worker)
+    app.control.rate_limit("toyapp.add", "2/s", destination=[worker.name], reply=True, timeout=LONG)
     with Events(app).listening() as events:
-        sent = [app.send_task("toyapp.add", (i, 0)) for i in range(7)]
-        assert [r.get(timeout=LONG) for r in sent] == list(range(7))
+        sent = [app.send_task("toyapp.add", (i, 0)) for i in range(8)]
+        assert [r.get(timeout=LONG) for r in sent] == list(range(8))
         starts = sorted(
             event["timestamp"]
             for event in wait_until(
-                lambda: events.all("task-started", 7), within=LONG, what="seven starts"
+                lambda: events.all("task-started", 8), within=LONG, what="eight starts"
             )
         )
-    # 1.5 s between the first and the last, less what the first one was told late.
+    # 3.5 s between the first and the last, less what the first one was told late.
     assert starts[-1] - starts[0] > 1.0
 
 

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.exceptions import TimeLimitExceeded
 from deadlines import wait_until
 from redis_servers import RedisServer
-from toy_worker import Events, ToyWorker, client_app
+from toy_worker import Events, ToyWorker, client_app, until_heard
 
 LONG = 60.0
 Send = Callable[..., object]
@@ -174,6 +174,7 @@ def test_await_inside_a_coroutine_says_what_to_do(app: Celery, worker: ToyWorker
 def test_a_countdown_runs_after_its_time_and_is_listed_as_scheduled(
     app: Celery, worker: ToyWorker
 ) -> None:
+    until_heard(app, worker)
     later = app.send_task("toyapp.add", (4, 4), countdown=600)
 
     def scheduled() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from deadlines import wait_until
-from toy_worker import ToyWorker, client_app
+from toy_worker import ToyWorker, client_app, until_heard
 
 LONG = 60.0
 Make = Callable[..., ToyWorker]
@@ -35,6 +35,7 @@ def make(redis_url: str, tmp_path: Path) -> Iterator[Make]:
 
 
 def pool_of(app: Celery, worker: ToyWorker) -> dict[str, object]:
+    until_heard(app, worker)
     return dict(app.control.inspect([worker.name], timeout=LONG).stats()[worker.name]["pool"])
 
 

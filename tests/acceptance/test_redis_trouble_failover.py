@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from sentinel_fleet import SentinelFleet, sentinel_fleet
@@ -20,7 +20,6 @@ AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 TURNS = 3
 RUNS = 40
 SMALL = {"STEPFLEET_SLOTS": "8", "STEPFLEET_LEASE": "2"}
-MOST_STEPS = 10_000
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_workers_go_on_with_the_new_master(
         batch = fleet.submit_batch(
             [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)],
             agent=AGENTS["plain"],
-            max_steps=MOST_STEPS,
+            **NO_LIMITS,
         )
         wait_until(lambda: batch.progress().steps >= 15, within=LONG, what="some steps")
         assert batch.progress().open == RUNS
@@ -87,7 +86,7 @@ def test_runs_go_on_from_what_redis_has_when_a_failover_lost_commits(
         batch = fleet.submit_batch(
             [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)],
             agent=AGENTS["plain"],
-            max_steps=MOST_STEPS,
+            **NO_LIMITS,
         )
         wait_until(lambda: batch.progress().steps >= 15, within=LONG, what="some steps")
         former = redis_fleet.master

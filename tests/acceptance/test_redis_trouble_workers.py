@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from redis.backoff import NoBackoff
@@ -108,7 +108,7 @@ def scene(
             worker = start_worker(proxy.url, env=env)
             fleet = cleanup.enter_context(Fleet(server.url))
             lines = [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)]
-            batch = fleet.submit_batch(lines, agent=AGENTS["plain"], max_steps=10_000)
+            batch = fleet.submit_batch(lines, agent=AGENTS["plain"], **NO_LIMITS)
             wait_until(lambda: batch.progress().steps >= 5, within=LONG, what="some steps")
             assert batch.progress().open == RUNS
             return Scene(server, proxy, worker, fleet, batch, model, busy, effects)

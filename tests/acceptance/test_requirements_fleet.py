@@ -132,13 +132,16 @@ def test_slow_steps_on_several_workers_meet_the_wall_clock_limit(
     fleet: Fleet, model: ModelServer
 ) -> None:
     """TIME-05, CONT-17: no step alone is longer than the limit; a reset clock would not end it."""
-    model.follow(looks(100, latency=0.7))
-    run_ids = [fleet.submit(AGENTS["plain"], f"slow-{n}-", time_limit=1.8) for n in range(8)]
+    limit = 8.0
+    model.follow(looks(100, latency=3.0))
+    run_ids = [fleet.submit(AGENTS["plain"], f"slow-{n}-", time_limit=limit) for n in range(8)]
     results = [fleet.wait(run_id, timeout=LONG) for run_id in run_ids]
     for result in results:
         assert result.stop_reason is StopReason.TIME_LIMIT
-        assert 2 <= len(result.steps) <= 3
-        assert all(step.duration_ms < 1800 for step in result.steps)
+        seconds = [step.duration_ms / 1000 for step in result.steps]
+        assert len(seconds) >= 2
+        assert max(seconds) < limit
+        assert sum(seconds[:-1]) < limit
     spread = Counter(len({step.worker for step in result.steps}) > 1 for result in results)
     assert spread[True] > 0
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 
@@ -38,7 +38,7 @@ def test_a_rolling_restart_repeats_no_step_and_leaves_no_run_waiting(
     first = [start_worker(name=name, options=options, env=ENV) for name in WORKERS]
     with Fleet(redis_url) as fleet:
         given = [{"id": f"r{n}", "input": f"question {n}"} for n in range(runs)]
-        batch = fleet.submit_batch(given, agent=PLAIN, max_steps=1000, token_limit=None)
+        batch = fleet.submit_batch(given, agent=PLAIN, **NO_LIMITS)
         wait_until(lambda: batch.progress().steps >= runs // 4, within=LONG, what="a busy fleet")
 
         for old in first:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from busy_runs import NO_LIMITS
 from celery import Celery
 from deadlines import wait_until
+from ended import lives
 from fleet_workers import AGENTS, FleetWorker
 
 from stepfleet.orchestrator import Fleet
@@ -22,7 +24,8 @@ PLAIN = load_agents(str(AGENTS))["plain"]
 HEAVY = load_agents(str(FOLDER / "heavy_agents.py"))["heavy"]
 STUBBORN = load_agents(str(FOLDER / "stubborn_agents.py"))["stubborn"]
 # What prefork does is in the gate below; twice its calls had not all begun within 90 s, which did
-# not come again in 670 starts beside a load of 20. Should it come, the failure shows the log.
+# not come again in 670 starts beside a load of 20. Should it come, the failure shows the log, and
+# whether a process is missing, starves, or sleeps.
 POOLS = ("asyncio", pytest.param("prefork", marks=pytest.mark.long), "threads", "solo")
 LONG = 90.0
 # Nobody's lease ends within a test: what goes on was handed back.
@@ -62,7 +65,16 @@ def until_under_way(model: ModelServer, worker: FleetWorker, calls: int) -> None
         wait_until(lambda: len(model.requests) >= calls, within=LONG, what="the calls under way")
     except AssertionError as error:
         asked = [(request.key, request.attempt) for request in model.requests]
-        raise AssertionError(f"{error}\nasked: {asked}\n{worker.log}") from None
+        parent = psutil.Process(worker.pid)
+        family = "\n".join(map(_state, (parent, *parent.children(recursive=True))))
+        raise AssertionError(f"{error}\nasked: {asked}\n{family}\n{worker.log}") from None
+
+
+def _state(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {process.status()}, {process.cpu_times()}, {process.num_threads()}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}: gone"
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -106,7 +118,7 @@ def test_a_drain_that_suffices_repeats_nothing(
         name="leaver", options=options(pool), env={**PATIENT, "STEPFLEET_DRAIN": "60"}
     )
     given = questions(pool)
-    batch = fleet.submit_batch(given, agent=PLAIN, max_steps=1000)
+    batch = fleet.submit_batch(given, agent=PLAIN, **NO_LIMITS)
     until_under_way(model, leaver, len(given))
 
     leaver.signal(signal.SIGTERM)
@@ -215,7 +227,7 @@ def test_a_step_that_cannot_be_broken_off_does_not_keep_its_worker(
 
     assert leaver.wait(within=LONG) == 1
     assert "did not end within 8.5 s" in leaver.log
-    wait_until(lambda: not any(map(_lives, processes)), within=LONG, what="the end of all")
+    wait_until(lambda: not any(map(lives, processes)), within=LONG, what="the end of all")
 
 
 @pytest.mark.parametrize("pool", ["asyncio", "prefork"])
@@ -269,10 +281,3 @@ def test_a_stop_by_remote_control_drains_too(
     start_worker(name="heir", env=PATIENT)
     result = fleet.wait(run_id, timeout=LONG)
     assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

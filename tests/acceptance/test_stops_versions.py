@@ -13,7 +13,7 @@ import orjson
 import pytest
 import redis
 import versioned
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 from known_agents import until_known
@@ -108,7 +108,7 @@ def test_runs_of_the_previous_version_go_on_under_this_one(
     """SER-24, DIST-14: created and begun there, finished here; what we do not know stays."""
     old = start_version(start_worker, PREVIOUS, "old")
     file = tmp_path / "questions.jsonl"
-    given = [{"input": f"question {n}", "overrides": {"max_steps": 1000}} for n in range(RUNS)]
+    given = [{"input": f"question {n}", "overrides": NO_LIMITS} for n in range(RUNS)]
     file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in given))
     until_known(redis_url, "plain")
     batch_id = command(PREVIOUS, redis_url, "submit", str(file), "--agent", "plain").strip()
@@ -144,7 +144,7 @@ def test_runs_of_the_next_version_are_refused_clearly_and_lose_nothing(
 ) -> None:
     """SER-24, DIST-14: begun here, taken on there, refused here, finished there."""
     newer = start_version(start_worker, NEXT, "newer")
-    run_ids = [fleet.submit(PLAIN, f"question {n}", max_steps=1000) for n in range(RUNS)]
+    run_ids = [fleet.submit(PLAIN, f"question {n}", **NO_LIMITS) for n in range(RUNS)]
     wait_until(lambda: _least_steps(store) >= 1, within=LONG, what="steps of the newer one")
     stop(newer)
     busy.struck.set()

@@ -1,5 +1,6 @@
 """Real workers that send spans to a collector and serve metrics."""
 
+import re
 import signal
 import socket
 import urllib.request
@@ -11,7 +12,7 @@ from deadlines import wait_until
 from fleet_workers import FleetWorker
 from otlp_collector import CLIENT, Collector, TakenSpan, collector
 from prometheus_client.parser import text_string_to_metric_families
-from redis_servers import free_port
+from redis_servers import dealt, is_free
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
@@ -21,7 +22,13 @@ from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, T
 Start = Callable[..., FleetWorker]
 AGENT = Path(__file__).parent / "agents" / "traced_agents.py"
 AGENTS = load_agents(str(AGENT))
+# Workers that send spans start cold, up to three of them one after the other.
+LONG = 180.0
+# A worker takes the next port where one is taken: it must be nobody's who may bind it much later.
+PORTS = range(19_900, 20_000, 2)
 PRIVATE = ("how many lamps", "lamp", "three pieces", "canary-7", "sk-test-canary")
+
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -54,6 +61,19 @@ def one(spans: list[TakenSpan], name: str) -> TakenSpan:
     return found
 
 
+def metrics_port() -> int:
+    """Return a port that is free, as is the one above it, and that no other test deals."""
+    return next(port for port in dealt(PORTS) if is_free(port) and is_free(port + 1))
+
+
+def served_port(worker: FleetWorker) -> int:
+    """Return the port at which a worker says that it serves its metrics."""
+    served = re.compile(r"metrics are served at http://127\.0\.0\.1:(\d+)/metrics")
+    said = wait_until(lambda: served.search(worker.log), within=LONG, what="the worker's metrics")
+    assert said
+    return int(said[1])
+
+
 def scraped(port: int) -> dict[tuple[str, ...], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
         text = reply.read().decode()
@@ -73,14 +93,14 @@ def test_a_run_is_one_trace_over_three_workers(
     painting = start_worker(name="w2", options=("-Q", "gpu"), env=env)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["painter"], "How many lamps?")
-        wait_until(otlp.has_all(run_id, "llm_generate"), within=60, what="the first step's call")
+        wait_until(otlp.has_all(run_id, "llm_generate"), within=LONG, what="the first step's call")
         first.signal(signal.SIGTERM)
-        assert first.wait(within=60) == 0
+        assert first.wait(within=LONG) == 0
         third = start_worker(name="w3", env=env)
         Path(env["ALLOWED"]).touch()
-        assert fleet.wait(run_id, timeout=60).success
+        assert fleet.wait(run_id, timeout=LONG).success
     told = otlp.has_all(run_id, "agent_run", "step_1", "tool_execution")
-    wait_until(told, within=60, what="the spans of all workers")
+    wait_until(told, within=LONG, what="the spans of all workers")
     spans = otlp.of(run_id)
     assert otlp.names(run_id) == sorted(
         ["agent_run", "step_1", "step_2", "llm_generate", "llm_generate", "tool_execution"]
@@ -110,8 +130,8 @@ def test_spans_follow_the_conventions_and_tell_nothing_that_was_said(
     start_worker(env=env)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["clerk"], "how many lamps")
-        result = fleet.wait(run_id, timeout=60)
-    wait_until(otlp.has_all(run_id, "agent_run", "shelf"), within=60, what="its spans")
+        result = fleet.wait(run_id, timeout=LONG)
+    wait_until(otlp.has_all(run_id, "agent_run", "shelf"), within=LONG, what="its spans")
     spans = otlp.of(run_id)
     run, asked = one(spans, "agent_run"), next(s for s in spans if s.name == "llm_generate")
     assert run.service == "stepfleet-worker"
@@ -144,8 +164,8 @@ def test_a_run_for_another_one_names_it_and_is_linked_to_it(
         parent = fleet.submit(AGENTS["clerk"], "first")
         child = fleet.submit(AGENTS["clerk"], "second", parent=parent)
         for run_id in (parent, child):
-            assert fleet.wait(run_id, timeout=60).success
-            wait_until(otlp.has_all(run_id, "agent_run"), within=60, what="the run's span")
+            assert fleet.wait(run_id, timeout=LONG).success
+            wait_until(otlp.has_all(run_id, "agent_run"), within=LONG, what="the run's span")
     above, below = one(otlp.of(parent), "agent_run"), one(otlp.of(child), "agent_run")
     assert below.attributes["stepfleet.parent_run_id"] == parent
     assert one(otlp.of(child), "step_1").attributes["stepfleet.parent_run_id"] == parent
@@ -163,15 +183,14 @@ def test_metrics_count_what_was_done(
     """OBS-02: values after a scripted run, scraped over HTTP; without a collector."""
     model.follow(asks_for("stock", "broken", "nonsense"))
     model.fail(Fault("server_error"), turn=1, attempt=1)
-    port = free_port()
-    env = {"STEPFLEET_AGENTS": str(AGENT), "STEPFLEET_METRICS_PORT": str(port)}
-    start_worker(options=options, env=env)
+    env = {"STEPFLEET_AGENTS": str(AGENT), "STEPFLEET_METRICS_PORT": str(metrics_port())}
+    port = served_port(start_worker(options=options, env=env))
     with Fleet(redis_url) as fleet:
-        assert fleet.run(AGENTS["clerk"], "how many lamps", timeout=60)
+        assert fleet.run(AGENTS["clerk"], "how many lamps", timeout=LONG)
     ended = ("agent_runs_total", "clerk", "completed", "completed")
-    wait_until(lambda: scraped(port).get(ended) == 1, within=60, what="the run is counted")
+    wait_until(lambda: scraped(port).get(ended) == 1, within=LONG, what="the run is counted")
     in_flight = ("stepfleet_steps_in_flight",)
-    wait_until(lambda: scraped(port)[in_flight] == 0, within=60, what="the step has ended")
+    wait_until(lambda: scraped(port)[in_flight] == 0, within=LONG, what="the step has ended")
     told = scraped(port)
     assert told["llm_latency_count", "openai:scripted"] == 2
     assert told["llm_latency_sum", "openai:scripted"] > 0
@@ -185,7 +204,7 @@ def test_metrics_count_what_was_done(
     assert told["stepfleet_rescued_total",] >= 1
     assert told["stepfleet_telemetry_dropped",] == 0
     wait_until(
-        lambda: scraped(port)["stepfleet_loop_lag_seconds_count",] > 0, within=60, what="a look"
+        lambda: scraped(port)["stepfleet_loop_lag_seconds_count",] > 0, within=LONG, what="a look"
     )
 
 
@@ -202,7 +221,7 @@ def test_a_collector_that_does_not_answer_delays_nothing(
             batch = fleet.submit_batch(given, agent=AGENTS["clerk"])
             assert all(result.success for result in batch.results())
         worker.signal(signal.SIGTERM)
-        assert worker.wait(within=60) == 0
+        assert worker.wait(within=LONG) == 0
     assert "did not end within" not in worker.log
 
 
@@ -210,14 +229,12 @@ def test_processes_on_one_machine_take_ports_one_after_the_other(
     redis_url: str, model: ModelServer, start_worker: Start, env: dict[str, str]
 ) -> None:
     """OBS-02: loopback alone, and the log says where."""
-    port = free_port()
+    port = metrics_port()
     told = {**env, "STEPFLEET_METRICS_PORT": str(port), "STEPFLEET_TELEMETRY": "auto"}
     first = start_worker(name="w1", env=told)
+    assert served_port(first) == port
     second = start_worker(name="w2", env=told)
-    served = f"metrics are served at http://127.0.0.1:{port}/metrics"
-    wait_until(lambda: served in first.log, within=60, what="the first one's metrics")
-    wait_until(lambda: "metrics are served" in second.log, within=60, what="the second one's")
-    assert served not in second.log
+    assert served_port(second) > port
     said = [line for line in (first.log + second.log).splitlines() if "metrics are served" in line]
     assert len(said) == 2
     assert all("http://127.0.0.1:" in line for line in said)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from busy_runs import NO_LIMITS
 from deadlines import until
 from fleet_workers import FleetWorker
 from known_agents import until_known
+from lapsed_leases import leases_run_out
 from webhook_receiver import Receiver
 
 from stepfleet.orchestrator import AsyncFleet
@@ -35,7 +37,7 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
 
     model.follow(rules)
     env = {"STEPFLEET_AGENTS": TELLING}
-    first = await asyncio.to_thread(start_worker, name="w1", env={**env, **QUICK})
+    first = await asyncio.to_thread(start_worker, name="w1", env=env)
     text, attempts, pieces = StreamedText(), [], {1: "", 2: ""}
     async with AsyncFleet(redis_url) as fleet:
         until_known(redis_url, "typist")
@@ -49,6 +51,7 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
                     if len(attempts) == 3:
                         first.signal(signal.SIGKILL)
                         await asyncio.to_thread(first.wait)
+                        leases_run_out(redis_url)
                         await asyncio.to_thread(start_worker, name="w2", env=env)
         assert (await fleet.result(run_id)).output == WORDS
     assert text.text == WORDS
@@ -113,8 +116,7 @@ async def test_a_webhook_gets_every_event_though_workers_are_killed(
         ]
         until_known(redis_url, "strict")
         run_ids = [
-            await fleet.submit("strict", f"question {number}", max_steps=1000)
-            for number in range(20)
+            await fleet.submit("strict", f"question {number}", **NO_LIMITS) for number in range(20)
         ]
 
         async def some_came() -> bool:

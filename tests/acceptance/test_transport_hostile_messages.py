@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from deadlines import wait_until
 from redis_servers import RedisServer
-from toy_worker import ToyWorker, client_app
+from toy_worker import ToyWorker, client_app, until_heard
 
 from stepfleet.worker.transport import QUARANTINE, read_entry
 
@@ -139,6 +139,7 @@ def test_the_quarantine_keeps_the_newest_thousand(app: Celery, worker: ToyWorker
 def test_a_hostile_broadcast_is_dropped_and_the_worker_goes_on(
     app: Celery, worker: ToyWorker, raw: bytes, redis_server: RedisServer
 ) -> None:
+    until_heard(app, worker)
     channels = [c for c in worker.notes.pubsub_channels() if "pidbox" in c]
     patterns = worker.notes.execute_command("PUBSUB", "NUMPAT")
     assert channels or patterns

@@ -65,9 +65,10 @@ def settled(broker: Redis) -> bool:
 
 
 def test_every_message_runs_once_and_is_acknowledged(app: Celery, start: Start) -> None:
-    worker = start()
+    # All of them first: a worker that waits for a slow sender fetches one at a time.
     for i in range(2000):
         app.send_task("toyapp.count", (str(i),), ignore_result=True)
+    worker = start()
     wait_until(lambda: count_of(worker) == 2000, within=60, what="2,000 tasks")
     wait_until(lambda: settled(worker.notes), within=LONG, what="the acknowledgements")
     assert set(ran(worker).values()) == {1}

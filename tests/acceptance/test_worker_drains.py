@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from busy_runs import Busy
+from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 
@@ -30,7 +30,7 @@ def test_a_busy_worker_that_is_stopped_puts_steps_back_without_a_traceback_for_e
     leaver = start_worker(name="leaver", options=options)
     with Fleet(redis_url) as fleet:
         given = [{"input": f"question {n}"} for n in range(RUNS)]
-        batch = fleet.submit_batch(given, agent=PLAIN, max_steps=10_000)
+        batch = fleet.submit_batch(given, agent=PLAIN, **NO_LIMITS)
         wait_until(lambda: batch.progress().steps >= 50, within=LONG)
 
         leaver.signal(signal.SIGTERM)

@@ -42,8 +42,8 @@ import asyncio, sys, time
 from stepfleet.worker.alone import end_if_stuck
 
 async def main():
-    watch = asyncio.create_task(end_if_stuck(1.2))
-    await asyncio.sleep(1.5)
+    watch = asyncio.create_task(end_if_stuck(4.0))
+    await asyncio.sleep(4.5)
     print("was not stuck", flush=True)
     time.sleep(60)
 

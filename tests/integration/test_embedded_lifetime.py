@@ -13,6 +13,7 @@ import psutil
 import pytest
 import redis
 from deadlines import wait_until
+from ended import until_ended
 
 from stepfleet.orchestrator.embedded import EmbeddedRedis, EmbeddedRedisError
 
@@ -189,6 +190,7 @@ def test_a_folder_whose_guardian_was_killed_starts_anew(tmp_path: Path) -> None:
         guardian = psutil.Process(pid_of(orphaned.url)).parent()
         assert guardian is not None
         guardian.kill()
+        until_ended(guardian)
         with (
             EmbeddedRedis.start(tmp_path) as again,
             closing(redis.Redis.from_url(again.url)) as client,

@@ -200,7 +200,8 @@ async def test_a_call_that_takes_too_long_is_broken_off_on_the_server_too(
     opened: Open, notes: Path
 ) -> None:
     """TOOL-16"""
-    tools = opened(talker(timeout=1.2))
+    # Enough for a call that the server takes at once, also where neither side is run for a while.
+    tools = opened(talker(timeout=5.0))
     await tools.listed()
     record = await call(tools, "look", {"seconds": 300})
     assert record.error is not None

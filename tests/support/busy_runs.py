@@ -1,8 +1,12 @@
 """Runs that are at work for as long as a test needs them, however fast the machine is."""
 
 import threading
+from typing import Any
 
 from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+
+NO_LIMITS: dict[str, Any] = {"max_steps": 10_000, "token_limit": None, "time_limit": None}
+"""Overrides of a run that only the test ends: the usual limits are met within seconds."""
 
 
 class Busy:

@@ -13,6 +13,7 @@ from typing import Self
 
 import psutil
 from deadlines import wait_until
+from frozen import freeze
 from warm_starts import AT_IMPORT, CELERY, Forked, start
 
 PROGRAM = ("-m", CELERY)
@@ -112,7 +113,8 @@ class CeleryWorker:
         if self._process is None or self._process.poll() is not None:
             return
         # A pool would start another child for one that is killed before its parent.
-        self._process.send_signal(signal.SIGSTOP)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            freeze(self.pid)
         for process in _with_children(self.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -9,14 +9,20 @@ import signal
 
 import psutil
 from deadlines import wait_until
+from ended import lives
 
 
 def freeze(pid: int) -> None:
-    """Send SIGSTOP, and return when every thread of the process has stopped."""
+    """Send SIGSTOP, and return when every thread of the process has stopped.
+
+    Raises `psutil.NoSuchProcess` where the process has ended instead.
+    """
     process = psutil.Process(pid)
     process.send_signal(signal.SIGSTOP)
 
     def stopped() -> bool:
+        if not lives(process):
+            raise psutil.NoSuchProcess(pid)
         with contextlib.suppress(psutil.NoSuchProcess):  # a thread ends while it is looked at
             threads = [psutil.Process(thread.id) for thread in process.threads()]
             return all(thread.status() == psutil.STATUS_STOPPED for thread in threads)

@@ -60,12 +60,14 @@ def variable(name: str) -> str:
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
-async def look(ctx: Context[Any, Any], seconds: float = 0) -> str:
-    """Look for a while."""
+async def look(ctx: Context[Any, Any], seconds: float = 0, until: str = "") -> str:
+    """Look for a while, or until that file is there."""
     meta = ctx.request_context.meta or {}
     note(f"look {dict(meta).get('stepfleet/idempotency-key')}")
     try:
         await asyncio.sleep(seconds)
+        while until and not Path(until).exists():  # noqa: ASYNC110 another process makes it
+            await asyncio.sleep(0.02)
     except BaseException:
         note("look cancelled")
         raise

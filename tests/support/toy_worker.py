@@ -17,6 +17,7 @@ import kombu.pools
 import redis
 from celery import Celery
 from celery_worker import CeleryWorker
+from deadlines import wait_until
 
 TOYAPP = Path(__file__).parent.parent / "acceptance" / "toyapp"
 
@@ -74,6 +75,16 @@ def client_app(broker: str, notes: str) -> Iterator[Celery]:
         app.backend.client.connection_pool.disconnect()
         kombu.pools.reset()
         app.close()
+
+
+def until_heard(app: Celery, worker: ToyWorker) -> None:
+    """Return when the worker hears remote control.
+
+    It says that it is ready before it listens, and what nobody hears is not said again.
+    """
+    wait_until(
+        lambda: app.control.ping([worker.name], timeout=1.0), what=f"an answer of {worker.name}"
+    )
 
 
 class Events:

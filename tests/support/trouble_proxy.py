@@ -42,8 +42,8 @@ class TroubleProxy:
 
     def cut(self) -> None:
         """End all connections, and every new one as soon as it is made."""
-        self._is_cut = True
         with self._guard:
+            self._is_cut = True
             found = list(self._open)
         for one in found:
             with contextlib.suppress(OSError):
@@ -82,6 +82,8 @@ class TroubleProxy:
         with contextlib.suppress(OSError), socket.create_connection(self._target) as server, client:
             pair = {client, server}
             with self._guard:
+                if self._is_cut:  # since it was accepted
+                    return
                 self._open |= pair
             back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
             back.start()

@@ -1,14 +1,16 @@
 """What metrics count."""
 
+import errno
 import logging
-import socket
 
 import pytest
+from redis_servers import listener
 from seen_steps import SECOND, a_model_call, a_tool_call, a_verdict, an_attempt
 
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.worker.telemetry import metrics as module
 from stepfleet.worker.telemetry.metrics import Metrics
 from stepfleet.worker.telemetry.seen import CANCELLED, RefusalSeen
 
@@ -103,10 +105,28 @@ def test_refusals_rescues_lag_and_what_is_in_flight_are_shown(metrics: Metrics) 
 
 
 def test_a_worker_without_a_free_port_goes_on_without(
-    metrics: Metrics, caplog: pytest.LogCaptureFixture
+    metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OBS-02: and says which settings to change."""
-    with socket.create_server(("127.0.0.1", 65535)), caplog.at_level(logging.ERROR):
-        assert metrics.serve("127.0.0.1", 65535) is None
+    monkeypatch.setattr(module, "PORTS", 1)
+    with listener() as taken, caplog.at_level(logging.ERROR):
+        assert metrics.serve("127.0.0.1", taken.getsockname()[1]) is None
     assert "metrics_port" in caplog.text
     metrics.close()
+
+
+def test_no_port_beyond_the_last_one_is_tried(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be another error than that of a port that is taken."""
+    tried: list[int] = []
+
+    def refuse(port: int, *_: object) -> None:
+        tried.append(port)
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(module, "start_http_server", refuse)
+    with caplog.at_level(logging.ERROR):
+        assert metrics.serve("127.0.0.1", 65534) is None
+    assert tried == [65534, 65535]
+    assert "metrics_port" in caplog.text
