@@ -73,6 +73,13 @@ class Committed:
     wanted: str = ""
 
 
+_HEADER = (
+    *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch"),
+    *("status", "step", "attempt", "limited", "crashes", "outcome", "waiting", "want", "want_note"),
+)
+"""What a claim reads of a run's header."""
+
+
 class StepStore:
     """The store as a worker's steps see it. `crash` is called at points where tests end it."""
 
@@ -110,12 +117,13 @@ class StepStore:
 
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
-        reply = await self._run(
-            "claim", hint.run_id, hint.step, token, _ms(self.terms.lease), self.terms.worker
-        )
+        asked = (hint.step, token, _ms(self.terms.lease), self.terms.worker, *_HEADER)
+        reply = await self._run("claim", hint.run_id, *asked)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
-        header = pairs(reply[2])
+        header = dict(
+            given for given in zip(_HEADER, reply[2], strict=True) if given[1] is not None
+        )
         try:
             return await self._load(hint, token, moment(reply[1]), header, reply)
         except (SerializationError, ConfigurationError) as error:

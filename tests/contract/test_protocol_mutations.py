@@ -64,7 +64,7 @@ MUTATIONS = {
         "claim", "if h[10] == ARGV[3] then return { 'stale', step } end", ""
     ),
     "claim leaves the old time in the index": Mutation(
-        "claim", "redis.call('ZADD', due_key, now + number(ARGV[4]), run_id)", ""
+        "claim", "redis.call('ZADD', due_key, till, run_id)", ""
     ),
     "journal writes for anybody": Mutation(
         "journal", "if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then return { 'lost' } end", ""
@@ -89,7 +89,7 @@ MUTATIONS = {
         "commit", "  redis.call('DEL', journal_key)\n  step = step + 1", "  step = step + 1"
     ),
     "commit keeps the crashes of the step before": Mutation(
-        "commit", "'limited', 0, 'crashes', 0)", "'limited', 0)"
+        "commit", "'limited', '0', 'crashes', '0')", "'limited', '0')"
     ),
     "commit does not heed a cancel": Mutation(
         "commit",
@@ -102,7 +102,7 @@ MUTATIONS = {
         "move(batch, status, 'paused')",
     ),
     "commit keeps a dispatch count that delays the next rescue": Mutation(
-        "commit", "'dispatches', 0, 'slim'", "'slim'"
+        "commit", "'dispatches', '0', 'slim'", "'slim'"
     ),
     "finish leaves the run in the index": Mutation(
         "common", "redis.call('ZREM', due_key, run_id)\n  retain", "retain"
@@ -114,7 +114,7 @@ MUTATIONS = {
     "a pause at a commit is not told": Mutation("commit", "  tell_status(status, 'paused')\n", ""),
     "a pause of a waiting run is not told": Mutation("pause", "tell_status(h[1], 'paused')", ""),
     "the end of a pause is not told": Mutation("resume", "tell_status('paused', to)", ""),
-    "events have gaps": Mutation("common", "'first', last - n + 1", "'first', last"),
+    "events have gaps": Mutation("common", "digits(last - n + 1)", "digits(last)"),
     "a replaced entry of the ledger is counted again": Mutation(
         "common",
         "if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end",

@@ -1,5 +1,6 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
--- ARGV[5] worker. Returns {'claimed', now, header, log, journal}, or {why not, ...}:
+-- ARGV[5] worker, ARGV[6..] names of the header's fields to return. Returns
+-- {'claimed', now, values of these, log, journal}, or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
@@ -56,12 +57,13 @@ if owner ~= ARGV[3] then
     return { 'paused' }
   end
   if number(h[9]) > now then return { 'early', number(h[9]) - now } end
-  redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', now + number(ARGV[4]),
-    'leased_at', now, 'elapsed', 0, 'dispatches', 0, 'not_before', 0, 'worker', ARGV[5])
-  redis.call('HSETNX', run_key, 'execution_started', now)
-  redis.call('ZADD', due_key, now + number(ARGV[4]), run_id)
+  local began, till = digits(now), digits(now + number(ARGV[4]))
+  redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', till, 'leased_at', began,
+    'elapsed', '0', 'dispatches', '0', 'not_before', '0', 'worker', ARGV[5])
+  redis.call('HSETNX', run_key, 'execution_started', began)
+  redis.call('ZADD', due_key, till, run_id)
   move(h[6], status, 'in_progress')
   if status ~= 'in_progress' then tell_status(status, 'in_progress') end
 end
-return { 'claimed', now, redis.call('HGETALL', run_key), read_log(h[11], step),
+return { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 6)), read_log(h[11], step),
   redis.call('HGETALL', journal_key) }

@@ -32,18 +32,18 @@ if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 local now = now_ms()
 if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
 if a.log ~= '' then
-  redis.call('HSET', log_key, step, a.log, by, step)
-  redis.call('HSET', outcomes_key, step, a.outcome)
+  redis.call('HSET', log_key, h[2], a.log, by, h[2])
+  redis.call('HSET', outcomes_key, h[2], a.outcome)
   redis.call('DEL', journal_key)
   step = step + 1
-  redis.call('HSET', run_key, 'step', step, 'attempt', 0, 'limited', 0, 'crashes', 0)
+  redis.call('HSET', run_key, 'step', digits(step), 'attempt', '0', 'limited', '0', 'crashes', '0')
   count(batch, 'steps', 1)
   count(batch, 'tokens', number(a.tokens))
   count(batch, 'cost', number(a.cost))
   count(batch, 'calls', number(a.calls))
 end
-redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'slim', a.slim, 'outcome', a.outcome,
-  'updated', now)
+redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', '0', 'slim', a.slim, 'outcome', a.outcome,
+  'updated', digits(now))
 if a.since then
   if a.trim == '1' and redis.call('HGET', run_key, 'since') ~= a.since then
     local first, kept = number(string.match(a.since, '^%d+')), {}
@@ -76,7 +76,7 @@ if want == 'pause' then
   return { 'committed', 'paused', step }
 end
 local delay = number(a.delay)
-redis.call('HSET', run_key, 'not_before', delay > 0 and now + delay or 0)
-redis.call('ZADD', due_key, now + (delay > 0 and delay or number(a.grace)), run_id)
+redis.call('HSET', run_key, 'not_before', delay > 0 and digits(now + delay) or '0')
+redis.call('ZADD', due_key, digits(now + (delay > 0 and delay or number(a.grace))), run_id)
 if delay == 0 then push(a.message) end
 return { 'committed', status, step }

@@ -27,10 +27,14 @@ end
 
 local function number(text) return tonumber(text) or 0 end
 
+-- A number that a script writes goes through the conversion of doubles, with 17 digits: that is slow,
+-- so what is written at every step is text.
+local function digits(whole) return string.format('%d', whole) end
+
 local function batch_key(batch) return shard .. 'batch:' .. batch end
 
 local function count(batch, field, by)
-  if batch and batch ~= '' and by ~= 0 then redis.call('HINCRBY', batch_key(batch), field, by) end
+  if batch and batch ~= '' and by ~= 0 then redis.call('HINCRBY', batch_key(batch), field, digits(by)) end
 end
 
 -- The ledger holds one entry per attempt; a better one replaces it and is not counted again. Of
@@ -54,8 +58,9 @@ end
 local function emit(events, n, feed)
   n = number(n)
   if n == 0 then return end
-  local last = redis.call('HINCRBY', run_key, 'seq', n)
-  local at = redis.call('XADD', events_key, 'MAXLEN', '~', '1000', '*', 'first', last - n + 1, 'events', events)
+  local last = redis.call('HINCRBY', run_key, 'seq', digits(n))
+  local first = digits(last - n + 1)
+  local at = redis.call('XADD', events_key, 'MAXLEN', '~', '1000', '*', 'first', first, 'events', events)
   if feed == '1' then
     local place = redis.call('INCR', shard .. 'feed:count')
     redis.call('XADD', shard .. 'feed', 'MAXLEN', '~', '20000', '*', 'n', place, 'run', run_id, 'at', at)
@@ -86,15 +91,15 @@ end
 -- that was not committed stays: a retry must neither pay for its answer again nor run its tools.
 local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
-    'outcome', a.outcome, 'token', '', 'ended', now, 'updated', now, 'want', '')
+    'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
   redis.call('ZREM', due_key, run_id)
   retain(a.retention)
   if batch == '' then return end
   move(batch, from, a.status)
   count(batch, 'reason:' .. a.stop_reason, 1)
-  local place = redis.call('HINCRBY', batch_key(batch), 'endings', 1)
-  redis.call('ZADD', batch_key(batch) .. ':ended', place, run_id)
-  if redis.call('HINCRBY', batch_key(batch), 'open', -1) == 0 then
+  local place = redis.call('HINCRBY', batch_key(batch), 'endings', '1')
+  redis.call('ZADD', batch_key(batch) .. ':ended', digits(place), run_id)
+  if redis.call('HINCRBY', batch_key(batch), 'open', '-1') == 0 then
     redis.call('EXPIRE', batch_key(batch), a.retention)
     redis.call('EXPIRE', batch_key(batch) .. ':ended', a.retention)
   end
