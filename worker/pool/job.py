@@ -140,6 +140,7 @@ class Job:
             except BaseException as error:  # noqa: BLE001 every exception belongs to the body
                 seen = self._as_the_body_sees(error)
                 asked = body.throw(type(seen), seen, seen.__traceback__)
+                del seen  # its traceback names this frame
             else:
                 self._forget_interruption()
                 asked = body.throw(CancelledError()) if self._doomed else body.switch(answer)

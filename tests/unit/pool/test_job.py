@@ -1,6 +1,7 @@
 """A job of the asyncio pool that is interrupted before its task has begun."""
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import time
@@ -84,21 +85,30 @@ async def limited_after_a_stall(limits: Limits) -> None:
     assert len(owner.outcomes) == 1
 
 
-def test_a_job_that_has_ended_goes_without_the_garbage_collector(runner: asyncio.Runner) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_that_has_ended_goes_without_the_garbage_collector(
+    runner: asyncio.Runner, fails: bool
+) -> None:
     """With it goes Celery's request; a busy worker would keep thousands until a collection."""
     gc.disable()
     try:
-        assert runner.run(gone_after_its_end())
+        assert runner.run(gone_after_its_end(fails=fails))
     finally:
         gc.enable()
 
 
-async def gone_after_its_end() -> bool:
+async def gone_after_its_end(*, fails: bool) -> bool:
     kept: list[contextvars.Context] = []  # as an HTTP connection keeps it
+
+    async def waits() -> None:
+        await asyncio.sleep(0)
+        if fails:
+            raise ValueError
 
     def body() -> None:
         kept.append(contextvars.copy_context())
-        await_(asyncio.sleep(0))
+        with contextlib.suppress(ValueError):
+            await_(waits())
 
     job, owner = started(body, Limits(LONG, LONG))
     ended = weakref.ref(job)
