@@ -1,13 +1,12 @@
 """The tool calls that this process makes as tasks of their own. Knows neither Redis nor Celery."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.worker.leases import Holding
+from stepfleet.worker.leases import Holding, renew_each
 
 
 class CallLease(Holding):
@@ -39,6 +38,7 @@ class CallLeases:
         try:
             yield lease
         finally:
+            lease.release()
             self._held.discard(lease)
 
     def of(self, run_id: str) -> list[CallLease]:
@@ -54,9 +54,14 @@ class CallLeases:
     async def renew(
         self, once: Callable[[CallLease], Awaitable[Any]], run_id: str | None = None
     ) -> None:
-        """Renew all leases, or those of one run, by `once`; break off what nobody waits for."""
+        """Renew all leases, or those of one run, by `once`; break off what nobody waits for.
+
+        Returns as `renew_each` does.
+        """
         leases = list(self._held) if run_id is None else self.of(run_id)
-        answers = await asyncio.gather(*(once(lease) for lease in leases), return_exceptions=True)
-        for lease, answer in zip(leases, answers, strict=True):
-            if not isinstance(answer, BaseException) and not answer.ours:
-                lease.interrupt(Interruption.LEASE_LOST)
+        await renew_each(leases, once, _heed)
+
+
+def _heed(lease: CallLease, kept: Any) -> None:
+    if not kept.ours:
+        lease.interrupt(Interruption.LEASE_LOST)

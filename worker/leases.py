@@ -4,15 +4,19 @@ Knows nothing of Redis or Celery: renewal is a callable.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.worker.bridge import TIME_IS_UP
+
+ROUND_SECONDS = 0.1
+"""So long a round waits for renewals: for steps and then calls, less than the shortest lease."""
 
 
 class Term(StrEnum):
@@ -33,6 +37,7 @@ class Holding:
         self._elapsed = elapsed
         self._began = elapsed()
         self._work: asyncio.Task[Any] | None = asyncio.current_task()
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -64,6 +69,18 @@ class Holding:
     def settle(self) -> None:
         """From here on the attempt only commits: nothing may break it off any more."""
         self._work = None
+
+    def begin(self, renewal: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
+        """Start a renewal and return it, or None while one is under way."""
+        if self._renewal is not None and not self._renewal.done():
+            return None
+        self._renewal = asyncio.create_task(renewal())
+        return self._renewal
+
+    def release(self) -> None:
+        """Drop the renewal that is under way: nobody holds what it is for."""
+        if self._renewal is not None:
+            self._renewal.cancel()
 
 
 class Lease(Holding):
@@ -109,6 +126,7 @@ class Leases:
         try:
             yield lease
         finally:
+            lease.release()
             if self._held.get(claim.run_id) is lease:
                 del self._held[claim.run_id]
 
@@ -123,13 +141,11 @@ class Leases:
             lease.interrupt(Interruption.HANDED_BACK)
 
     async def renew(self, once: Callable[[Lease], Awaitable[Any]]) -> None:
-        """Renew all leases by `once`, which answers whether the step is ours and what is wanted."""
-        leases = list(self)
-        answers = await asyncio.gather(*(once(lease) for lease in leases), return_exceptions=True)
-        for lease, answer in zip(leases, answers, strict=True):
-            if isinstance(answer, BaseException):
-                continue
-            heed(lease, answer)
+        """Renew all leases by `once`, which answers whether the step is ours and what is wanted.
+
+        Returns as `renew_each` does.
+        """
+        await renew_each(self, once, heed)
 
 
 def heed(lease: Lease, held: Any) -> None:
@@ -138,3 +154,31 @@ def heed(lease: Lease, held: Any) -> None:
         lease.interrupt(Interruption.LEASE_LOST)
     elif held.want == "cancel":
         lease.interrupt(Interruption.CANCELLED)
+
+
+_Held = TypeVar("_Held", bound=Holding)
+
+
+async def renew_each(
+    holdings: Iterable[_Held],
+    once: Callable[[_Held], Awaitable[Any]],
+    heeded: Callable[[_Held, Any], None],
+) -> None:
+    """Renew by `once` what is not being renewed yet; `heeded` hears of each answer.
+
+    Returns when all have answered or after `ROUND_SECONDS`. What takes longer goes on: where a
+    part of Redis is away, leases on the others cannot wait for it, and its own are renewed as
+    soon as it is back.
+    """
+    begun = [one.begin(partial(_renew, one, once, heeded)) for one in holdings]
+    if waited_for := [renewal for renewal in begun if renewal is not None]:
+        await asyncio.wait(waited_for, timeout=ROUND_SECONDS)
+
+
+async def _renew(
+    held: _Held,
+    once: Callable[[_Held], Awaitable[Any]],
+    heeded: Callable[[_Held, Any], None],
+) -> None:
+    with suppress(Exception):  # the next round tries again
+        heeded(held, await once(held))

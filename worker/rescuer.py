@@ -7,6 +7,7 @@ Every worker runs one; what several find, the script gives to one of them.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from stepfleet.orchestrator.dispatch import CallTask, Dispatch, call_label
 from stepfleet.orchestrator.errors import AgentException
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 MOST_PER_SHARD = 200
 MOST_LOOKS = 100
 PUT_OFF = "rescue put off: %s"
+SHARD_SECONDS = 5.0
+"""So long a look waits for a shard; what answers later is heard by a later look."""
 
 
 class Rescuer:
@@ -49,6 +52,7 @@ class Rescuer:
         self._interval = interval
         self._long_queue = long_queue
         self._jitter = jitter
+        self._asked: dict[int, asyncio.Task[Any]] = {}
 
     async def watch(
         self, crash: Visit = unharmed, told: Callable[[int], None] = lambda _: None
@@ -57,6 +61,18 @@ class Rescuer:
 
         `told` hears how many runs were dispatched again.
         """
+        try:
+            await self._watch(crash, told)
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop what shards were asked and have not answered."""
+        for asked in self._asked.values():
+            asked.cancel()
+        self._asked.clear()
+
+    async def _watch(self, crash: Visit, told: Callable[[int], None]) -> None:
         is_put_off = False
         while True:
             await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
@@ -88,28 +104,45 @@ class Rescuer:
         return (await self.look())[0]
 
     async def look(self, crash: Visit = unharmed) -> tuple[int, bool]:
-        """Return how many overdue runs one look published, and whether a shard may have more."""
+        """Return how many overdue runs one look published, and whether a shard may have more.
+
+        Raises what a shard failed with when those of the others are published.
+        """
         queue = self._shape_of_queue(await self._dispatch.waiting())
-        replies = await asyncio.gather(
-            *(
-                run_script(
-                    self._connection,
-                    "rescue",
-                    [self._keys.due(shard)],
-                    MOST_PER_SHARD,
-                    self._grace_ms,
-                    queue,
-                )
-                for shard in range(self._keys.shards)
-            )
-        )
+        answered = await self._ask(queue)
+        errors = [error for asked in answered if (error := asked.exception())]
+        replies = [asked.result() for asked in answered if not asked.exception()]
         hints = [hint for reply in replies for hint in _hints(reply[2:])]
         calls = [call for reply in replies for call in _calls(reply[1])]
         if hints or calls:
             crash("rescue-saved")
         await self._dispatch.publish(hints)
         await self._dispatch.publish_calls(calls)
+        if errors:
+            raise errors[0]
         return len(hints) + len(calls), any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
+
+    async def _ask(self, queue: str) -> list[asyncio.Task[Any]]:
+        """Ask the shards that owe no answer; return what has been answered.
+
+        Nothing is cut off for being late: the shard has put off the runs that it tells of.
+        """
+        new = {
+            shard: asyncio.create_task(self._overdue(shard, queue))
+            for shard in range(self._keys.shards)
+            if shard not in self._asked
+        }
+        self._asked |= new
+        if new:
+            await asyncio.wait(new.values(), timeout=SHARD_SECONDS)
+        answered = [shard for shard, asked in self._asked.items() if asked.done()]
+        return [self._asked.pop(shard) for shard in answered]
+
+    async def _overdue(self, shard: int, queue: str) -> Any:
+        due = [self._keys.due(shard)]
+        return await run_script(
+            self._connection, "rescue", due, MOST_PER_SHARD, self._grace_ms, queue
+        )
 
     def _shape_of_queue(self, waiting: int) -> str:
         if waiting > self._long_queue:

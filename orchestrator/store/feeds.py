@@ -20,6 +20,8 @@ from stepfleet.orchestrator.store.loading import Fields, moment, pairs
 
 ON_SECONDS = 7 * 24 * 3600
 START = "0-0"
+SHARD_SECONDS = 5.0
+"""So long `switch_on` waits for a shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,33 @@ class Feeds:
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
+        self._late: set[asyncio.Task[Any]] = set()
 
     async def switch_on(self) -> None:
-        """Let active runs and those to come be fed; holds for a week unless it is renewed."""
-        await asyncio.gather(
-            *(
-                run_script(self._connection, "feed", [self._keys.due(shard)], ON_SECONDS)
-                for shard in self._shards
-            )
-        )
+        """Let active runs and those to come be fed; holds for a week unless it is renewed.
+
+        Shards that are away for longer than `SHARD_SECONDS` are switched on when they are back.
+        """
+        asked = [asyncio.create_task(self._switch_on(shard)) for shard in self._shards]
+        for one in asked:
+            self._late.add(one)
+            one.add_done_callback(self._hear)
+        try:
+            done, _ = await asyncio.wait(asked, timeout=SHARD_SECONDS)
+        except asyncio.CancelledError:
+            for one in asked:
+                one.cancel()
+            raise
+        for one in done:
+            one.result()
+
+    async def _switch_on(self, shard: int) -> None:
+        await run_script(self._connection, "feed", [self._keys.due(shard)], ON_SECONDS)
+
+    def _hear(self, done: asyncio.Task[Any]) -> None:
+        self._late.discard(done)
+        if not done.cancelled():
+            done.exception()  # the connection has said what is wrong
 
     async def own(
         self,
