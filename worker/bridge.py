@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet  # type: ignore[import-untyped]
@@ -30,6 +30,9 @@ TIME_IS_UP = "the task's soft time limit"
 
 CLEANUP_SECONDS = 5.0
 """How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
+
+CLOSE_SECONDS = 8.0
+"""How long the collaborators of an ending loop may take to settle and to close, together."""
 
 MOST_IDLE = 200
 """How many greenlets that have ended their body a thread keeps for further ones."""
@@ -197,18 +200,29 @@ class PerLoop(Generic[T]):
 async def close_collaborators() -> list[BaseException]:
     """Close what ``PerLoop`` made for the running loop, newest first; return what went wrong.
 
-    Ends the thread's idle greenlets, too.
+    What is not closed after ``CLOSE_SECONDS`` is cancelled. Ends the thread's idle greenlets, too.
     """
-    closers = _CLOSERS.pop(asyncio.get_running_loop(), [])
+    loop = asyncio.get_running_loop()
+    closers = _CLOSERS.pop(loop, [])
+    deadline = loop.time() + CLOSE_SECONDS
     failures: list[BaseException] = []
     for close in reversed(closers):
         try:
-            await close()
+            async with asyncio.timeout_at(deadline):
+                await close()
         except Exception as error:  # noqa: BLE001 the others must be closed too
             failures.append(error)
     while _idle.greenlets:
         _idle.greenlets.pop().switch(None)
     return failures
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have cleaned up; those that are over stay as they are."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def self_cancelled() -> concurrent.futures.CancelledError:
@@ -263,4 +277,4 @@ def _end_home(pid: int) -> None:
     if home is None or pid != os.getpid() or sys.is_finalizing():
         return
     del _HOMES[pid]
-    home.stop(close_collaborators(), within=CLEANUP_SECONDS)
+    home.stop(close_collaborators(), within=CLOSE_SECONDS + 1)

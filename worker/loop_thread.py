@@ -21,6 +21,7 @@ with contextlib.suppress(ImportError):  # no wheel for this platform: the same, 
 logger = logging.getLogger(__name__)
 
 _LAG_PROBE_SECONDS = 0.5
+_JOIN_SECONDS = 2.0
 
 
 class LoopThread:
@@ -52,7 +53,7 @@ class LoopThread:
             self.loop.call_soon_threadsafe(callback, *args)
 
     def stop(self, last: Coroutine[Any, Any, object], within: float) -> None:
-        """Run the coroutine ``last``, then end loop and thread; give up after ``within`` s."""
+        """Run the coroutine ``last`` for at most ``within`` s, then end loop and thread."""
         if not self._thread.is_alive():
             last.close()
             return
@@ -64,7 +65,7 @@ class LoopThread:
         except Exception:
             logger.exception("The last coroutine of the event loop %s failed", self._name)
         self.submit(self.loop.stop)
-        self._thread.join(timeout=within)
+        self._thread.join(timeout=_JOIN_SECONDS)
 
     def discard(self) -> None:
         """Free the loop of a thread that never started."""

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-import orjson
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -38,7 +37,7 @@ from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import StepStore, Terms
 from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.agents import LocalAgents
-from stepfleet.worker.bridge import PerLoop, home_loop
+from stepfleet.worker.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.chunks import ChunkSender
 from stepfleet.worker.courier import Courier
@@ -48,9 +47,9 @@ from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.outlets import couriers
 from stepfleet.worker.ports import CallStore, Ports
 from stepfleet.worker.renewals import Renewals
+from stepfleet.worker.reporting import Report
 from stepfleet.worker.rescuer import Rescuer
 from stepfleet.worker.response_cache import ResponseCache
-from stepfleet.worker.served import queues_told
 from stepfleet.worker.sources import OpenSources, check_sources, sources_of
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.stopping import Stopping
@@ -110,6 +109,7 @@ class LoopServices:
         self._opening: asyncio.Task[Ports] | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._store: OpenStore | None = None
+        self._has_ended = False
         self._sources: OpenSources | None = None
         self._renewals: Renewals
         self._seen_calls: CallStore
@@ -117,6 +117,9 @@ class LoopServices:
     async def ports(self) -> Ports:
         """Return the ports of steps; the first call connects. Raises `StoreError`."""
         if self._opening is None or (self._opening.done() and self._opening.exception()):
+            if self._has_ended:
+                msg = "this worker is ending and connects no more"
+                raise StoreError(msg)
             self._opening = asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
 
@@ -158,18 +161,16 @@ class LoopServices:
 
     async def settle(self) -> None:
         """Give subscribers and readers of text a few seconds to hear what was told."""
-        await self._listening.settle(SETTLE_SECONDS)
-        if self._chunks:
-            await self._chunks.settle(SETTLE_SECONDS)
-        if self._cache:
-            await self._cache.settle(SETTLE_SECONDS)
+        beside = (self._listening, self._chunks, self._cache)
+        await asyncio.gather(*(one.settle(SETTLE_SECONDS) for one in beside if one))
 
     async def aclose(self) -> None:
         """End the watches and disconnect."""
+        self._has_ended = True
         self.be_patient(min(self._patience, LAST_SECONDS))
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        if self._opening:
+            await end_tasks([self._opening])
+        await end_tasks(self._watches)
         await self.settle()
         await self._listening.aclose()
         await self._watching.aclose()
@@ -184,8 +185,23 @@ class LoopServices:
             await self._store.aclose()
 
     async def _open(self) -> Ports:
+        opened = self._store = await open_store(self._settings, self._app)
+        try:
+            return await self._set_up(opened)
+        except BaseException:
+            await self._let_go(opened)
+            raise
+
+    async def _let_go(self, opened: OpenStore) -> None:
+        """Leave nothing behind of a store that could not be set up: the next try opens another."""
+        await end_tasks(self._watches)
+        for courier in self._couriers:
+            await courier.aclose()
+        self._watches, self._couriers, self._store = [], [], None
+        await opened.aclose()
+
+    async def _set_up(self, opened: OpenStore) -> Ports:
         settings = self._settings
-        opened = self._store = await open_store(settings, self._app)
         opened.connection.patience = self._patience
         for warning in warnings(await server_info(opened.connection)):
             log.warning(warning)
@@ -200,10 +216,11 @@ class LoopServices:
             await opened.configs.announce(agent.config)
         await forget_workers(opened)
         self._sources = self._sources or sources_of(self._agents)
-        self._watches = self._watching_over(opened)
         self._couriers = await couriers(opened, worker_name(), random.random)
+        ports = self._ports(opened, store)
+        self._watches = self._watching_over(opened)
         self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
-        return self._ports(opened, store)
+        return ports
 
     def _ports(self, opened: OpenStore, store: StepStore) -> Ports:
         settings = self._settings
@@ -245,15 +262,22 @@ class LoopServices:
             long_queue=self._settings.slots,
             jitter=random.random,
         )
+        report = Report(
+            worker_name(),
+            self._agents,
+            held=lambda: len(self._leases),
+            app=self._app if self.consumes else None,
+            pause=self._settings.lease / RENEWALS_PER_LEASE,
+        )
+        lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
         watches = [
             asyncio.create_task(
                 rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
             ),
             asyncio.create_task(self._renew(), name="stepfleet-leases"),
-            asyncio.create_task(self._report(opened), name="stepfleet-report"),
+            asyncio.create_task(report.watch(opened), name="stepfleet-report"),
             asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
         ]
-        lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
         return [*watches, *(asyncio.create_task(one) for one in lookouts)]
 
     def _trials(self) -> Trials:
@@ -265,26 +289,6 @@ class LoopServices:
             await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
             await self._leases.renew(self._renewals.step)
             await self._calls.renew(self._renewals.call)
-
-    async def _report(self, opened: OpenStore) -> None:
-        """Tell who is there, and again of the agents when a failover may have lost them."""
-        announced = opened.connection.connects
-        while True:
-            seen = {
-                "held": len(self._leases),
-                "slots": self._settings.slots,
-                "agents": sorted(agent.name for agent in self._agents),
-                **queues_told(self._app if self.consumes else None, self._agents),
-            }
-            with suppress(AgentException, RedisError):
-                seen["seen"] = (await opened.connection.now()).timestamp()
-                shown = orjson.dumps(seen).decode()
-                await opened.connection.execute("HSET", keys.WORKERS, worker_name(), shown)
-                if announced != (connects := opened.connection.connects):
-                    for agent in self._agents:
-                        await opened.configs.restore(agent.config)
-                    announced = connects
-            await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
 
 
 def _renewing(opened: OpenStore, terms: Terms, lease: float) -> StepStore:

@@ -38,6 +38,7 @@ logger = logging.getLogger("celery.pool")
 
 _GC_THRESHOLDS = (50_000, 20, 100)
 _DRAIN_ROUND_SECONDS = 0.2
+_CANCEL_SECONDS = 1.0
 
 
 class Pool(BasePool):
@@ -132,7 +133,7 @@ class Pool(BasePool):
         if thread is None:
             return
         bridge.abandon(thread)
-        thread.stop(_close_everything(), within=bridge.CLEANUP_SECONDS)
+        thread.stop(_close_everything(), within=bridge.CLOSE_SECONDS + _CANCEL_SECONDS + 1)
         self._outbox.close()
         signals.worker_process_shutdown.send(sender=self._hostname, pid=os.getpid(), exitcode=0)
 
@@ -309,11 +310,16 @@ def _terminated(signum: int) -> ExceptionInfo:
 
 
 async def _close_everything() -> None:
+    # Collaborators first: what they have still to tell is told by tasks of this loop.
+    for failure in await bridge.close_collaborators():
+        logger.warning("Could not close a collaborator of the event loop: %r", failure)
+    await _cancel_the_others()
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+async def _cancel_the_others() -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=1)
-    for failure in await bridge.close_collaborators():
-        logger.warning("Could not close a collaborator of the event loop: %r", failure)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+        await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)

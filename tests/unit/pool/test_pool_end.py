@@ -1,0 +1,92 @@
+"""How the pool ends its loop: collaborators have their say, then whatever runs is cancelled."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stepfleet.worker import bridge
+from stepfleet.worker.bridge import PerLoop
+from stepfleet.worker.loop_thread import LoopThread
+from stepfleet.worker.pool.asyncio_pool import _close_everything
+from stepfleet.worker.services import LAST_SECONDS, SETTLE_SECONDS
+from stepfleet.worker.telemetry.watching import LAST_SECONDS as TELEMETRY_SECONDS
+
+LONG = 60.0
+
+
+class Cleaning:
+    """A task that runs until it is cancelled, and notes its clean-up."""
+
+    def __init__(self) -> None:
+        self.cleaned = False
+        self.task = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            self.cleaned = True
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("ends")
+    thread.start()
+    yield thread
+    thread.stop(asyncio.sleep(0), within=LONG)
+
+
+def test_a_collaborator_closes_while_its_own_tasks_still_run(thread: LoopThread) -> None:
+    gate, told = asyncio.Event(), []
+
+    async def tell() -> None:
+        await gate.wait()
+        told.append("all")
+
+    async def settle(telling: asyncio.Task[None]) -> None:
+        gate.set()
+        await asyncio.wait([telling])
+
+    per_loop = PerLoop(lambda: asyncio.create_task(tell()), settle)
+
+    async def begin() -> Cleaning:
+        per_loop()
+        other = Cleaning()
+        await asyncio.sleep(0)
+        return other
+
+    other = asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
+    thread.stop(_close_everything(), within=LONG)
+    assert told == ["all"]
+    assert other.cleaned
+
+
+def test_a_collaborator_that_hangs_holds_up_neither_the_end_nor_the_others_clean_up(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bridge, "CLOSE_SECONDS", 0.05)
+
+    async def hang(_: object) -> None:
+        await asyncio.Event().wait()
+
+    per_loop = PerLoop(object, hang)
+
+    async def begin() -> Cleaning:
+        per_loop()
+        other = Cleaning()
+        await asyncio.sleep(0)
+        return other
+
+    other = asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
+    began = time.monotonic()
+    thread.stop(_close_everything(), within=LONG)
+    assert time.monotonic() - began < LONG / 2
+    assert other.cleaned
+    assert "TimeoutError" in caplog.text
+
+
+def test_what_settles_leaves_time_to_close() -> None:
+    """Telemetry has its last word after that, and Redis may be away."""
+    assert bridge.CLOSE_SECONDS >= SETTLE_SECONDS + TELEMETRY_SECONDS + LAST_SECONDS
