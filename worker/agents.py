@@ -19,6 +19,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, 
 from stepfleet.orchestrator.records.trace import ANSWER_TOOLS
 from stepfleet.orchestrator.tools import McpServer, Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
+from stepfleet.worker.foreign_answer import storable
 from stepfleet.worker.models import Models
 from stepfleet.worker.response_cache import ResponseCache
 from stepfleet.worker.telling import Ask, Generate, Teller
@@ -130,7 +131,7 @@ class LocalAgent:
             return answered[-1]
 
         try:
-            return await through_model(self._agent.middleware, request, once)
+            return storable(await through_model(self._agent.middleware, request, once))
         except Exception:
             for one in answered:  # what middleware refuses must not be the answer once more
                 if one.cache is not None:

@@ -15,11 +15,13 @@ from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
 from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.remembered import Remembered, Window
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.redaction import redact
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
+from stepfleet.worker.foreign_answer import storable
 from stepfleet.worker.leases import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.remembering import recollect
@@ -68,7 +70,7 @@ async def call_model(
         remembered = _with_limit(claim, remembered, pruned, ports)
     ports.crash("after-reply")
     if conduct:
-        response = conduct.interpret(response, claim.state)
+        response = storable(conduct.interpret(response, claim.state))
     return response.model_copy(update={"remembered": remembered}) if remembered else response
 
 
@@ -123,7 +125,7 @@ def info_of(error: Exception) -> ErrorInfo:
     """Return what is told of an error, whatever was raised."""
     if isinstance(error, AgentException):
         return error.to_info()
-    message = redact(f"{type(error).__name__}: {error}"[:2000])
+    message = redact(well_formed(f"{type(error).__name__}: {error}"[:2000]))
     return ErrorInfo(type=ErrorType.UNKNOWN, code="UNKNOWN_ERROR", message=message)
 
 

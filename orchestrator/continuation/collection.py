@@ -13,6 +13,7 @@ from stepfleet.orchestrator.continuation.protocols import (
     CanDecideToContinue,
     explains,
 )
+from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,
@@ -103,7 +104,7 @@ def _failure_of(criterion: object, error: Exception) -> ContinuationEvaluation:
     if not callable(getattr(criterion, "decide", None)):
         what = "it has no method decide(state); a plain function becomes a criterion by when(...)"
     else:
-        what = f"{type(error).__name__}: {error}"
+        what = well_formed(f"{type(error).__name__}: {error}")
     return ContinuationEvaluation(
         criterion=name,
         decision=FORBID,

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.foreign_text import well_formed
 
 
 class ErrorType(StrEnum):
@@ -66,7 +67,11 @@ class AgentException(Exception):  # noqa: N818 - the name is the public contract
     def to_info(self, **fields: Any) -> ErrorInfo:
         """Return the failure as a value; `fields` add the tool's name and call id."""
         return ErrorInfo(
-            type=self.type, code=self.code, message=self.message, retryable=self.retryable, **fields
+            type=self.type,
+            code=self.code,
+            message=well_formed(self.message),
+            retryable=self.retryable,
+            **fields,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from stepfleet.orchestrator.store.sentinel import master_pool
 SILENCE_SECONDS = 5.0
 FIRST_CONTACT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
+_PROTOCOL = 2
 LARGEST_SHARDS = 4096
 
 
@@ -128,7 +129,7 @@ def _options(settings: Settings) -> dict[str, Any]:
         "max_connections": settings.connections,
         "timeout": settings.patience or None,
         "decode_responses": True,
-        "protocol": 2,
+        "protocol": _PROTOCOL,
         "socket_connect_timeout": SILENCE_SECONDS,
         "socket_timeout": SILENCE_SECONDS,
         "health_check_interval": 30,
@@ -143,6 +144,10 @@ def _client(settings: Settings) -> Redis:
     except ValueError as error:
         msg = f"STEPFLEET_REDIS_URL is no usable address ({error}); write redis://host:6379/0"
         raise ConfigurationError(msg) from None
+    # The URL's word goes before the options; replies of streams and scores differ in RESP3.
+    if str(pool.connection_kwargs["protocol"]) != str(_PROTOCOL):
+        msg = "STEPFLEET_REDIS_URL asks for another protocol than RESP2; leave 'protocol' out of it"
+        raise ConfigurationError(msg)
     pack_faster(pool)
     return Redis.from_pool(pool)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from redis import exceptions
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.asyncio import ConnectionPool, Redis
 from redis.connection import HiredisRespSerializer
 from redis.utils import HIREDIS_AVAILABLE
@@ -18,7 +19,7 @@ if HIREDIS_AVAILABLE:
     import hiredis
 
 _SERIALIZER = HiredisRespSerializer()
-_REPLIES = (str, bytes, int, type(None))
+_PLAIN = (str, bytes, int, type(None))
 
 
 class _Packed:
@@ -35,17 +36,27 @@ class _Packed:
         reader = getattr(getattr(self, "_parser", None), "_reader", None)
         if not args and not options and reader is not None and reader.has_data():
             reply = reader.gets()
-            if isinstance(reply, _REPLIES):
+            if isinstance(reply, _PLAIN):
                 return reply
-            if isinstance(reply, list) and not (reply and isinstance(reply[0], Exception)):
-                return reply
-            if isinstance(reply, exceptions.ResponseError):
-                raise reply
-            if isinstance(reply, list | Exception):  # the server is about to hang up
-                await self.disconnect(nowait=True)  # type: ignore[attr-defined]
-                raise reply[0] if isinstance(reply, list) else reply
-        # Nothing whole has arrived: redis-py waits for it.
+            # What was taken out of the reader is gone: it must not be waited for again.
+            if isinstance(reply, hiredis.PushNotification):
+                await self._parser.handle_push_response(reply)  # type: ignore[attr-defined]
+            elif reply is not NOT_ENOUGH_DATA:
+                if (error := _error_in(reply)) is None:
+                    return reply
+                if not isinstance(error, exceptions.ResponseError):  # it is about to hang up
+                    await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+                raise error
+        # No reply has arrived as a whole: redis-py waits for it.
         return await super().read_response(*args, **options)  # type: ignore[misc]
+
+
+def _error_in(reply: Any) -> Exception | None:
+    """Return what a reply is to raise: itself, or the loss of the connection in front of a list."""
+    if isinstance(reply, Exception):
+        return reply
+    first = reply[0] if isinstance(reply, list) and reply else None
+    return first if isinstance(first, exceptions.ConnectionError) else None
 
 
 def _packed(command: tuple[Any, ...]) -> bytes:

@@ -71,6 +71,14 @@ async def test_an_address_that_is_none_is_told(url: str) -> None:
     assert "is no usable address" in await refusal(url, ConfigurationError)
 
 
+async def test_an_address_that_asks_for_resp3_is_told_and_one_for_resp2_is_taken(
+    redis_url: str,
+) -> None:
+    assert "leave 'protocol' out" in await refusal(f"{redis_url}?protocol=3", ConfigurationError)
+    async with AsyncFleet(f"{redis_url}?protocol=2") as fleet:
+        await fleet.check()
+
+
 async def test_no_address_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPFLEET_REDIS_URL", raising=False)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from deadlines import until
 from pydantic import SecretStr
+from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.opening import open_store
-from stepfleet.orchestrator.store.packing import exchange
+from stepfleet.orchestrator.store.packing import exchange, pack_faster
+from stepfleet.orchestrator.store.pool import RenewablePool
 
 
 @pytest.fixture
@@ -88,6 +90,55 @@ async def test_replies_behind_one_that_makes_no_sense_answer_nobody_else(
         await exchange(client, [("ECHO", "not a number"), ("BLPOP", "reply:nothing", 1)])
 
     assert await exchange(client, [("ECHO", "6")]) == [6]
+
+
+@pytest.fixture
+async def resp3(redis_url: str) -> AsyncIterator[Redis]:
+    """A client over RESP3 that packs; the pool that a store opens speaks RESP2 only."""
+    pool = RenewablePool.from_url(redis_url, protocol=3, decode_responses=True, socket_timeout=5)
+    pack_faster(pool)
+    client = Redis.from_pool(pool)
+    yield client
+    await client.aclose()
+
+
+async def test_replies_of_types_that_resp2_lacks_are_read_once(resp3: Redis) -> None:
+    def script(value: str) -> tuple[Any, ...]:
+        return ("EVAL", f"redis.setresp(3); return {value}", 0)
+
+    values = ("{double=1.5}", "true", "false", "{map={a=1}}", "{set={x=true}}")
+    replies = await exchange(
+        resp3, [("ECHO", "first"), *(script(value) for value in values), ("ECHO", "last")]
+    )
+
+    assert replies[:4] == ["first", 1.5, True, False]
+    assert replies[4] == {"a": 1}
+    assert list(replies[5]) == ["x"]
+    assert replies[6:] == ["last"]
+    assert await exchange(resp3, [("ECHO", "after")]) == ["after"]
+
+
+async def test_what_the_server_tells_unasked_is_nobodys_reply(resp3: Redis) -> None:
+    commands = [
+        ("CLIENT", "TRACKING", "ON"),
+        ("SET", "reply:seen", "1"),
+        ("GET", "reply:seen"),
+        ("SET", "reply:seen", "2"),
+        ("ECHO", "behind"),
+        ("GET", "reply:seen"),
+    ]
+    replies = await exchange(resp3, commands)
+
+    assert replies[2:] == ["1", True, "behind", "2"]
+
+
+async def test_a_refusal_in_a_list_is_part_of_the_reply(connection: Connection) -> None:
+    script = "return {redis.error_reply('ERR no'), 'yes'}"
+    replies = await exchange(connection.client, [("ECHO", "x"), ("EVAL", script, 0), ("ECHO", "y")])
+
+    assert isinstance(replies[1][0], ResponseError)
+    assert replies[1][1:] == ["yes"]
+    assert replies[::2] == ["x", "y"]
 
 
 async def anybody_blocked(connection: Connection) -> bool:

@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Any
 
 import pytest
 from opened_runs import opened_run
-from scripted_steps import Hands, call, requests
+from scripted_steps import Hands, call, requests, say
 from stored_runs import Bench
 
 from stepfleet.orchestrator.continuation import when
@@ -24,6 +25,7 @@ from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator.tools.middleware import Middleware, NextModel
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
@@ -150,3 +152,75 @@ async def test_an_exception_in_the_model_object_is_a_recorded_step(opened: Opene
     assert result.error is not None
     assert "bug in the adapter" in result.error
     assert len(result.steps) == 1
+
+
+LONE = "bad \ud800 text"
+KEPT = r"bad \ud800 text"
+
+
+def raises_it(_: AgentState) -> ContinuationDecision:
+    """Fail with a text that no JSON holds."""
+    raise RuntimeError(LONE)
+
+
+@tool
+def raising() -> str:
+    """Fail with a text that no JSON holds."""
+    raise RuntimeError(LONE)
+
+
+class Unreadable(Middleware):
+    """Puts a text into the answer that no JSON holds."""
+
+    async def around_model(self, request: ModelRequest, call_next: NextModel) -> LLMResponse:
+        return (await call_next(request)).model_copy(update={"content": LONE})
+
+
+@pytest.mark.parametrize(
+    ("answer", "config"),
+    [
+        (RuntimeError(LONE), {}),
+        (ModelError(LONE), {}),
+        (call(("raising", {})), {"tools": (raising,)}),
+        (say("fine"), {"criteria": (when(raises_it),)}),
+    ],
+    ids=["model object", "ModelError", "tool", "criterion"],
+)
+async def test_an_error_that_is_no_valid_unicode_is_committed(
+    opened: Opened, answer: Any, config: dict[str, Any]
+) -> None:
+    """The step ends, and its call is not paid again with every lease."""
+    async with opened(answer, **config) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        result = (await desk.stored(run_id)).result()
+    assert result.status is RunStatus.ERROR
+    assert result.error is not None
+    assert KEPT in result.error
+
+
+@pytest.mark.parametrize("middleware", [(), (Unreadable(),)], ids=["model", "middleware"])
+async def test_an_answer_that_is_no_valid_unicode_is_committed(
+    opened: Opened, middleware: tuple[Middleware, ...]
+) -> None:
+    async with opened(say("fine" if middleware else LONE), middleware=middleware) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.step(run_id, 0)
+        result = (await desk.stored(run_id)).result()
+    assert result.status is RunStatus.COMPLETED
+    assert result.output == KEPT
+
+
+async def test_a_call_with_arguments_of_no_valid_unicode_is_answered_and_not_run(
+    opened: Opened,
+) -> None:
+    script = (call(("look", {"what": LONE})), say("done"))
+    policy = ErrorPolicy.retry_all()
+    async with opened(*script, tools=(look,), error_policy=policy) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.output == "done"
+    told = requests(hands)[-1].messages[-1].text
+    assert "lone surrogate" in told

@@ -12,7 +12,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models import LLM
+from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.worker.foreign_answer import storable
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.openai import RESPONSE_LIMIT, OpenAI
@@ -154,7 +156,7 @@ async def _guarded(
             response: Any = await _call(llm, request, on_text)
         else:
             async with asyncio.timeout(seconds):
-                response = await _call(llm, request, on_text)
+                response = await _call(llm, request, on_text and _well_formed_to(on_text))
     except AgentException:
         raise
     except TimeoutError:
@@ -165,9 +167,15 @@ async def _guarded(
     if not isinstance(response, LLMResponse):
         msg = f"model {kind} returned a {type(response).__name__}: generate must return LLMResponse"
         raise ModelError(msg)
-    if response.model:
-        return response
-    return response.model_copy(update={"model": request.model})
+    # What OpenAI's adapter has parsed is valid Unicode already.
+    answer = response if type(llm) is OpenAI else storable(response)
+    if answer.model:
+        return answer
+    return answer.model_copy(update={"model": request.model})
+
+
+def _well_formed_to(on_text: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda piece: on_text(well_formed(piece))
 
 
 async def _call(

@@ -9,6 +9,7 @@ from stepfleet.orchestrator.models import LLM
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.openai import OpenAI
@@ -155,3 +156,35 @@ async def test_text_is_told_at_once_by_a_model_that_does_not_stream() -> None:
     await models.generate(request(), llm=llm, on_text=told.append)
     await models.aclose()
     assert told == ["hello"]
+
+
+async def test_what_is_no_valid_unicode_in_an_answer_of_others_code_is_replaced_or_refused() -> (
+    None
+):
+    calls = (
+        ToolCall(id="a", name="sound", arguments={"city": "Zürich"}),
+        ToolCall(id="b", name="broken", arguments={"city": "\ud800"}),
+        ToolCall(id="\ud800", name="sound"),
+        ToolCall(id="d", name="told", error="why \ud800"),
+    )
+    given = LLMResponse(content="Zoë \ud800", tool_calls=calls, model="m\udfff")
+    told: list[str] = []
+    models = Models()
+    answer = await models.generate(request(), llm=Scripted(given), on_text=told.append)
+    await models.aclose()
+
+    assert (answer.content, answer.model) == (r"Zoë \ud800", r"m\udfff")
+    assert told == [answer.content]
+    sound, broken, renamed, explained = answer.tool_calls or ()
+    assert sound is calls[0]
+    assert (broken.id, broken.arguments) == ("b", {})
+    assert "lone surrogate" in (broken.error or "")
+    assert (renamed.name, renamed.error) == ("sound", None)
+    assert explained.error == r"why \ud800"
+    answer.to_json()
+
+
+async def test_a_sound_answer_of_others_code_is_passed_on_as_it_is() -> None:
+    given = LLMResponse(content="Zoë", tool_calls=(ToolCall(id="a", name="t"),), model="m")
+
+    assert await generate(Scripted(given)) is given
