@@ -4,6 +4,7 @@ Knows nothing of Redis or Celery: renewal is a callable.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -14,6 +15,8 @@ from typing import Any, TypeVar
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.worker.bridge import TIME_IS_UP
+
+log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.1
 """So long a round waits for renewals: for steps and then calls, less than the shortest lease."""
@@ -108,6 +111,7 @@ class Leases:
         self._elapsed = elapsed
         self._held: dict[str, Lease] = {}
         self._hands_back = False
+        self._commits: set[asyncio.Task[object]] = set()
         self.draining = False
 
     def __len__(self) -> int:
@@ -139,6 +143,17 @@ class Leases:
         self._hands_back = True
         for lease in self:
             lease.interrupt(Interruption.HANDED_BACK)
+
+    def see_through(self, commit: Coroutine[Any, Any, object]) -> None:
+        """Have a commit made that whoever began it no longer waits for."""
+        task = asyncio.create_task(commit)
+        self._commits.add(task)
+        task.add_done_callback(self._hear)
+
+    def _hear(self, commit: asyncio.Task[object]) -> None:
+        self._commits.discard(commit)
+        if not commit.cancelled() and (error := commit.exception()):
+            log.warning("a step that was broken off could not be committed: %r", error)
 
     async def renew(self, once: Callable[[Lease], Awaitable[Any]]) -> None:
         """Renew all leases by `once`, which answers whether the step is ours and what is wanted.

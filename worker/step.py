@@ -60,7 +60,13 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
                     return StepReport(hint, status=ALONE)
             criteria, attempt = await execute(claim, lease, ports)
             lease.settle()
-            return await commit(claim, attempt, criteria, lease, ports)
+            try:
+                return await commit(claim, attempt, criteria, lease, ports)
+            except asyncio.CancelledError:
+                # A time limit, while Redis is away: what was paid for is written nevertheless.
+                # Where the first call arrives after all, the second changes nothing.
+                leases.see_through(commit(claim, attempt, criteria, lease, ports))
+                raise
 
 
 async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[ContinuationCriteria, Attempt]:

@@ -1,6 +1,7 @@
 """Steps whose worker, store or permission goes away: what was done and paid for is kept."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from deadlines import until
 from opened_runs import lease_runs_out, opened_run
+from redis_servers import RedisServer
 from scripted_steps import Crash, Hands, Script, call, requests, say
 from stored_runs import Bench
 
@@ -281,6 +283,43 @@ async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
         heir = await desk.claim(run_id)
     assert heir.journal.response == say("done")
     assert pacing.at_work == 1
+
+
+async def test_a_time_limit_while_a_commit_waits_for_redis_loses_no_answer(
+    own_redis: Callable[..., RedisServer],
+) -> None:
+    """ERR-32: the step is committed when Redis is back."""
+    server = own_redis(appendfsync="always")
+
+    async def answer_as_redis_goes_away(_: ModelRequest) -> LLMResponse:
+        server.kill()
+        return say("paid for")
+
+    async with opened_run(server.url, answer_as_redis_goes_away) as (desk, hands, run_id):
+        connection = desk.opened.connection
+        connection.patience = math.inf
+
+        def strike(point: str) -> None:
+            """Let the time be up as soon as the step's own commit waits for Redis."""
+            if point == "before-commit" and asyncio.current_task() is step:
+                asyncio.get_running_loop().call_soon(step.cancel, TIME_IS_UP)
+
+        ports = replace(hands.ports(), crash=strike)
+        step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(step, 60)
+
+        async def has_failed() -> bool:
+            return connection._watch.trouble is not None
+
+        await until(has_failed, within=60, what="the first try to commit")
+        server.start()
+
+        async def committed() -> bool:
+            return (await desk.header(run_id))["step"] == "1"
+
+        await until(committed, within=60)
+        assert (await desk.stored(run_id)).log[0].result.thought == "paid for"
 
 
 @pytest.mark.parametrize("how", ["cancelled", "time is up"])
