@@ -70,7 +70,7 @@ class Holding:
                 self._work.cancel()
 
     def settle(self) -> None:
-        """From here on the attempt only commits: nothing may break it off any more."""
+        """From here on the attempt only commits: no interruption breaks it off."""
         self._work = None
 
     def begin(self, renewal: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:

@@ -5,8 +5,8 @@ sends all calls of the next round at its end, and has nothing to do until they a
 answer waits while `most` steps are at work; what has begun is finished first. Must not know steps.
 
 Steps that are at work together also pass from phase to phase together, by a turn of the loop at
-each boundary: the code of a phase then is in the processor's caches for all of them but the first,
-which takes 6% off a step's CPU time.
+each boundary: the code of a phase then is in the processor's caches for all of them but the first
+(docs/performance.md has what that saves).
 """
 
 import asyncio

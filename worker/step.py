@@ -63,8 +63,8 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
             try:
                 return await commit(claim, attempt, criteria, lease, ports)
             except asyncio.CancelledError:
-                # A time limit, while Redis is away: what was paid for is written nevertheless.
-                # Where the first call arrives after all, the second changes nothing.
+                # Ended by Celery, perhaps while Redis is away: what was paid for is written
+                # nevertheless. Where the first call arrives after all, the second changes nothing.
                 leases.see_through(commit(claim, attempt, criteria, lease, ports))
                 raise
 

@@ -33,8 +33,8 @@ async def desk(
 ) -> AsyncIterator[Bench]:
     """As patient with Redis as a worker, which waits for a shard for a second."""
     redis_server.flush()
-    monkeypatch.setattr(rescuer_module, "SHARD_SECONDS", 1.0, raising=False)
-    monkeypatch.setattr(feeds_module, "SHARD_SECONDS", 1.0, raising=False)
+    monkeypatch.setattr(rescuer_module, "SHARD_SECONDS", 1.0)
+    monkeypatch.setattr(feeds_module, "SHARD_SECONDS", 1.0)
     async with bench(
         own_cluster.url, broker_url=redis_server.url, lease=0.5, grace=0.2, patience=300
     ) as opened:

@@ -183,7 +183,10 @@ class Channel(WakingChannel):
         return self._take_in(reply, sent)
 
     def _was_refused(self, error: ResponseError) -> None:
-        """Go on after an answer that means that the script has done nothing."""
+        """Go on after a refusal: the script has done nothing, or stopped at a key of another type.
+
+        What it had taken by then comes back after the visibility timeout.
+        """
         sent, self._sent = self._sent, None
         if sent is not None:
             self._ledger.owe_again(sent.acks)

@@ -1,9 +1,9 @@
 """kombu's JSON, read and written by orjson where that gives the same.
 
 A task's body is decoded twice on its way through Celery, and every batch of task events encoded
-twice: with the standard library a good part of a step's cost. What orjson reads or writes in
-another way (kombu's typed values, NaN, numbers beyond 64 bits) is left to kombu's own. Must not
-know messages.
+twice: with the standard library a good part of a step's cost. What orjson reads in another
+way (kombu's typed values, NaN, numbers beyond 64 bits) is left to kombu's own. Events are written
+by orjson, which makes null of NaN and plain text of a UUID. Must not know messages.
 """
 
 import re
@@ -35,7 +35,7 @@ def decode(raw: bytes | bytearray | memoryview | str) -> Any:
 
 
 def encode_plain(value: Any) -> str:
-    """Return text, strings and numbers in lists and objects as JSON; other values kombu's way."""
+    """Return plain values as JSON; what orjson cannot write, kombu does."""
     try:
         return orjson.dumps(value, default=_not_plain, option=_STRICT).decode()
     except TypeError:

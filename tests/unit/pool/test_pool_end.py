@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any, Self
 
 import pytest
 
@@ -22,6 +23,18 @@ class Cleaning:
     def __init__(self) -> None:
         self.cleaned = False
         self.task = asyncio.create_task(self._work())
+
+    @classmethod
+    def beside(cls, per_loop: PerLoop[Any], thread: LoopThread) -> Self:
+        """Begin in the thread's loop, where the collaborator is made first."""
+
+        async def begin() -> Self:
+            per_loop()
+            made = cls()
+            await asyncio.sleep(0)
+            return made
+
+        return asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
 
     async def _work(self) -> None:
         try:
@@ -50,14 +63,7 @@ def test_a_collaborator_closes_while_its_own_tasks_still_run(thread: LoopThread)
         await asyncio.wait([telling])
 
     per_loop = PerLoop(lambda: asyncio.create_task(tell()), settle)
-
-    async def begin() -> Cleaning:
-        per_loop()
-        other = Cleaning()
-        await asyncio.sleep(0)
-        return other
-
-    other = asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
+    other = Cleaning.beside(per_loop, thread)
     thread.stop(_close_everything(), within=LONG)
     assert told == ["all"]
     assert other.cleaned
@@ -72,14 +78,7 @@ def test_a_collaborator_that_hangs_holds_up_neither_the_end_nor_the_others_clean
         await asyncio.Event().wait()
 
     per_loop = PerLoop(object, hang)
-
-    async def begin() -> Cleaning:
-        per_loop()
-        other = Cleaning()
-        await asyncio.sleep(0)
-        return other
-
-    other = asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
+    other = Cleaning.beside(per_loop, thread)
     began = time.monotonic()
     thread.stop(_close_everything(), within=LONG)
     assert time.monotonic() - began < LONG / 2
