@@ -1,14 +1,15 @@
 """The table of requirements: which test holds which, and which nobody holds yet.
 
-Reads titles from `requirements.tsv` (id, title and, where a requirement is open although tests
-name it, the reason) and ids from the docstrings of tests. Judges no test: it only looks them up.
+Reads titles from `requirements.tsv` (id, title and, where the tests that name a requirement do not
+hold all of it, what is missing) and ids from the docstrings of tests. Judges no test: it only looks
+them up.
 Run it to write the page anew: python tests/support/requirements_table.py > docs/requirements.md
 """
 
 import ast
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ TESTS = Path(__file__).parent.parent
 TITLES = Path(__file__).with_name("requirements.tsv")
 MOST_TESTS = 3
 ID = re.compile(r"\b[A-Z]{2,6}-\d\d\b")
+LONG = frozenset({"long", "chaos", "soak"})
+"""Markers of tests that the gate leaves out and `tests/check long` runs."""
 
 GROUPS = {
     "MSG": "messages",
@@ -50,19 +53,27 @@ HEAD = """\
 # Requirements
 
 Written by `python tests/support/requirements_table.py > docs/requirements.md`; a test compares it.
-`held`: a test names the requirement and checks it (tests/chaos run apart from the gate). `open`:
-none does yet, or what is there holds only a part. At most {most} tests are shown for each.
+`held`: tests name the requirement and check it. `held by long tests`: none of them is in the gate.
+`partly`: tests check a part; what they do not hold is named. `open`: nothing holds it. At most
+{most} tests of the gate are shown for each, and those outside it, marked *long*, which check more or
+at a larger scale: `bash tests/check long` runs them before a release.
 """
+
+COUNTS = (
+    "| group | held | of these by long tests | partly | open |",
+    "| --- | ---: | ---: | ---: | ---: |",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One requirement. `why_open` is set where it is open although tests name it."""
+    """One requirement. `why_open` is what its tests do not hold; `long`: those outside the gate."""
 
     id: str
     title: str
     tests: tuple[str, ...] = ()
     why_open: str = ""
+    long: frozenset[str] = frozenset()
 
     @property
     def group(self) -> str:
@@ -74,7 +85,11 @@ class Requirement:
 
     @property
     def state(self) -> str:
-        return "held" if self.held else f"open: {self.why_open or GROUPS[self.group]}"
+        if not self.tests:
+            return f"open: {self.why_open or GROUPS[self.group]}"
+        if self.why_open:
+            return f"partly: {self.why_open}"
+        return "held by long tests" if self.long.issuperset(self.tests) else "held"
 
 
 def named_in(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
@@ -89,26 +104,54 @@ def named_in(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
 
 def named_tests(file: Path) -> Iterator[tuple[str, str]]:
     """Yield the tests of a file, each with its docstring."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for test in _tests(ast.parse(file.read_text(encoding="utf-8"))):
+        yield test.name, ast.get_docstring(test) or ""
+
+
+def long_tests(folder: Path = TESTS) -> frozenset[str]:
+    """Return the tests (`file::name`) that only `tests/check long` runs."""
+    found: set[str] = set()
+    for file in folder.rglob("test_*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        is_long = any(
+            _marks(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        )
+        found |= {
+            f"{file.name}::{test.name}"
+            for test in _tests(tree)
+            if is_long or any(_marks(one) for one in test.decorator_list)
+        }
+    return frozenset(found)
+
+
+def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if node.name.startswith("test_"):
-            yield node.name, ast.get_docstring(node) or ""
+            yield node
+
+
+def _marks(marked: ast.expr) -> bool:
+    """Return whether a decorator, or the value of `pytestmark`, keeps its tests out of the gate."""
+    return any(isinstance(node, ast.Attribute) and node.attr in LONG for node in ast.walk(marked))
 
 
 def requirements(titles: Path = TITLES, folder: Path = TESTS) -> list[Requirement]:
     """Return all requirements in the order of the file of titles."""
-    tests = named_in(folder)
+    tests, long = named_in(folder), long_tests(folder)
     rows = [line.split("\t") for line in titles.read_text(encoding="utf-8").splitlines()]
     return [
-        Requirement(row[0], row[1], tests.get(row[0], ()), row[2] if len(row) > 2 else "")
+        Requirement(row[0], row[1], tests.get(row[0], ()), row[2] if len(row) > 2 else "", long)
         for row in rows
     ]
 
 
 def table(rows: Sequence[Requirement]) -> str:
     """Return the page: counts of each group, then every requirement."""
-    lines = [HEAD.format(most=MOST_TESTS), "| group | held | open |", "| --- | ---: | ---: |"]
+    lines = [HEAD.format(most=MOST_TESTS), *COUNTS]
     groups = {row.group: None for row in rows}
     for group in groups:
         members = [row for row in rows if row.group == group]
@@ -120,12 +163,14 @@ def table(rows: Sequence[Requirement]) -> str:
 
 
 def _counts(rows: Iterable[Requirement]) -> str:
-    held = [row.held for row in rows]
-    return f"| {sum(held)} | {len(held) - sum(held)} |"
+    states = Counter(row.state.partition(":")[0] for row in rows)
+    held = states["held"] + states["held by long tests"]
+    return f"| {held} | {states['held by long tests']} | {states['partly']} | {states['open']} |"
 
 
 def _line(row: Requirement) -> str:
-    tests = "<br>".join(f"`{one}`" for one in row.tests[:MOST_TESTS])
+    quick = [f"`{one}`" for one in row.tests if one not in row.long][:MOST_TESTS]
+    tests = "<br>".join([*quick, *(f"`{one}` *long*" for one in row.tests if one in row.long)])
     title = row.title.replace("<", "&lt;").replace("|", "\\|")
     return f"| {row.id} | {title} | {tests} | {row.state} |"
 
