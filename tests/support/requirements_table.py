@@ -55,8 +55,8 @@ HEAD = """\
 Written by `python tests/support/requirements_table.py > docs/requirements.md`; a test compares it.
 `held`: tests name the requirement and check it. `held by long tests`: none of them is in the gate.
 `partly`: tests check a part; what they do not hold is named. `open`: nothing holds it. At most
-{most} tests of the gate are shown for each, and those outside it, marked *long*, which check more or
-at a larger scale: `bash tests/check long` runs them before a release.
+{most} tests of the gate are shown for each, and those outside it, marked *long*, which check more
+or at a larger scale: `bash tests/check long` runs them before a release.
 """
 
 COUNTS = (
