@@ -112,7 +112,6 @@ class Control:
             "slim": slim(revision.state),
             "since": log_end(revision.state.window),
             "overrides": orjson.dumps(revision.overrides).decode() if revision.overrides else "",
-            "journal": orjson.dumps(revision.journal).decode(),
             "message": self._dispatch.message(hint, run.agent),
             "grace": self._grace_ms,
             "tokens": revision.removed.total_tokens,
@@ -123,6 +122,8 @@ class Control:
             "lost": revision.lost.to_json() if revision.lost else "",
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
         }
+        entries = zip(revision.journal[::2], revision.journal[1::2], strict=True)
+        fields |= {f"journal:{name}": value for name, value in entries}
         answer = await self._run("retry", run.run_id, *_flat(fields))
         if answer.word == "retried":
             await self._dispatch.published(hint, run.agent)

@@ -10,5 +10,8 @@ if of_tools and redis.call('HEXISTS', journal_key, 'response') == 0 then return 
 local till = now_ms() + number(ARGV[4])
 redis.call('HSET', run_key, 'lease', till, 'elapsed', ARGV[5])
 redis.call('ZADD', due_key, till, run_id)
-if #ARGV > 5 then redis.call('HSET', journal_key, unpack(ARGV, 6)) end
+-- Lua can pass some thousand values at once.
+for i = 6, #ARGV, 1000 do
+  redis.call('HSET', journal_key, unpack(ARGV, i, math.min(i + 999, #ARGV)))
+end
 return { 'held', h[3] }

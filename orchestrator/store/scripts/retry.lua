@@ -1,6 +1,6 @@
 -- Takes an ended run up again. ARGV[2..] pairs: expected (number of events that the caller saw: every
 -- end has told one, so that no older end of the run is mistaken for this one), step (to
--- go on at), slim (the state before it), since (what of the log claims read, or '' for all), overrides, journal (JSON list of field, value), message,
+-- go on at), slim (the state before it), since (what of the log claims read, or '' for all), overrides, journal:<field> (one for each entry), message,
 -- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or '').
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
@@ -11,7 +11,6 @@ if not TERMINAL[h[1]] then return { 'active', h[1] } end
 local a = named(2)
 if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
-local entries = cjson.decode(a.journal)
 reopen(h[1], 'in_progress', batch)
 for i = step, number(h[2]) - 1 do
   redis.call('HDEL', log_key, i)
@@ -49,7 +48,11 @@ end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do
   if string.match(name, '^t:?%d*$') then redis.call('HDEL', journal_key, name) end
 end
-if #entries > 0 then redis.call('HSET', journal_key, unpack(entries)) end
+-- One by one: Lua cannot pass thousands of values in one call.
+for i = 2, #ARGV, 2 do
+  local field = string.match(ARGV[i], '^journal:(.+)$')
+  if field then redis.call('HSET', journal_key, field, ARGV[i + 1]) end
+end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
   'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'waiting', '', 'updated', now)
