@@ -11,12 +11,13 @@ from pydantic_core import PydanticSerializationError
 from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import parse_tool_call
+from stepfleet.orchestrator.tools import bounded_calls, parse_tool_call
 
 
 def storable(response: LLMResponse) -> LLMResponse:
     """Return the answer with valid Unicode only: the same object where nothing is wrong with it.
 
+    Of calls there are no more than a step executes; the model is told of the surplus.
     A call that is not valid is not mended but answered with an error: its tool must not run with
     other arguments than the model gave.
     """
@@ -26,8 +27,10 @@ def storable(response: LLMResponse) -> LLMResponse:
         if isinstance(given, str) and (text := well_formed(given)) is not given:
             changes[name] = text
     calls = response.tool_calls or ()
-    sound = tuple(map(_sound_call, calls))
-    if any(one is not given for one, given in zip(sound, calls, strict=True)):
+    sound = tuple(map(_sound_call, bounded_calls(calls)))
+    if len(sound) < len(calls) or any(
+        one is not given for one, given in zip(sound, calls, strict=True)
+    ):
         changes["tool_calls"] = sound
     return response.model_copy(update=changes) if changes else response
 

@@ -4,7 +4,12 @@ Neither Celery nor Redis nor HTTP. Execution lives in the worker.
 """
 
 from stepfleet.orchestrator.tools.bounded_json import canonical_json
-from stepfleet.orchestrator.tools.calls import drop_leaked_arguments, parse_tool_call
+from stepfleet.orchestrator.tools.calls import (
+    bounded_calls,
+    drop_leaked_arguments,
+    parse_tool_call,
+    parse_tool_calls,
+)
 from stepfleet.orchestrator.tools.catalog import ToolCatalog, tool_catalog
 from stepfleet.orchestrator.tools.definition import Tool, ToolLike, ToolOptions, as_tool, tool
 from stepfleet.orchestrator.tools.invocation import ToolInvocation, current_invocation, running
@@ -37,6 +42,8 @@ __all__ = [
     "NextTool",
     # calls
     "parse_tool_call",
+    "parse_tool_calls",
+    "bounded_calls",
     "drop_leaked_arguments",
     "canonical_json",
     # inside a running tool

@@ -4,7 +4,7 @@ Decides whether a call is well-formed; a bad one becomes a `ToolCall` with its `
 exception. Knows no tools: whether the name exists and the arguments fit is decided elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.records.tools import ToolCall
@@ -19,6 +19,9 @@ from stepfleet.orchestrator.tools.bounded_json import (
 
 UNKNOWN = "unknown"
 """The name of a call that has none."""
+
+MOST_CALLS = 256
+"""So many calls of one answer are executed; one more tells the model so, others are dropped."""
 
 _MAX_NAME = 200
 _MAX_ID = 512
@@ -49,6 +52,40 @@ def parse_tool_call(
         else:
             return ToolCall(id=call_id, name=name, arguments=arguments)
     return ToolCall(id=call_id, name=name, error=problem)
+
+
+def parse_tool_calls(raw: Sequence[Any], *, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
+    """Return the calls of one answer, as many as `bounded_calls` leaves.
+
+    Calls that share an id get ids of their own: some servers number the calls of every answer
+    alike, or all of one answer the same.
+    """
+    calls: dict[str, ToolCall] = {}
+    for one in raw[: MOST_CALLS + 1]:
+        call = parse_tool_call(one, new_id=new_id)
+        if call.id in calls:
+            call = call.model_copy(update={"id": new_id()})
+        calls[call.id] = call
+    return bounded_calls(tuple(calls.values()))
+
+
+def bounded_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
+    """Return `MOST_CALLS` of the calls at most, and behind them one that tells of the others.
+
+    That one is never executed and answered with its error. The others are no part of the
+    conversation, so that every call in it has a result.
+    """
+    if len(calls) <= MOST_CALLS:
+        return calls
+    return (*calls[:MOST_CALLS], _surplus(calls[MOST_CALLS]))
+
+
+def _surplus(call: ToolCall) -> ToolCall:
+    error = (
+        f"the answer asked for more than {MOST_CALLS} tool calls; this call and all behind it "
+        f"were not executed: ask for them again, at most {MOST_CALLS} at a time"
+    )
+    return ToolCall(id=call.id, name=call.name, error=error)
 
 
 def drop_leaked_arguments(text: str, calls: Iterable[ToolCall]) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -26,10 +26,14 @@ from stepfleet.worker.models.openai_stream import EventLines, StreamedCompletion
 RESPONSE_LIMIT = 16 * 1024 * 1024
 """Largest answer that is read, in bytes."""
 
+LARGE_ANSWER = 64 * 1024
+"""Answers from so many bytes on are read on a thread: hostile ones take seconds."""
+
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
 _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
+R = TypeVar("R")
 
 
 class OpenAI(LLM):
@@ -71,7 +75,7 @@ class OpenAI(LLM):
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
-                payload = await self._exchange(endpoint, request, on_text)
+                payload, size = await self._exchange(endpoint, request, on_text)
         except _BROKEN as error:
             if deadline.expired():
                 failure: ModelError = ModelTimeoutError(
@@ -81,7 +85,7 @@ class OpenAI(LLM):
                 said = redact(f"{type(error).__name__}: {error}", endpoint.key)
                 failure = ModelError(f"connection to {endpoint.host}: {said}", retryable=True)
         else:
-            return parse_completion(payload, request.model)
+            return await _aside(size, parse_completion, payload, request.model)
         # Raised out here because the foreign exception may hold the request's headers.
         raise failure
 
@@ -113,26 +117,29 @@ class OpenAI(LLM):
 
     async def _exchange(
         self, endpoint: Endpoint, request: ModelRequest, on_text: Callable[[str], None]
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], int]:
+        """Return the completion and about how many bytes came."""
         body = encode(request_body(request, official=endpoint.official))
         response = await self._connections.post(endpoint.url, endpoint.headers, body)
         try:
             if response.status // 100 != _SUCCESS:
                 raise await _refused(response, endpoint)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                payload = await self._assemble(response, on_text)
+                payload, size = await self._assemble(response, on_text)
             else:
-                payload = parse_body(b"".join([part async for part in self._parts(response)]))
+                answer = b"".join([part async for part in self._parts(response)])
+                size = len(answer)
+                payload = await _aside(size, parse_body, answer)
         finally:
             response.release()
         if payload.get("error") and not payload.get("choices"):
             raise failed_event(payload, host=endpoint.host, key=endpoint.key)
-        return payload
+        return payload, size
 
     async def _assemble(
         self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]
-    ) -> dict[str, Any]:
-        lines, completion = EventLines(), StreamedCompletion()
+    ) -> tuple[dict[str, Any], int]:
+        lines, completion, size = EventLines(), StreamedCompletion(), 0
 
         def take(events: list[bytes]) -> None:
             for data in events:
@@ -141,12 +148,13 @@ class OpenAI(LLM):
 
         parts = self._parts(response)
         async for part in parts:
+            size += len(part)
             take(lines.feed(part))
             if completion.is_over:
                 await _read_out(parts)
                 break
         take(lines.end())
-        return completion.error or completion.payload()
+        return completion.error or completion.payload(), size
 
     async def _parts(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         size = 0
@@ -155,6 +163,11 @@ class OpenAI(LLM):
             if size > self._response_limit:
                 raise ModelError(f"the answer is longer than the limit of {self._response_limit} B")
             yield part
+
+
+async def _aside(size: int, read: Callable[..., R], *args: Any) -> R:
+    """Return what `read` makes of an answer of `size` bytes; a large one blocks no event loop."""
+    return await asyncio.to_thread(read, *args) if size >= LARGE_ANSWER else read(*args)
 
 
 async def _read_out(parts: AsyncIterator[bytes]) -> None:

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call
+from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 
 _REASONS = {
     "stop": FinishReason.STOP,
@@ -113,14 +113,7 @@ def _tool_calls(raw: Any) -> tuple[ToolCall, ...]:
         return ()
     if not isinstance(raw, list):
         raise malformed("tool_calls is not a list")
-    calls: list[ToolCall] = []
-    for item in raw:
-        call = parse_tool_call(item, new_id=_new_id)
-        # Some servers number the calls of every answer alike, or all of one answer the same.
-        if any(call.id == earlier.id for earlier in calls):
-            call = call.model_copy(update={"id": _new_id()})
-        calls.append(call)
-    return tuple(calls)
+    return parse_tool_calls(raw, new_id=_new_id)
 
 
 def _new_id() -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.openai_answer import malformed
 
 _DONE = b"[DONE]"
@@ -50,6 +51,7 @@ class StreamedCompletion:
         self._content: list[str] = []
         self._refusal: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
+        self._newest = -1
         self._finish_reason: str | None = None
 
     @property
@@ -112,8 +114,12 @@ class StreamedCompletion:
             raise malformed("a tool call of the stream is not an object")
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
+        index = self._index(delta)
+        if index not in self._calls and len(self._calls) > MOST_CALLS:
+            return  # one call too many is known: the others are told by it
+        self._newest = max(self._newest, index)
         call = self._calls.setdefault(
-            self._index(delta), {"type": "function", "function": {"name": "", "arguments": ""}}
+            index, {"type": "function", "function": {"name": "", "arguments": ""}}
         )
         if delta.get("id"):
             call["id"] = delta["id"]
@@ -126,7 +132,7 @@ class StreamedCompletion:
         if isinstance(index, int):
             return index
         # Servers that leave the index out send each call whole, or continue the newest one.
-        newest = max(self._calls, default=-1)
+        newest = self._newest
         known = self._calls.get(newest, {}).get("id")
         starts = newest < 0 or (delta.get("id") and delta["id"] != known)
         return newest + 1 if starts else newest

@@ -8,6 +8,7 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.openai_answer import (
     finish_reason,
     parse_body,
@@ -192,3 +193,18 @@ def test_absent_or_senseless_usage_is_none(usage: Any) -> None:
 
 def test_the_raw_payload_is_not_part_of_the_stored_answer() -> None:
     assert "chatcmpl-1" not in json.dumps(parse().to_dict())
+
+
+def test_calls_beyond_the_bound_are_not_executed_and_the_model_is_told() -> None:
+    answer = parse(None, tool_calls=[call(call_id="same") for _ in range(8000)])
+    calls = answer.tool_calls or ()
+    assert len(calls) == MOST_CALLS + 1
+    assert len({one.id for one in calls}) == len(calls)
+    assert all(one.error is None for one in calls[:-1])
+    assert "more than 256 tool calls" in str(calls[-1].error)
+    assert "not executed" in str(calls[-1].error)
+
+
+def test_as_many_calls_as_the_bound_are_all_executed() -> None:
+    calls = parse(None, tool_calls=[call()] * MOST_CALLS).tool_calls or ()
+    assert [one.error for one in calls] == [None] * MOST_CALLS

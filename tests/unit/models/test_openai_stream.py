@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from raw_model_server import completion_body
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.openai_answer import parse_completion
 from stepfleet.worker.models.openai_stream import EventLines, StreamedCompletion
 
@@ -122,3 +123,14 @@ def test_an_error_event_ends_the_stream() -> None:
     completion = assemble(delta(content="x"), {"error": {"message": "overloaded"}})
     assert completion.is_over
     assert completion.error == {"error": {"message": "overloaded"}}
+
+
+def test_a_stream_of_calls_without_end_keeps_no_more_than_are_answered() -> None:
+    events = [
+        delta(tool_calls=[call_delta(None, id=f"c{at}", name="look", arguments="{}")])
+        for at in range(20_000)
+    ]
+    payload = assemble(*events, delta("tool_calls"), END).payload()
+    assert len(payload["choices"][0]["message"]["tool_calls"]) == MOST_CALLS + 1
+    answer = parse_completion(payload, "asked")
+    assert "not executed" in str((answer.tool_calls or ())[-1].error)

@@ -1,0 +1,86 @@
+"""Answers of a size that a model chose: what a step takes of them, and what they cost the loop."""
+
+import asyncio
+import time
+
+from opened_runs import opened_run
+from raw_model_server import RawModelServer, completion, completion_body
+from scripted_steps import call, say
+
+from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.models import Models
+from stepfleet.worker.models.openai_answer import parse_completion
+
+ASKED = 3 * MOST_CALLS
+RUNS: list[int] = []
+
+
+@tool
+def look(at: int) -> int:
+    """Look something up."""
+    RUNS.append(at)
+    return at
+
+
+async def test_a_step_executes_so_many_calls_and_tells_the_model_of_the_others(
+    redis_url: str,
+) -> None:
+    RUNS.clear()
+    asked = call(*(("look", {"at": at}) for at in range(ASKED)))
+    policy = ErrorPolicy.ignore_tool_errors()
+    answers = (asked, say("done"))
+    async with opened_run(redis_url, *answers, tools=(look,), error_policy=policy) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+    assert sorted(RUNS) == list(range(MOST_CALLS))
+    assert stored.result().output == "done"
+    asking, *answered = [one for one in stored.state.messages if one.role in ("assistant", "tool")]
+    told = [one for one in answered if one.role == "tool"]
+    assert [one.tool_call_id for one in told] == [one.id for one in asking.tool_calls or ()]
+    assert len(told) == MOST_CALLS + 1
+    assert f"more than {MOST_CALLS} tool calls" in told[-1].text
+
+
+async def test_reading_a_large_answer_leaves_the_loop_to_others() -> None:
+    """What takes seconds to read is read beside the loop, whose longest rest is a part of that."""
+    arguments = "[" + "1," * 240_000 + "1]"
+    calls = [
+        {"id": f"c{at}", "function": {"name": "look", "arguments": '{"a":' + arguments + "}"}}
+        for at in range(6)
+    ]
+    began = time.perf_counter()
+    parse_completion(completion_body(None, tool_calls=calls), "asked")
+    alone = time.perf_counter() - began
+    models = Models(environment={"OPENAI_API_KEY": "test"})
+    rests = [0.0]
+
+    async def watch() -> None:
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            rests.append(now - before)
+            before = now
+
+    async with RawModelServer().running() as server:
+        server.answers(completion(None, tool_calls=calls))
+        request = ModelRequest(
+            model="openai:gpt-4o-mini",
+            messages=(Message.user("hi"),),
+            settings=ModelSettings(base_url=server.base_url),
+        )
+        await models.generate(request)  # connected, and all is imported
+        watching = asyncio.create_task(watch())
+        answer = await models.generate(request)
+        watching.cancel()
+    await models.aclose()
+    assert len(answer.tool_calls or ()) == len(calls)
+    assert max(rests) < alone / 2
