@@ -51,8 +51,8 @@ MUTATIONS = {
     "claim does a step again that was committed": Mutation(
         "claim", "if asked < step then return { 'stale', step } end", ""
     ),
-    "claim does not count crashes": Mutation(
-        "claim", "redis.call('HINCRBY', run_key, 'crashes', 1)", ""
+    "a vanished owner is not counted": Mutation(
+        "common", "redis.call('HINCRBY', run_key, 'crashes', 1)", ""
     ),
     "claim does not wait for a retry's time": Mutation(
         "claim", "if number(h[9]) > now then return { 'early', number(h[9]) - now } end", ""
@@ -96,10 +96,10 @@ MUTATIONS = {
         "if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end",
         "",
     ),
-    "commit pauses a run and leaves it in the index": Mutation(
-        "commit",
-        "redis.call('ZREM', due_key, run_id)\n  move(batch, status, 'paused')",
-        "move(batch, status, 'paused')",
+    "a pause leaves the run in the index": Mutation(
+        "common",
+        "redis.call('ZREM', due_key, run_id)\n  move(batch, from, 'paused')",
+        "move(batch, from, 'paused')",
     ),
     "commit keeps a dispatch count that delays the next rescue": Mutation(
         "commit", "'dispatches', '0', 'slim'", "'slim'"
@@ -111,8 +111,7 @@ MUTATIONS = {
     "a run begins untold": Mutation(
         "claim", "if status ~= 'in_progress' then tell_status(status, 'in_progress') end", ""
     ),
-    "a pause at a commit is not told": Mutation("commit", "  tell_status(status, 'paused')\n", ""),
-    "a pause of a waiting run is not told": Mutation("pause", "tell_status(h[1], 'paused')", ""),
+    "a pause is not told": Mutation("common", "  tell_status(from, 'paused')\n", ""),
     "the end of a pause is not told": Mutation("resume", "tell_status('paused', to)", ""),
     "events have gaps": Mutation("common", "digits(last - n + 1)", "digits(last)"),
     "a replaced entry of the ledger is counted again": Mutation(
@@ -121,10 +120,29 @@ MUTATIONS = {
         "redis.call('HSET', lost_key, entry, text) count(batch, 'lost', 1)",
     ),
     "cancel ends a run that a worker holds": Mutation(
-        "cancel", "if h[2] ~= '' then", "if false then"
+        "cancel", "if h[2] ~= '' and number(h[5]) > now then", "if false then"
+    ),
+    "cancel waits for a worker whose lease ran out": Mutation(
+        "cancel", "if h[2] ~= '' and number(h[5]) > now then", "if h[2] ~= '' then"
+    ),
+    "cancel does not list the attempt of a worker whose lease ran out": Mutation(
+        "cancel", "if h[2] ~= '' then vanish(h[3], h[2], h[6], h[7]) end", ""
+    ),
+    "cancel does not list an answer that a lost worker paid for": Mutation(
+        "common", "elseif owner ~= '' and redis.call", "elseif false and redis.call"
     ),
     "pause takes the step out of its worker's hands": Mutation(
-        "pause", "if h[2] ~= '' then", "if false then"
+        "pause",
+        "if h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel') then",
+        "if false then",
+    ),
+    "pause waits for a worker whose lease ran out": Mutation(
+        "pause",
+        "if h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel') then",
+        "if h[2] ~= '' then",
+    ),
+    "pause takes a cancel back that was asked for": Mutation(
+        "pause", "(number(h[5]) > now or h[4] == 'cancel')", "number(h[5]) > now"
     ),
     "resume goes on with an active run": Mutation(
         "resume", "if h[1] ~= 'paused' then", "if h[1] ~= 'paused' and h[2] == 'pause' then"
@@ -218,7 +236,7 @@ MUTATIONS = {
         "rescue", "if till <= now then", "if true then"
     ),
     "cancel does not list an answer that was paid for": Mutation(
-        "cancel", "if paid then note_lost(h[3], 'paid', paid) end", ""
+        "common", "    note_lost(batch, 'paid', paid)\n", ""
     ),
     "retry lists an answer that it uses": Mutation("retry", "count(batch, 'lost', -1)\n", ""),
 }

@@ -272,16 +272,19 @@ class ProtocolMachine(CallRules):
             self.rig.auditor.shift(list(self.model.runs), by)
 
     @precondition(lambda self: self.model.pick(lambda run: bool(run.token)))
-    @rule(pick=PICK, taken_over=st.booleans())
-    def lease_runs_out(self, pick: int, taken_over: bool) -> None:
-        """A worker stands still; the rescuer comes by, or another worker is faster."""
+    @rule(pick=PICK, by=st.sampled_from(["claim", "rescue", "cancel", "pause"]))
+    def lease_runs_out(self, pick: int, by: str) -> None:
+        """A worker stands still; the rescuer comes by, another worker, or a request."""
         held = self.model.pick(lambda run: bool(run.token))
         run = held[pick % len(held)]
         self.clock_jumps(LEASE)
-        if taken_over:
-            self._claim(run.run_id, run.step)
-        else:
-            self.rescue(long_queue=pick % 2 == 0)
+        match by:
+            case "claim":
+                self._claim(run.run_id, run.step)
+            case "rescue":
+                self.rescue(long_queue=pick % 2 == 0)
+            case _:
+                self._control(run, by)
 
     @precondition(lambda self: self.model.queue)
     @rule()

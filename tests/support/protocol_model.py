@@ -168,9 +168,7 @@ class Model:
         refusal = self._not_open(run, step, token)
         if refusal or run.token == token:
             return refusal or "claimed"
-        if run.token:
-            run.crashes += 1
-            run.ledger[run.token] = "crash"
+        self._vanish(run)
         if run.want == "pause":
             self._pause(run)
             return "paused"
@@ -243,9 +241,11 @@ class Model:
         run = self.runs[run_id]
         if run.ended:
             return "ended"
-        if run.token:
+        if run.token and run.lease > self.now:
             run.want = "cancel"
             return "requested"
+        if self._vanish(run) and "response" in run.journal and "paid" not in run.journal:
+            run.ledger["paid"] = "interrupted"
         run.seq += 1
         self._end(run, "user_requested")
         return "cancelled"
@@ -254,9 +254,10 @@ class Model:
         run = self.runs[run_id]
         if run.ended:
             return "ended"
-        if run.token:
+        if run.token and (run.lease > self.now or run.want == "cancel"):
             run.want = run.want or "pause"
             return "requested"
+        self._vanish(run)
         if run.status != "paused":
             self._pause(run)
         return "paused"
@@ -319,6 +320,13 @@ class Model:
     def pick(self, which: Callable[[Run], bool]) -> list[Run]:
         """Return the runs for which `which` holds."""
         return [run for run in self.runs.values() if which(run)]
+
+    def _vanish(self, run: Run) -> bool:
+        """Note the loss of an owner whose lease ran out; tell whether there is one."""
+        if run.token:
+            run.crashes += 1
+            run.ledger[run.token] = "crash"
+        return bool(run.token)
 
     def _pause(self, run: Run) -> None:
         run.seq += 1

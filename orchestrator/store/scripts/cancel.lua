@@ -1,18 +1,16 @@
 -- Cancels a run. ARGV[2..] pairs: outcome, stop_reason, status, error, retention, note. Returns {'cancelled',
 -- 'waiting' if tool calls of it may be under way, or ''} (it ended here), {'requested', worker} (the worker that holds
--- it ends it), {'ended', status} or {'unknown'}. This script is the linearization point.
-local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'worker')
+-- it ends it), {'ended', status} or {'unknown'}. This script is the linearization point. A step whose lease ran out is
+-- nobody's: the run ends here.
+local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'worker', 'lease', 'step', 'elapsed')
 if not h[1] then return { 'unknown' } end
 if TERMINAL[h[1]] then return { 'ended', h[1] } end
 local a = named(2)
+local now = now_ms()
 redis.call('HSET', run_key, 'want_note', a.note)
-if h[2] ~= '' then
+if h[2] ~= '' and number(h[5]) > now then
   redis.call('HSET', run_key, 'want', 'cancel')
   return { 'requested', h[4] }
 end
--- A step that waits for tools has paid for its answer. Retry finds both in the journal again.
-local paid = redis.call('HGET', journal_key, 'paid')
-if paid then note_lost(h[3], 'paid', paid) end
-tell_status(h[1], a.status)
-finish(h[1], h[3], a, now_ms())
-return { 'cancelled', paid and 'waiting' or '' }
+if h[2] ~= '' then vanish(h[3], h[2], h[6], h[7]) end
+return { 'cancelled', abandon(h[1], h[3], h[6], h[2], a, now) }

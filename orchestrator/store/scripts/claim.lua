@@ -43,17 +43,10 @@ local now = now_ms()
 if owner ~= ARGV[3] then
   if owner ~= '' then
     if number(h[4]) > now then return { 'leased', number(h[4]) - now } end
-    -- The owner vanished. It is counted here, not by the dying worker.
-    redis.call('HINCRBY', run_key, 'crashes', 1)
-    local called = redis.call('HEXISTS', journal_key, 'response') == 0 and 'true' or 'false'
-    note_lost(h[6], owner, '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":'
-      .. (number(h[8]) / 1000) .. ',"ambiguous":' .. called .. '}')
+    vanish(h[6], owner, step, h[8])
   end
   if h[5] == 'pause' then
-    redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', now)
-    redis.call('ZREM', due_key, run_id)
-    move(h[6], status, 'paused')
-    tell_status(status, 'paused')
+    halt(status, h[6], now)
     return { 'paused' }
   end
   if number(h[9]) > now then return { 'early', number(h[9]) - now } end

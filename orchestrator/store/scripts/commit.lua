@@ -69,10 +69,7 @@ end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
 if want == 'pause' then
-  redis.call('HSET', run_key, 'status', 'paused', 'want', '')
-  redis.call('ZREM', due_key, run_id)
-  move(batch, status, 'paused')
-  tell_status(status, 'paused')
+  halt(status, batch, now)
   return { 'committed', 'paused', step }
 end
 local delay = number(a.delay)

@@ -118,6 +118,36 @@ local function reopen(from, to, batch)
   redis.call('PERSIST', batch_key(batch) .. ':ended')
 end
 
+-- The owner of a step vanished: its lease ran out. It is counted here, not by the dying worker.
+local function vanish(batch, owner, step, elapsed)
+  redis.call('HINCRBY', run_key, 'crashes', 1)
+  local called = redis.call('HEXISTS', journal_key, 'response') == 0 and 'true' or 'false'
+  note_lost(batch, owner, '{"kind":"crash","step":' .. (number(step) + 1) .. ',"seconds":'
+    .. (number(elapsed) / 1000) .. ',"ambiguous":' .. called .. '}')
+end
+
+-- Pauses a run that nobody holds.
+local function halt(from, batch, now)
+  redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', digits(now))
+  redis.call('ZREM', due_key, run_id)
+  move(batch, from, 'paused')
+  tell_status(from, 'paused')
+end
+
+-- Cancels a run that nobody holds (any more: `owner` is the token of who did, or ''). Returns 'waiting' where tool
+-- calls of it may be under way. Its open step's answer was paid for; retry finds both in the journal again.
+local function abandon(from, batch, step, owner, a, now)
+  local paid = redis.call('HGET', journal_key, 'paid')
+  if paid then
+    note_lost(batch, 'paid', paid)
+  elseif owner ~= '' and redis.call('HEXISTS', journal_key, 'response') == 1 then
+    note_lost(batch, 'paid', '{"kind":"interrupted","step":' .. (number(step) + 1) .. ',"ambiguous":true}')
+  end
+  tell_status(from, a.status)
+  finish(from, batch, a, now)
+  return paid and 'waiting' or ''
+end
+
 local function push(message)
   if message and message ~= '' and queue_key then redis.call('RPUSH', queue_key, message) end
 end

@@ -44,10 +44,7 @@ redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0,
   'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)
 emit(a.events, a.event_count, h[7])
 if want == 'pause' then
-  redis.call('HSET', run_key, 'status', 'paused', 'want', '')
-  redis.call('ZREM', due_key, run_id)
-  move(batch, status, 'paused')
-  tell_status(status, 'paused')
+  halt(status, batch, now)
   return { 'committed', 'paused', step }
 end
 arm(calls, #calls > 0 and patience or now)
