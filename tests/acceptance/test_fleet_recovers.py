@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -158,6 +159,58 @@ def test_a_worker_that_slept_past_its_lease_commits_nothing(
     assert progress.completed == 20
     assert progress.steps == 20 * TURNS
     assert all(len(result.steps) == TURNS for result in results)
+
+
+def test_every_step_of_a_run_may_be_in_a_process_of_its_own(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """DIST-11: no process knows more than one step, and every result and sum is right."""
+    model.follow(busy)
+    options = ("-P", "prefork", "-c", "2", "--max-tasks-per-child", "1")
+    start_worker(options=options, env={"EFFECTS": str(effects)})
+    batch = fleet.submit_batch(lines(3), agent=AGENTS["plain"])
+    results = list(batch.results())
+    check_all(results, effects)
+    for result in results:
+        assert len({step.worker for step in result.steps}) == TURNS
+        used = [step.usage for step in result.steps if step.usage]
+        assert result.usage.total_tokens == sum(usage.total_tokens for usage in used) > 0
+        assert result.usage.llm_calls == TURNS
+        assert result.cost_usd == pytest.approx(sum(step.cost_usd for step in result.steps))
+    assert len(model.requests) == 3 * TURNS
+
+
+SHIFTED_CLOCK = """\
+import sys, time
+now, now_ns = time.time, time.time_ns
+time.time = lambda: now() + {seconds}
+time.time_ns = lambda: now_ns() + {seconds} * 10**9
+from celery.__main__ import main
+sys.argv[0] = "celery"
+main()
+"""
+
+
+def test_workers_whose_clocks_differ_by_a_minute_agree_on_every_limit(
+    model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
+) -> None:
+    """DIST-17, TIME-20: workers of plus and minus 30 s; no run is stopped, stamps only grow."""
+    model.follow(busy)
+    for name, seconds in (("ahead", 30), ("behind", -30)):
+        program = ("-c", SHIFTED_CLOCK.format(seconds=seconds))
+        env = {"EFFECTS": str(effects)}
+        start_worker(name=name, options=("-c", "2"), env=env, program=program)
+    began = time.time()
+    batch = fleet.submit_batch(lines(12), agent=AGENTS["plain"], time_limit=50)
+    results = list(batch.results())
+    took = time.time() - began
+    check_all(results, effects)
+    assert len({step.worker for result in results for step in result.steps}) == 2
+    for result in results:
+        stamps = [step.started_at.timestamp() for step in result.steps]
+        assert stamps == sorted(stamps)
+        assert began - 1 <= stamps[0] <= stamps[-1] <= began + took + 1
+        assert 0 < result.cumulative_execution_seconds <= took
 
 
 def test_a_lost_queue_is_rebuilt_from_the_index(
