@@ -17,6 +17,7 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
+from stepfleet.worker.bridge import explain_ends
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.rejected import puts_aside
 from stepfleet.worker.services import Services
@@ -128,11 +129,17 @@ def _follow_worker(app: Celery, services: Services) -> None:
     def opens(**_: Any) -> None:
         services.stopping.open()
 
+    def set_up(instance: Any = None, **_: Any) -> None:
+        services.limits.note(instance)
+        if "prefork" in str(instance.pool_cls):
+            explain_ends(services.stopping.why_ended)
+
     def stops(how: str = "Warm", **_: Any) -> None:
         services.stopping.ask(at_once=how != "Warm")
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
     signals.worker_init.connect(opens, weak=False)
+    signals.celeryd_after_setup.connect(set_up, weak=False)
     signals.worker_process_init.connect(starts_in_process, weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)

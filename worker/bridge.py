@@ -28,6 +28,9 @@ T = TypeVar("T")
 TIME_IS_UP = "the task's soft time limit"
 """What the cancellation of a coroutine says that a soft time limit caused."""
 
+TERMINATED = "the task was terminated"
+"""What the cancellation of a coroutine says that a revocation with `terminate` caused."""
+
 CLEANUP_SECONDS = 5.0
 """How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
 
@@ -44,6 +47,16 @@ _LOOK_SECONDS = 0.5
 
 _HOMES: dict[int, LoopThread] = {}  # process id -> its loop; a forked child starts its own
 _MAKING_HOME = threading.Lock()
+
+
+class _Ended:
+    """Asked why this process is being ended while a body waits; says nothing by default."""
+
+    def __init__(self) -> None:
+        self.why: Callable[[], tuple[str, ...]] = tuple
+
+
+_ENDED = _Ended()
 _Closers = list[Callable[[], Awaitable[object]]]
 _CLOSERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Closers]
 _CLOSERS = weakref.WeakKeyDictionary()
@@ -164,6 +177,14 @@ def adopt(loop: LoopThread) -> None:
     _HOMES[os.getpid()] = loop
 
 
+def explain_ends(why: Callable[[], tuple[str, ...]]) -> None:
+    """Have `why` say what cancels coroutines when a signal ends this process: words, or none.
+
+    Called in the thread that waits; for pools that end a task by ending its process.
+    """
+    _ENDED.why = why
+
+
 def abandon(loop: LoopThread) -> None:
     """Forget the loop of a pool that has stopped."""
     if _HOMES.get(os.getpid()) is loop:
@@ -262,7 +283,7 @@ def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
                 raise RuntimeError("the worker's event loop has ended; the coroutine is lost")  # noqa: TRY301
     except BaseException as error:
         # A soft limit is an exception that a signal raises here; an end of the process is not.
-        why = (TIME_IS_UP,) if isinstance(error, Exception) else ()
+        why = (TIME_IS_UP,) if isinstance(error, Exception) else _ENDED.why()
         home.submit(lambda: [task.cancel(*why) for task in running])
         if home.usable and not (results or errors):
             finished.acquire(timeout=CLEANUP_SECONDS)

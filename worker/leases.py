@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.worker.bridge import TIME_IS_UP
+from stepfleet.worker.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,15 @@ class Holding:
     def broken_off_by(self, cancelled: asyncio.CancelledError) -> Interruption:
         """Return who broke the attempt off.
 
-        Only a soft time limit says so in the cancellation; whatever else ends a task without
+        Time limits and revocations say so in the cancellation; whatever else ends a task without
         a word (a worker that is shot down) hands the step back, to be done again.
         """
         if self.interruption is not None:
             return self.interruption
-        return Interruption.TIMED_OUT if TIME_IS_UP in cancelled.args else Interruption.HANDED_BACK
+        if TIME_IS_UP in cancelled.args:
+            return Interruption.TIMED_OUT
+        ended = TERMINATED in cancelled.args
+        return Interruption.TERMINATED if ended else Interruption.HANDED_BACK
 
     def interrupt(self, by: Interruption) -> None:
         """Break the attempt off; the first reason counts."""

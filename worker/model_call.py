@@ -1,5 +1,6 @@
 """The model call of a step: the request from the state, one call, failures as values."""
 
+import logging
 from dataclasses import replace
 
 from stepfleet.orchestrator.conduct import Conduct
@@ -25,6 +26,13 @@ from stepfleet.worker.foreign_answer import storable
 from stepfleet.worker.leases import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.remembering import recollect
+
+log = logging.getLogger(__name__)
+
+_FROM_OUTSIDE = {
+    Interruption.TIMED_OUT: "the step took longer than the task's time limit",
+    Interruption.TERMINATED: "the step's task was revoked and terminated",
+}
 
 
 def request_of(claim: Claim, tools: ToolRegistry, messages: tuple[Message, ...]) -> ModelRequest:
@@ -130,9 +138,15 @@ def info_of(error: Exception) -> ErrorInfo:
 
 
 def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
-    """Return an attempt that was broken off before the model had answered."""
-    if by is Interruption.TIMED_OUT:
-        message = "the step took longer than the task's time limit"
-        error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message)
-        return Failed(lease.span, error, remembered=lease.remembered)
-    return Interrupted(lease.span, by)
+    """Return an attempt that was broken off before the model had answered.
+
+    What an operator ended counts as a timeout of the model: as one of its attempts, and as a call
+    that was perhaps paid for.
+    """
+    if not by.from_outside:
+        return Interrupted(lease.span, by)
+    message = _FROM_OUTSIDE[by]
+    claim = lease.claim
+    log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
+    error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
+    return Failed(lease.span, error, transient=True, remembered=lease.remembered)

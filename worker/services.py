@@ -57,6 +57,7 @@ from stepfleet.worker.telemetry import logged
 from stepfleet.worker.telemetry.watching import prepare_watching, watching
 from stepfleet.worker.telling import Teller
 from stepfleet.worker.tidying import tidy
+from stepfleet.worker.time_limits import TimeLimits
 from stepfleet.worker.tool_task import CallReport, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.trials import Trials
@@ -314,6 +315,7 @@ class Services:
         self.leases = Leases(time.monotonic)
         self.crash = crash_points(os.environ)
         self.stopping = Stopping(settings.drain)
+        self.limits = TimeLimits()
         self._makes_calls = False
         self._made: LoopServices | None = None
 

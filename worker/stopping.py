@@ -10,6 +10,7 @@ Decides when these things happen. Knows neither steps nor Redis: what is told to
 import asyncio
 import logging
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
@@ -18,10 +19,14 @@ from itertools import count
 
 from billiard.process import active_children
 
+from stepfleet.worker.bridge import TERMINATED
+
 log = logging.getLogger(__name__)
 
 HAND_BACK_SECONDS = 8.0
 """How long handing back, and ending after it, may take; the bound is the drain and this."""
+NOTICE_SECONDS = 3.0
+"""So long a child that is ended waits for the news that its worker stops."""
 EX_FAILURE = 1
 
 
@@ -46,6 +51,10 @@ class Notice:
         if not self.given and self._ends is not None:
             self.given = True
             os.write(self._ends[1], b"\0")
+
+    def comes_within(self, seconds: float) -> bool:
+        """Wait for it, at most so long, in a thread that has no event loop."""
+        return self._ends is not None and bool(select.select([self._ends[0]], [], [], seconds)[0])
 
     def heed(self, act: Callable[[], None]) -> None:
         """Have `act` called in the running loop when it is told, or soon where it was already."""
@@ -79,6 +88,13 @@ class Stopping:
         """Have these called in the running loop: when the stop begins, and when it must hurry."""
         self._begun.heed(drain)
         self._urged.heed(hand_back)
+
+    def why_ended(self) -> tuple[str, ...]:
+        """Say why a signal ends a child of the pool: nothing where the worker stops.
+
+        A worker whose whole process group is asked to stop may hear it after its children.
+        """
+        return () if self._begun.comes_within(NOTICE_SECONDS) else (TERMINATED,)
 
     def ask(self, *, at_once: bool = False) -> None:
         """Hear a signal: the first begins the drain, the next ends it."""

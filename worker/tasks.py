@@ -54,7 +54,7 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
                 gate.check(TASK, [hint.run_id, hint.step], self.request)
         except Inadmissible as refusal:
             raise _put_aside(services, self, refusal) from None
-        report = await_(services.run_step(hint))
+        report = await_(services.limits.keep(self, services.run_step(hint)))
         services.crash("before-acknowledge")
         return told(report)
 
@@ -67,7 +67,7 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
                 gate.check(TOOL_TASK, [hint.run_id, hint.step, hint.index], self.request)
         except Inadmissible as refusal:
             raise _put_aside(services, self, refusal) from None
-        report = await_(services.run_call(hint))
+        report = await_(services.limits.keep(self, services.run_call(hint)))
         services.crash("before-acknowledge")
         return told_of_call(report)
 

@@ -96,7 +96,12 @@ async def _attempt(
         )
     except asyncio.CancelledError as cancelled:
         by = lease.broken_off_by(cancelled)
-        return None if by is Interruption.HANDED_BACK else not_run(call, by, lease.now)
+        if by is Interruption.HANDED_BACK:
+            return None
+        record = not_run(call, by, lease.now)
+        if by.from_outside and record.error:
+            log.warning("tool %s of run %s: %s", call.name, hint.run_id, record.error.message)
+        return record
 
 
 def _given_up(taken: TakenCall, lease: CallLease) -> LostAttempt:

@@ -69,6 +69,12 @@ class Interruption(StrEnum):
     HANDED_BACK = "handed_back"
     LEASE_LOST = "lease_lost"
     TIMED_OUT = "timed_out"
+    TERMINATED = "terminated"
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether an operator's limit or request ended the attempt: it counts as a timeout."""
+        return self in (Interruption.TIMED_OUT, Interruption.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)

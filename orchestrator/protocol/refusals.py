@@ -12,6 +12,7 @@ NOT_EXECUTED = "NOT_EXECUTED"
 _WHY = {
     Interruption.CANCELLED: "the run was cancelled before this call was finished",
     Interruption.TIMED_OUT: "the step's time limit ended this call",
+    Interruption.TERMINATED: "this call's task was revoked and terminated",
     Interruption.HANDED_BACK: "the worker stopped before this call was finished",
     Interruption.LEASE_LOST: "another worker took this step over",
 }
@@ -19,12 +20,11 @@ _WHY = {
 
 def not_run(call: ToolCall, by: Interruption, at: datetime) -> ToolCallRecord:
     """Return the record of a call that an interruption kept from finishing."""
-    timed_out = by is Interruption.TIMED_OUT
     return refused(
         call,
         at,
-        error_type=ErrorType.TIMEOUT if timed_out else ErrorType.TOOL,
-        code="TIMEOUT_ERROR" if timed_out else NOT_EXECUTED,
+        error_type=ErrorType.TIMEOUT if by.from_outside else ErrorType.TOOL,
+        code="TIMEOUT_ERROR" if by.from_outside else NOT_EXECUTED,
         message=_WHY[by],
     )
 

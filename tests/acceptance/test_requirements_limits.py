@@ -43,8 +43,10 @@ def test_a_soft_time_limit_of_celery_is_a_timeout_of_the_step(
     start_worker(options=("--soft-time-limit", "5"))
     policy = ErrorPolicy.retry_all(3)
     with Fleet(redis_url) as fleet:
-        strict = fleet.submit(AGENTS["strict"], "one")
-        patient = fleet.submit(AGENTS["patient"], "two", error_policy=policy.to_dict())
+        strict = fleet.submit(AGENTS["strict"], "one", model_attempts=1)
+        patient = fleet.submit(
+            AGENTS["patient"], "two", error_policy=policy.to_dict(), model_attempts=1
+        )
         ended = fleet.wait(strict, timeout=LONG)
         went_on = fleet.wait(patient, timeout=LONG)
     assert ended.stop_reason is StopReason.ERROR

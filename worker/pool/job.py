@@ -14,7 +14,13 @@ from typing import Any, Protocol
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 
-from stepfleet.worker.bridge import TIME_IS_UP, TaskGreenlet, idle_greenlet, self_cancelled
+from stepfleet.worker.bridge import (
+    TERMINATED,
+    TIME_IS_UP,
+    TaskGreenlet,
+    idle_greenlet,
+    self_cancelled,
+)
 from stepfleet.worker.pool.current_task import running_job
 
 GRACE_SECONDS = 5.0
@@ -97,12 +103,12 @@ class Job:
     def terminate(self, signum: int | None = None) -> None:
         """Cancel the task in the loop (Celery's revoke with terminate), whatever the signal."""
         self.terminated_by = signum or signal.SIGTERM
-        self.end()
+        self.end(TERMINATED)
 
-    def end(self) -> None:
-        """Cancel the task in the loop without a word about why; from any thread."""
+    def end(self, *why: str) -> None:
+        """Cancel the task in the loop, and say `why` (nothing: the worker stops); any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._doom)
+            self._loop.call_soon_threadsafe(self._doom, *why)
         except RuntimeError:  # the loop has ended, and the task with it
             return
 
@@ -172,18 +178,18 @@ class Job:
 
     def _hard_limit(self) -> None:
         self._owner.limit_reached(self, soft=False)
-        self._doom()
+        self._doom(TIME_IS_UP)
 
-    def _doom(self) -> None:
+    def _doom(self, *why: str) -> None:
         if self._doomed or self._ended:
             return
         self._doomed = True
-        self._cancel()
+        self._cancel(*why)
         self._timers.append(self._loop.call_later(GRACE_SECONDS, self._abandon))
 
-    def _cancel(self) -> None:
+    def _cancel(self, *why: str) -> None:
         if self._task is not None:
-            self._task.cancel()
+            self._task.cancel(*why)
 
     def _abandon(self) -> None:
         if self._task is not None and not self._ended:
