@@ -5,7 +5,8 @@ python benchmarks/stub.py [--port N] [--latency S] [--log FILE] [--parent-pid P]
 Says what `rules.py` says: the first message is `N turns, ...`; a call of the tool `look` on every
 turn but the last, then `done`. One process, one event loop, HTTP/1.1 with kept connections. Prints
 `{"url": ...}` when it listens. `--log` gets a line of JSON per call: run, turn, and the monotonic
-times (seconds, one clock for all processes of a machine) of its arrival and of its answer.
+times (seconds, one clock for all processes of a machine) of its arrival and of its answer, which is
+null where the caller was gone.
 """
 
 import argparse
@@ -70,12 +71,13 @@ class Conversation(asyncio.Protocol):
                 self._answer(question, turn, arrived, said)
 
     def _answer(self, question: str, turn: int, arrived: float, said: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
+        gone = self._transport is None or self._transport.is_closing()
         if self._log is not None:
-            line = {"run": question, "turn": turn, "arrived": arrived, "answered": time.monotonic()}
+            answered = None if gone else time.monotonic()
+            line = {"run": question, "turn": turn, "arrived": arrived, "answered": answered}
             self._log.append(orjson.dumps(line))
-        self._transport.write(_HEAD % len(said) + said)
+        if self._transport is not None and not gone:
+            self._transport.write(_HEAD % len(said) + said)
 
 
 def _length(head: bytes) -> int:
