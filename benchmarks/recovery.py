@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -69,7 +69,9 @@ class Scene:
     store: redis.Redis
     client: Fleet
     crew: Crew
-    log: Path
+    within: float
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """What the model was asked, known when the scene is over."""
 
     def submit(self) -> tuple[Batch, dict[str, str]]:
         """Submit the runs; return the batch, and what each run is asked, by its id."""
@@ -78,14 +80,23 @@ class Scene:
         asked = {run_id_of(batch.id, row): line["input"] for row, line in enumerate(given)}
         return batch, asked
 
+    def ended(self, batch: Batch) -> float:
+        """Wait until all runs have ended; return that moment, or the one when it was too long."""
+        try:
+            return until(lambda: batch.progress().done == self.sizes.runs, within=self.within)
+        except TimeoutError:
+            progress.print(f"not all have ended: {batch.progress()}")
+            return time.monotonic()
+
     def holds(self, runs: Iterable[str], worker: str) -> list[str]:
         """Return the runs that are in a worker's hands."""
         return held(self.store, runs).get(worker, [])
 
 
 @contextmanager
-def scene(sizes: Sizes) -> Iterator[Scene]:
+def scene(sizes: Sizes, within: float) -> Iterator[Scene]:
     """Run servers and a client; no worker yet."""
+    calls: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sf-recovery-") as folder:
         log = Path(folder) / "calls.jsonl"
         setup = Setup(slots=max(100, sizes.runs), latency=str(sizes.latency), log=log, stub=True)
@@ -100,12 +111,13 @@ def scene(sizes: Sizes) -> Iterator[Scene]:
                 "STEPFLEET_GRACE": str(min(5.0, sizes.lease / 2)),
             }
             with crew(told) as working:
-                yield Scene(sizes, store, client, working, log)
+                yield Scene(sizes, store, client, working, within, calls)
+        calls += calls_of(log)
 
 
-def rescue(sizes: Sizes) -> dict[str, Any]:
+def rescue(sizes: Sizes, within: float) -> dict[str, Any]:
     """Kill one worker under load; tell when its runs called the model again."""
-    with scene(sizes) as on:
+    with scene(sizes, within) as on:
         on.crew.start(sizes.workers)
         batch, runs = on.submit()
         victim = on.crew.workers[0]
@@ -115,19 +127,19 @@ def rescue(sizes: Sizes) -> dict[str, Any]:
         killed = time.monotonic()
         lost = set(on.holds(runs, name_of(victim)))
         on.crew.start()
-        ended = until(lambda: batch.progress().done == sizes.runs, within=LONGEST)
+        ended, done = on.ended(batch), batch.progress().done
         said = len(on.crew.logged())
         failed = batch.progress().failed
-    calls = calls_of(on.log)
-    again = _first_after(calls, killed, {runs[run] for run in lost})
+    again = _first_after(on.calls, killed, {runs[run] for run in lost})
     return {
         "lost_runs": len(lost),
         "median": median(again),
         "p99": quantiles(again, n=100)[98] if len(again) > 1 else again[0],
         "worst": max(again),
         "ended": ended - killed,
+        "done": done,
         "failed": failed,
-        "repeated": repeated(calls),
+        "repeated": repeated(on.calls),
         "lines": said,
     }
 
@@ -141,9 +153,9 @@ def _first_after(calls: list[dict[str, Any]], moment: float, runs: set[str]) -> 
     return [at - moment for at in first.values()]
 
 
-def two_kills(sizes: Sizes) -> dict[str, Any]:
+def two_kills(sizes: Sizes, within: float) -> dict[str, Any]:
     """Kill whoever has all runs, so often; tell how long everything took since the first kill."""
-    with scene(sizes) as on:
+    with scene(sizes, within) as on:
         on.crew.start()
         batch, runs = on.submit()
         first = 0.0
@@ -154,7 +166,7 @@ def two_kills(sizes: Sizes) -> dict[str, Any]:
             first = first or time.monotonic()
             progress.print(f"kill {number + 1} after {time.monotonic() - first:.1f} s")
             on.crew.start()
-        ended = until(lambda: batch.progress().done == sizes.runs, within=LONGEST)
+        ended, done = on.ended(batch), batch.progress().done
         said, gave_up = len(on.crew.logged()), _given_up(batch)
         failed = batch.progress().failed
     bound = sizes.latency * sizes.steps + sizes.kills * sizes.lease + SLACK
@@ -162,8 +174,9 @@ def two_kills(sizes: Sizes) -> dict[str, Any]:
         "ended": ended - first,
         "bound": bound,
         "poison": gave_up,
+        "done": done,
         "failed": failed,
-        "repeated": repeated(calls_of(on.log)),
+        "repeated": repeated(on.calls),
         "lines": said,
     }
 
@@ -177,9 +190,9 @@ def _all_in_flight(on: Scene, batch: Batch, runs: Mapping[str, str], worker: str
     until(everything, within=START_SECONDS)
 
 
-def outside_kills(sizes: Sizes) -> dict[str, Any]:
+def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
     """Kill workers in turn at fixed intervals; tell what became of the runs."""
-    with scene(sizes) as on:
+    with scene(sizes, within) as on:
         on.crew.start(sizes.workers)
         batch, runs = on.submit()
         until(lambda: len(held(on.store, runs)) >= sizes.workers, within=START_SECONDS)
@@ -189,14 +202,15 @@ def outside_kills(sizes: Sizes) -> dict[str, Any]:
             on.crew.kill(on.crew.workers[0])
             on.crew.start()
         progress.print(f"the last kill: {batch.progress().done} of {sizes.runs} had ended")
-        ended = until(lambda: batch.progress().done == sizes.runs, within=LONGEST)
+        ended, done = on.ended(batch), batch.progress().done
         said, gave_up = len(on.crew.logged()), _given_up(batch)
         failed = batch.progress().failed
     return {
         "ended": ended - began,
         "poison": gave_up,
+        "done": done,
         "failed": failed,
-        "repeated": repeated(calls_of(on.log)),
+        "repeated": repeated(on.calls),
         "lines": said,
     }
 
@@ -207,18 +221,28 @@ def _wait_till(moment: float) -> None:
 
 
 def _given_up(batch: Batch) -> int:
-    return sum(POISON in (one.error or "") for one in batch.results())
+    return sum(POISON in (one.error or "") for one in batch.results(follow=False))
 
 
-SCENARIOS: dict[str, Callable[[Sizes], dict[str, Any]]] = {
+SCENARIOS: dict[str, Callable[[Sizes, float], dict[str, Any]]] = {
     "rescue": rescue,
     "two-kills": two_kills,
     "outside-kills": outside_kills,
 }
 COLUMNS = {
-    "rescue": ("lost_runs", "median", "p99", "worst", "ended", "failed", "repeated", "lines"),
-    "two-kills": ("ended", "bound", "poison", "failed", "repeated", "lines"),
-    "outside-kills": ("kills", "ended", "poison", "failed", "repeated", "lines"),
+    "rescue": (
+        "lost_runs",
+        "median",
+        "p99",
+        "worst",
+        "ended",
+        "done",
+        "failed",
+        "repeated",
+        "lines",
+    ),
+    "two-kills": ("ended", "bound", "poison", "done", "failed", "repeated", "lines"),
+    "outside-kills": ("kills", "ended", "poison", "done", "failed", "repeated", "lines"),
 }
 SECONDS = {"median", "p99", "worst", "ended", "bound"}
 
@@ -235,6 +259,7 @@ def arguments() -> argparse.Namespace:
     add("--workers", type=int, help="at once, where a scenario has several")
     add("--kills", type=int)
     add("--every", type=float, help="seconds between kills")
+    add("--within", type=float, default=LONGEST, help="seconds until what has not ended is left")
     return made.parse_args()
 
 
@@ -262,7 +287,7 @@ def main() -> None:
     for _, scenario in itertools.product(range(asked.repeat), asked.only):
         sizes = sizes_of(scenario, asked)
         told = {**vars_of(sizes), "scenario": scenario}
-        report.add({**told, **SCENARIOS[scenario](sizes)})
+        report.add({**told, **SCENARIOS[scenario](sizes, asked.within)})
     print_tables(report)
     finish(report, asked, list)
 
