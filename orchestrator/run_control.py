@@ -15,7 +15,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.control import Answer, Control
+from stepfleet.orchestrator.store.control import Answer, Control, new_request
 from stepfleet.orchestrator.store.reading import Runs, StoredRun
 from stepfleet.orchestrator.taking_up import check_goes_on
 
@@ -63,16 +63,17 @@ class RunControl:
 
         Raises `ConfigurationError` where a limit that the run has reached would end it again.
         """
+        request = new_request()
         for _ in range(_TRIES):
             run = await self._runs.get(run_id)
             if not run.state.status.is_terminal:
                 return Answer("active", run.state.status.value)
-            answer = await self._retry(run, overrides)
+            answer = await self._retry(run, overrides, request)
             if answer.word != "changed":
                 return _known(answer, run_id)
         raise StoreError(f"run {run_id} is being changed all the time; try again")
 
-    async def _retry(self, run: StoredRun, overrides: Mapping[str, Any]) -> Answer:
+    async def _retry(self, run: StoredRun, overrides: Mapping[str, Any], request: str) -> Answer:
         own = stored_overrides(run.config, overrides)
         kept = merged_overrides(run.overrides, own)
         revision = revise(run.state, run.log, kept, await self._runs.now())
@@ -81,7 +82,7 @@ class RunControl:
             msg = f"run {run.run_id} completed; there is nothing to retry (submit it as a new run)"
             raise ConfigurationError(msg)
         check_goes_on(run.run_id, config, revision.state, "retry")
-        return await self._control.retry(run, revision)
+        return await self._control.retry(run, revision, request=request)
 
     async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> Answer:
         """Give an ended run a further user message: a new execution on the same session.
@@ -89,6 +90,7 @@ class RunControl:
         Raises `ConfigurationError` for one that has not ended: the message would be lost.
         """
         given = parse_input(text, "text")
+        request = new_request()
         for _ in range(_TRIES):
             run = await self._runs.get(run_id)
             if not run.state.status.is_terminal:
@@ -99,7 +101,7 @@ class RunControl:
                 raise ConfigurationError(msg)
             kept = merged_overrides(run.overrides, stored_overrides(run.config, overrides))
             turn = further_turn(run.state, run.log, kept, await self._runs.now())
-            answer = await self._control.retry(run, turn, given)
+            answer = await self._control.retry(run, turn, given, request)
             if answer.word == "retried":
                 return Answer("sent", answer.detail)
             # Somebody was faster: `active` is told by what is read next.

@@ -75,7 +75,8 @@ class Adoption:
                 "choose another id (uuid.uuid4()) for this one"
             )
             raise ConfigurationError(msg)
-        if word == "created" and legacy.state.status in _AT_WORK:
+        # Also behind a repetition, whose first reply was lost: a second hint harms nobody.
+        if legacy.state.status in _AT_WORK:
             await self._dispatch.published(_hint(legacy), legacy.run.agent)
         return bool(word == "created")
 

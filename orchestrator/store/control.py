@@ -1,5 +1,6 @@
 """Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens."""
 
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +41,18 @@ class Answer:
         return self.word == "requested" or self.detail == "waiting"
 
 
+def new_request() -> str:
+    """Return the token of a request: by it a run recognizes a repetition."""
+    return secrets.token_hex(6)
+
+
 class Control:
-    """Requests to a run from outside its worker."""
+    """Requests to a run from outside its worker.
+
+    Each has a token, `request`, which a caller may draw beforehand (`new_request`): whoever asks
+    again with the same one, as when a reply is lost, gets the first answer, and nothing is done.
+    A run remembers the newest eight.
+    """
 
     def __init__(
         self,
@@ -58,34 +69,40 @@ class Control:
         self._grace_ms = round(grace * 1000)
         self._retention = retention
 
-    async def cancel(self, run: StoredRun, note: str) -> Answer:
+    async def cancel(self, run: StoredRun, note: str, request: str | None = None) -> Answer:
         """Cancel a run: at once if nobody holds it, else its worker ends it."""
-        return await self.cancel_unread(run.run_id, note)
+        return await self.cancel_unread(run.run_id, note, request)
 
-    async def cancel_unread(self, run_id: str, note: str) -> Answer:
+    async def cancel_unread(self, run_id: str, note: str, request: str | None = None) -> Answer:
         """Cancel a run by its id, also one whose records this version cannot read."""
         fields = {
             "outcome": cancelled_outcome(note).to_json(),
             "note": note,
+            "request": request or new_request(),
             **ending(StopReason.USER_REQUESTED, None, self._retention),
         }
         return await self._run("cancel", run_id, *_flat(fields))
 
-    async def pause(self, run_id: str) -> Answer:
+    async def pause(self, run_id: str, request: str | None = None) -> Answer:
         """Pause a run at its next step boundary."""
-        return await self._run("pause", run_id)
+        return await self._run("pause", run_id, request or new_request())
 
-    async def resume(self, run: StoredRun) -> Answer:
+    async def resume(self, run: StoredRun, request: str | None = None) -> Answer:
         """Take a pause back."""
         hint = StepHint(run.run_id, run.step)
         message = self._dispatch.message(hint, run.agent)
-        answer = await self._run("resume", run.run_id, self._grace_ms, message)
+        asked = (self._grace_ms, message, request or new_request())
+        answer = await self._run("resume", run.run_id, *asked)
         if answer.word == "resumed":
             await self._dispatch.published(hint, run.agent)
         return answer
 
     async def retry(
-        self, run: StoredRun, revision: Revision, given: tuple[Message, ...] = ()
+        self,
+        run: StoredRun,
+        revision: Revision,
+        given: tuple[Message, ...] = (),
+        request: str | None = None,
     ) -> Answer:
         """Take an ended run up again where `revision` says, with messages `given` before it."""
         if check_version(run.header):
@@ -108,6 +125,7 @@ class Control:
         )
         fields = {
             "expected": run.header.get("seq", ""),
+            "request": request or new_request(),
             "step": revision.step,
             "slim": slim(revision.state),
             "since": log_end(revision.state.window),

@@ -8,23 +8,18 @@ writes the same. Must not know why a message is refused.
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import QUARANTINE
 
 KEPT_ENTRIES = 1000
 KEPT_BYTES = 4096
 
 _SHOWN = 300
-
-
-class Redis(Protocol):
-    """What sends one command to Redis."""
-
-    async def execute(self, *command: Any) -> Any:
-        """Return the reply to one command."""
 
 
 def entry(raw: bytes, reason: str, queue: str, at: float | None = None) -> bytes:
@@ -44,10 +39,9 @@ def read_entry(stored: bytes) -> tuple[dict[str, Any], bytes]:
     return orjson.loads(about), payload
 
 
-async def keep_aside(connection: Redis, made: bytes) -> None:
-    """Add an entry; the oldest ones make room. Raises `StoreError`."""
-    await connection.execute("LPUSH", QUARANTINE, made)
-    await connection.execute("LTRIM", QUARANTINE, 0, KEPT_ENTRIES - 1)
+async def keep_aside(connection: Connection, made: bytes) -> None:
+    """Add an entry, once; the oldest ones make room. Raises `StoreError`."""
+    await run_script(connection, "aside", [QUARANTINE], made, KEPT_ENTRIES)
 
 
 def about_entries(stored: Iterable[str]) -> list[dict[str, Any]]:

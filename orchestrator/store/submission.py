@@ -1,6 +1,7 @@
 """Creates runs and batches; submitting the same thing twice changes nothing."""
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -57,13 +58,14 @@ class Submission:
         self._dispatch = dispatch
         self._grace = grace
 
-    async def create(self, run: NewRun) -> bool:
+    async def create(self, run: NewRun, made: str | None = None) -> bool:
         """Create a run and make its first step due; return False if it was there already.
 
+        `made` is the token of the call: a repetition of it returns True as the first did.
         Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full.
         """
         try:
-            return await self._create(run)
+            return await self._create(run, made or _made())
         except ResponseError as error:
             msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
             raise StoreError(msg) from None
@@ -73,19 +75,19 @@ class Submission:
 
         Raises `StoreError` as `create` does; what was created by then stays.
         """
-        now = await self._connection.now()
-        sent = [self._connection.send(*loaded(*self._script(run, now))) for run in runs]
+        now, made = await self._connection.now(), _made()
+        sent = [self._connection.send(*loaded(*self._script(run, now, made))) for run in runs]
         replies = await asyncio.gather(*sent, return_exceptions=True)
         return [
-            await self.create(run) if isinstance(reply, BaseException) else reply == "created"
+            await self.create(run, made) if isinstance(reply, BaseException) else reply == "created"
             for run, reply in zip(runs, replies, strict=True)
         ]
 
-    async def _create(self, run: NewRun) -> bool:
-        script = self._script(run, await self._connection.now())
+    async def _create(self, run: NewRun, made: str) -> bool:
+        script = self._script(run, await self._connection.now(), made)
         return bool(await run_script(self._connection, *script) == "created")
 
-    def _script(self, run: NewRun, now: datetime) -> tuple[Any, ...]:
+    def _script(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
         return (
             "create",
@@ -98,6 +100,7 @@ class Submission:
             len(queued),
             round(run.delay * 1000),
             *header_of(run, first_handoff(run, now)),
+            *("made", made),
         )
 
     async def publish(self, runs: Sequence[NewRun]) -> None:
@@ -105,6 +108,10 @@ class Submission:
         if not self._dispatch.in_script:
             hints = [(StepHint(run.run_id, 0), run.agent) for run in runs if not run.delay]
             await self._dispatch.publish(hints)
+
+
+def _made() -> str:
+    return secrets.token_hex(4)
 
 
 def first_handoff(run: NewRun, now: datetime) -> str:

@@ -37,8 +37,30 @@ class Mutation(NamedTuple):
 
 MUTATIONS = {
     "create makes a run twice": Mutation(
-        "create", "if redis.call('EXISTS', run_key) == 1 then return 'exists' end", ""
+        "create",
+        "  return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'\n",
+        "",
     ),
+    "a repeated request is done again": Mutation(
+        "common", "if whose == token then", "if false then"
+    ),
+    "a request's answer is not remembered": Mutation(
+        "common",
+        "redis.call('HSET', run_key, 'asked', table.concat(lines, '\\n'))",
+        "",
+    ),
+    "a repeated cancel looks at the status first": Mutation(
+        "cancel",
+        "local known = answered(a.request)\nif known then return known end\n",
+        "",
+    ),
+    "a repeated retry looks at the status first": Mutation(
+        "retry",
+        "local known = answered(a.request)\nif known then return known end\n",
+        "",
+    ),
+    "a repeated pause pauses again": Mutation("pause", "if known then return known end\n", ""),
+    "a repeated resume goes on again": Mutation("resume", "if known then return known end\n", ""),
     "create leaves a batch's counters to expire": Mutation(
         "create", "redis.call('PERSIST', batch_key(a.batch))", ""
     ),

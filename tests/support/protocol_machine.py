@@ -4,7 +4,7 @@ After every operation the answers are compared, the raw records held against the
 everything stored against the model. At the end of an example every run is brought to its end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 from protocol_audit import BATCHES, check_invariants, check_model
 from protocol_call_model import Park, WaitingModel
 from protocol_calls import CallRules, Maker
+from protocol_control import ControlRules
 from protocol_model import GRACE, LEASE, RETRY_WAIT, Decision, Run
 from protocol_rig import Rig, check_as_clients_see_it
 from protocol_worker import AGENTS, KINDS, Worker, record_of
 
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
-from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.store.reading import StoredRun
@@ -36,6 +36,7 @@ UNKNOWN = 63
 LONG = 20_000_000
 JUMPS = (GRACE, RETRY_WAIT, LEASE, LEASE, LONG, -GRACE)
 ROUNDS_TO_THE_END = 12
+OFTEN = 48
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
@@ -47,7 +48,7 @@ def run_machine(shared: Rig, profile: settings, kind: Any = None) -> None:
     run_state_machine_as_test(machine, settings=profile)
 
 
-class ProtocolMachine(CallRules):
+class ProtocolMachine(CallRules, ControlRules):
     """Five runs at most, any number of workers, every operation of the protocol."""
 
     def __init__(self, rig: Rig) -> None:
@@ -57,6 +58,7 @@ class ProtocolMachine(CallRules):
         self.workers: list[Worker] = []
         self.makers: list[Maker] = []
         self.seen: list[tuple[StoredRun, int]] = []
+        self.asked: list[Callable[[], None]] = []
         self.tokens = 0
         self.sound = True
         rig.auditor.flush()
@@ -311,64 +313,6 @@ class ProtocolMachine(CallRules):
             assert sorted(told) == sorted(expected)
             self.model.queue += told
 
-    # ------------------------------------------------------------------------------- control
-
-    @precondition(lambda self: self.model.runs)
-    @rule(pick=PICK, word=st.sampled_from(["cancel", "pause", "resume"]))
-    def control(self, pick: int, word: str) -> None:
-        self._control(self._run(pick), word)
-
-    @precondition(lambda self: self.model.pick(lambda run: bool(run.token)))
-    @rule(
-        pick=PICK, word=st.sampled_from(["cancel", "pause", "pause"]), kind=st.sampled_from(KINDS)
-    )
-    def control_while_it_is_held(self, pick: int, word: str, kind: str) -> None:
-        """A request that its owner learns of at its commit, or later, or never."""
-        held = self.model.pick(lambda run: bool(run.token))
-        run = held[pick % len(held)]
-        self._control(run, word)
-        owners = [worker for worker in self.workers if worker.token == run.token]
-        if owners and pick % 4:
-            self._commit(owners[-1], kind, 1)
-
-    def _control(self, run: Run, word: str) -> None:
-        control = self.rig.bench.control
-        with self.operation(word):
-            stored = self.rig.do(self.rig.bench.stored(run.run_id))
-            match word:
-                case "cancel":
-                    answer = self.rig.do(control.cancel(stored, "enough"))
-                    expected = self.model.cancel(run.run_id)
-                case "pause":
-                    answer = self.rig.do(control.pause(run.run_id))
-                    expected = self.model.pause(run.run_id)
-                case _:
-                    answer = self.rig.do(control.resume(stored))
-                    expected = self.model.resume(run.run_id, run.step)
-            assert answer.word == expected
-
-    @precondition(lambda self: self.model.pick(lambda run: run.ended))
-    @rule(pick=PICK, raised=st.booleans())
-    def retry(self, pick: int, raised: bool) -> None:
-        ended = self.model.pick(lambda run: run.ended)
-        run = ended[pick % len(ended)]
-        stored = self.rig.do(self.rig.bench.stored(run.run_id))
-        self.seen.append((stored, run.seq))
-        self._retry(stored, run.seq, raised=raised)
-
-    @precondition(lambda self: self.seen)
-    @rule(pick=PICK, raised=st.booleans())
-    def retry_what_was_seen(self, pick: int, raised: bool) -> None:
-        """Somebody who had read the run before asks too late, perhaps behind its next end."""
-        self._retry(*self.seen[pick % len(self.seen)], raised=raised)
-
-    def _retry(self, stored: StoredRun, seq: int, *, raised: bool) -> None:
-        overrides = {"max_steps": 8} if raised else stored.overrides
-        revision = revise(stored.state, stored.log, overrides, stored.state.info.updated_at)
-        with self.operation("retry"):
-            answer = self.rig.do(self.rig.bench.control.retry(stored, revision))
-            assert answer.word == self.model.retry(stored.run_id, seq)
-
     # ----------------------------------------------------------------------------------- end
 
     def teardown(self) -> None:
@@ -399,5 +343,5 @@ class ProtocolMachine(CallRules):
 
     def _worker(self, pick: int) -> Worker:
         """Return a worker; the newest ones are chosen more often."""
-        recent = self.workers[-4:] if pick < 48 else self.workers
+        recent = self.workers[-4:] if pick < OFTEN else self.workers
         return recent[pick % len(recent)]

@@ -12,6 +12,7 @@ LEASE = 1_000_000
 GRACE = 100_000
 RETRY_WAIT = 300_000
 POISON = 3
+REMEMBERED = 8
 SHARDS = 2
 MOST_DOUBLINGS, IDLE_DOUBLINGS = 7, 2
 PUT_OFF = 10_000_000_000_000
@@ -103,6 +104,7 @@ class Run:
     journal: dict[str, str] = field(default_factory=dict)
     ledger: dict[str, str] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
+    asked: list[tuple[str, str]] = field(default_factory=list)
     calls: dict[int, Call] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
     waits_at: int = -1
@@ -236,6 +238,19 @@ class Model:
         run.due = self.now + (decision.delay or GRACE)
         if not decision.delay:
             self.queue.append((run.run_id, run.step))
+
+    def once(self, run_id: str, request: str, do: Callable[[], str]) -> str:
+        """Answer a request; a repetition gets the first answer, while that is remembered."""
+        run = self.runs[run_id]
+        known = dict(run.asked).get(request)
+        if known:
+            return known
+        was_active = not run.ended
+        answer = do()
+        is_done = was_active and (answer != "active" or do.__name__ == "resume")
+        if is_done or answer == "retried":
+            run.asked = [(request, answer), *run.asked][:REMEMBERED]
+        return answer
 
     def cancel(self, run_id: str) -> str:
         run = self.runs[run_id]

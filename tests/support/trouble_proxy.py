@@ -26,8 +26,11 @@ class TroubleProxy:
         self._flows.set()
         self._is_cut = False
         self._delay = 0.0
+        self._marker, self._stays_cut = b"", False
+        self._hit = threading.Event()
         self._closing = threading.Event()
         self._open: set[socket.socket] = set()
+        self._mute: set[socket.socket] = set()
         self._guard = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -52,6 +55,15 @@ class TroubleProxy:
     def stall(self) -> None:
         """Keep all connections open and let nothing through."""
         self._flows.clear()
+
+    def lose_reply_to(self, marker: str, *, and_stay_cut: bool = False) -> threading.Event:
+        """Forward the next request that holds `marker`, and cut its connection before the reply.
+
+        `and_stay_cut` cuts all others too, until `heal`. The event is set when that has happened.
+        """
+        self._hit, self._stays_cut = threading.Event(), and_stay_cut
+        self._marker = marker.encode()
+        return self._hit
 
     def slow_down(self, seconds: float) -> None:
         """Hold back everything that the server says for so long."""
@@ -99,8 +111,19 @@ class TroubleProxy:
             while data := source.recv(_CHUNK):
                 if source.getpeername() == self._target:
                     self._closing.wait(self._delay)
+                    if source in self._mute:
+                        break
                 else:
                     self.requests += 1
+                    if self._marker and self._marker in data:
+                        self._marker = b""
+                        self._is_cut |= self._stays_cut
+                        self._mute.add(other)
+                        other.sendall(data)
+                        if self._is_cut:
+                            self.cut()
+                        self._hit.set()
+                        continue
                 self._flows.wait()
                 other.sendall(data)
         for one in (source, other):

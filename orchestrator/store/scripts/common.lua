@@ -148,6 +148,26 @@ local function abandon(from, batch, step, owner, a, now)
   return paid and 'waiting' or ''
 end
 
+-- A request carries a token that its caller drew. The newest answers stay in the header, so that a repetition (the
+-- reply to the first was lost) finds its own, and writes nothing. Returns that answer, or nil.
+local REMEMBERED = 8
+local function answered(token)
+  for line in string.gmatch(redis.call('HGET', run_key, 'asked') or '', '[^\n]+') do
+    local whose, word, detail = string.match(line, '^(%S+) (%S+) ?(.*)$')
+    if whose == token then return detail ~= '' and { word, detail } or { word } end
+  end
+end
+
+-- Remembers an answer under its token, and returns it.
+local function answer(token, word, detail)
+  local lines = { token .. ' ' .. word .. (detail and ' ' .. detail or '') }
+  for line in string.gmatch(redis.call('HGET', run_key, 'asked') or '', '[^\n]+') do
+    if #lines < REMEMBERED then lines[#lines + 1] = line end
+  end
+  redis.call('HSET', run_key, 'asked', table.concat(lines, '\n'))
+  return { word, detail }
+end
+
 local function push(message)
   if message and message ~= '' and queue_key then redis.call('RPUSH', queue_key, message) end
 end

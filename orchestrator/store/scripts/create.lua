@@ -1,10 +1,13 @@
 -- Creates a run, once. ARGV[2] grace ms, ARGV[3] initial messages, ARGV[4] message to enqueue or '',
 -- ARGV[5] events, ARGV[6] their count, ARGV[7] delay ms, ARGV[8..] header fields.
--- Returns 'created', or 'exists' and changes nothing: submitting twice is harmless.
+-- Returns 'created' (also to a repetition: the field `made` is the call's token), or 'exists' and changes nothing:
+-- submitting twice is harmless.
 -- A fresh run joins the tail of the queue; steps that follow go to its head, so that what was
 -- begun is finished before more is begun.
-if redis.call('EXISTS', run_key) == 1 then return 'exists' end
 local a = named(8)
+if redis.call('EXISTS', run_key) == 1 then
+  return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'
+end
 local now = now_ms()
 local delay = number(ARGV[7])
 redis.call('HSET', run_key, unpack(ARGV, 8))

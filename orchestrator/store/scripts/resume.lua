@@ -1,13 +1,15 @@
--- Takes a pause back. ARGV[2] grace ms, ARGV[3] message to enqueue or ''.
+-- Takes a pause back. ARGV[2] grace ms, ARGV[3] message to enqueue or '', ARGV[4] token of the request.
 -- Returns {'resumed', step}, {'active'} (it was not paused), {'ended', status} or {'unknown'}.
 -- The time in between does not count as time of the execution.
 local h = redis.call('HMGET', run_key, 'status', 'want', 'step', 'batch', 'execution_started', 'updated',
   'waiting', 'not_before')
 if not h[1] then return { 'unknown' } end
+local known = answered(ARGV[4])
+if known then return known end
 if TERMINAL[h[1]] then return { 'ended', h[1] } end
 if h[1] ~= 'paused' then
   if h[2] == 'pause' then redis.call('HSET', run_key, 'want', '') end
-  return { 'active' }
+  return answer(ARGV[4], 'active')
 end
 local now = now_ms()
 local to = h[5] and 'in_progress' or 'queued'
@@ -24,4 +26,4 @@ redis.call('ZADD', due_key, waits and now or now + number(ARGV[2]), run_id)
 move(h[4], 'paused', to)
 tell_status('paused', to)
 if not waits then push(ARGV[3]) end
-return { 'resumed', h[3] }
+return answer(ARGV[4], 'resumed', h[3])

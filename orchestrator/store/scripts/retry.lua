@@ -2,13 +2,15 @@
 -- end has told one, so that no older end of the run is mistaken for this one), step (to
 -- go on at), slim (the state before it), since (what of the log claims read, or '' for all), overrides, journal:<field> (one for each entry), message,
 -- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
--- (messages to give before that step, behind those given already, or '').
+-- (messages to give before that step, behind those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
 local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'seq')
 if not h[1] then return { 'unknown' } end
-if not TERMINAL[h[1]] then return { 'active', h[1] } end
 local a = named(2)
+local known = answered(a.request)
+if known then return known end
+if not TERMINAL[h[1]] then return { 'active', h[1] } end
 if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
 reopen(h[1], 'in_progress', batch)
@@ -63,4 +65,4 @@ local feed = feeds()
 redis.call('HSET', run_key, 'feed', feed)
 emit(a.events, a.event_count, feed)
 push(a.message)
-return { 'retried', step }
+return answer(a.request, 'retried', tostring(step))

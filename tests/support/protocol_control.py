@@ -1,0 +1,129 @@
+"""Requests under hypothesis: cancel, pause, resume and retry, in time, too late, and repeated."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from protocol_call_model import WaitingModel
+from protocol_model import Run
+from protocol_rig import Rig
+from protocol_worker import KINDS, Worker
+
+from stepfleet.orchestrator.protocol.revision import Revision, revise
+from stepfleet.orchestrator.store.reading import StoredRun
+
+PICK = st.integers(0, 63)
+OFTEN = 48
+
+
+class ControlRules(RuleBasedStateMachine):
+    """The operations of those who steer runs."""
+
+    rig: Rig
+    model: WaitingModel
+    workers: list[Worker]
+    seen: list[tuple[StoredRun, int]]
+    asked: list[Callable[[], None]]
+    tokens: int
+
+    def operation(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def _run(self, pick: int) -> Run:
+        raise NotImplementedError
+
+    def _commit(self, worker: Worker, kind: str, size: int) -> None:
+        raise NotImplementedError
+
+    @precondition(lambda self: self.model.runs)
+    @rule(pick=PICK, word=st.sampled_from(["cancel", "pause", "resume"]))
+    def control(self, pick: int, word: str) -> None:
+        self._control(self._run(pick), word)
+
+    @precondition(lambda self: self.model.pick(lambda run: bool(run.token)))
+    @rule(
+        pick=PICK, word=st.sampled_from(["cancel", "pause", "pause"]), kind=st.sampled_from(KINDS)
+    )
+    def control_while_it_is_held(self, pick: int, word: str, kind: str) -> None:
+        """A request that its owner learns of at its commit, or later, or never."""
+        held = self.model.pick(lambda run: bool(run.token))
+        run = held[pick % len(held)]
+        self._control(run, word)
+        owners = [worker for worker in self.workers if worker.token == run.token]
+        if owners and pick % 4:
+            self._commit(owners[-1], kind, 1)
+
+    @precondition(lambda self: self.asked)
+    @rule(pick=PICK)
+    def ask_again(self, pick: int) -> None:
+        """The reply to a request was lost: the same one comes again, whatever happened since."""
+        recent = self.asked[-4:] if pick < OFTEN else self.asked
+        recent[pick % len(recent)]()
+
+    def _control(self, run: Run, word: str) -> None:
+        stored = self.rig.do(self.rig.bench.stored(run.run_id))
+        request = self._next_request()
+        self.asked.append(partial(self._ask, stored, word, request, run.step))
+        self.asked[-1]()
+
+    def _ask(self, stored: StoredRun, word: str, request: str, step: int) -> None:
+        control, run_id = self.rig.bench.control, stored.run_id
+
+        def cancel() -> str:
+            return self.model.cancel(run_id)
+
+        def pause() -> str:
+            return self.model.pause(run_id)
+
+        def resume() -> str:
+            return self.model.resume(run_id, step)
+
+        with self.operation(word):
+            match word:
+                case "cancel":
+                    answer = self.rig.do(control.cancel(stored, "enough", request))
+                    expected = self.model.once(run_id, request, cancel)
+                case "pause":
+                    answer = self.rig.do(control.pause(run_id, request))
+                    expected = self.model.once(run_id, request, pause)
+                case _:
+                    answer = self.rig.do(control.resume(stored, request))
+                    expected = self.model.once(run_id, request, resume)
+            assert answer.word == expected
+
+    def _next_request(self) -> str:
+        self.tokens += 1
+        return f"ask{self.tokens}"
+
+    @precondition(lambda self: self.model.pick(lambda run: run.ended))
+    @rule(pick=PICK, raised=st.booleans())
+    def retry(self, pick: int, raised: bool) -> None:
+        ended = self.model.pick(lambda run: run.ended)
+        run = ended[pick % len(ended)]
+        stored = self.rig.do(self.rig.bench.stored(run.run_id))
+        self.seen.append((stored, run.seq))
+        self._retry(stored, run.seq, raised=raised)
+
+    @precondition(lambda self: self.seen)
+    @rule(pick=PICK, raised=st.booleans())
+    def retry_what_was_seen(self, pick: int, raised: bool) -> None:
+        """Somebody who had read the run before asks too late, perhaps behind its next end."""
+        self._retry(*self.seen[pick % len(self.seen)], raised=raised)
+
+    def _retry(self, stored: StoredRun, seq: int, *, raised: bool) -> None:
+        overrides = {"max_steps": 8} if raised else stored.overrides
+        revision = revise(stored.state, stored.log, overrides, stored.state.info.updated_at)
+        request = self._next_request()
+        self.asked.append(partial(self._take_up, stored, revision, seq, request))
+        self.asked[-1]()
+
+    def _take_up(self, stored: StoredRun, revision: Revision, seq: int, request: str) -> None:
+        def retry() -> str:
+            return self.model.retry(stored.run_id, seq)
+
+        with self.operation("retry"):
+            control = self.rig.bench.control
+            answer = self.rig.do(control.retry(stored, revision, request=request))
+            assert answer.word == self.model.once(stored.run_id, request, retry)
