@@ -58,7 +58,8 @@ def guarded(command: Command) -> Command:
         return command
     keys = int(command[2])
     last = 3 + keys
-    guard = f"{command[3].partition('}')[0]}}}:never"
+    first = command[3]
+    guard = f"{first.partition('}')[0]}}}:never" if "{" in first else f"{{{first}}}:never"
     return (*command[:2], keys + 1, *command[3:last], guard, *command[last:])
 
 
