@@ -24,6 +24,8 @@ AGENTS = "agents"
 QUEUE = "stepfleet"
 TASK = "stepfleet.step"
 TOOL_TASK = "stepfleet.tool"
+DAY = 24 * 3600
+LONGEST_SECONDS = 10 * 366 * DAY
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
     "beside it, or to RabbitMQ"
@@ -64,16 +66,16 @@ class Settings(BaseSettings):
     metrics_host: str = Field(default="127.0.0.1", min_length=1)
     shards: int = Field(default=16, ge=1, le=4096)
     slots: int = Field(default=1000, ge=1, le=100_000)
-    lease: float = Field(default=30.0, ge=0.5)
-    grace: float = Field(default=5.0, gt=0)
+    lease: float = Field(default=30.0, ge=0.5, le=DAY)
+    grace: float = Field(default=5.0, gt=0, le=DAY)
     poison_limit: int = Field(default=3, ge=1)
-    rescue_interval: float = Field(default=2.0, gt=0)
-    drain: float = Field(default=20.0, ge=0)
-    patience: float = Field(default=20.0, ge=0)
-    retention: int = Field(default=7 * 24 * 3600, ge=60)
+    rescue_interval: float = Field(default=2.0, gt=0, le=DAY)
+    drain: float = Field(default=20.0, ge=0, le=7 * DAY)
+    patience: float = Field(default=20.0, ge=0, le=LONGEST_SECONDS)
+    retention: int = Field(default=7 * DAY, ge=60, le=LONGEST_SECONDS)
     tool_threads: int = Field(default=32, ge=1)
     connections: int = Field(default=4, ge=1)
-    cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0)
+    cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0, le=2**53)
     webhooks: tuple[HttpUrl, ...] = ()
     webhook_secret: SecretStr | None = None
     events_url: SecretStr | None = None

@@ -2,12 +2,16 @@
 
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.pricing.stated import stated_cost
+from stepfleet.orchestrator.records.amounts import bounded_cost
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.worker.ports import Ports
 
 
 def call_cost(response: LLMResponse, asked: str, config: AgentConfig, ports: Ports) -> float:
-    """Return the cost of a response in USD, 0 where its usage is unknown; `asked` is the model."""
+    """Return the cost of a response in USD, 0 where its usage is unknown; `asked` is the model.
+
+    Prices are others' input: what they come to is bounded.
+    """
     usage = response.usage
     if usage is None:
         return 0.0
@@ -15,5 +19,5 @@ def call_cost(response: LLMResponse, asked: str, config: AgentConfig, ports: Por
     if config.pricing:
         cost = stated_cost(config.pricing, (model, asked), usage)
         if cost is not None:
-            return cost
-    return ports.cost(model, usage)
+            return bounded_cost(cost)
+    return bounded_cost(ports.cost(model, usage))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError
 
+from stepfleet.orchestrator.records.amounts import bounded_usage
 from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.tools import ToolCall
@@ -17,7 +18,8 @@ from stepfleet.orchestrator.tools import bounded_calls, parse_tool_call
 def storable(response: LLMResponse) -> LLMResponse:
     """Return the answer with valid Unicode only: the same object where nothing is wrong with it.
 
-    Of calls there are no more than a step executes; the model is told of the surplus.
+    Of calls there are no more than a step executes; the model is told of the surplus. Counts of
+    tokens that cannot be are none.
     A call that is not valid is not mended but answered with an error: its tool must not run with
     other arguments than the model gave.
     """
@@ -26,6 +28,9 @@ def storable(response: LLMResponse) -> LLMResponse:
         given = getattr(response, name)
         if isinstance(given, str) and (text := well_formed(given)) is not given:
             changes[name] = text
+    usage = bounded_usage(response.usage)
+    if usage is not response.usage:
+        changes["usage"] = usage
     calls = response.tool_calls or ()
     sound = tuple(map(_sound_call, bounded_calls(calls)))
     if len(sound) < len(calls) or any(

@@ -26,6 +26,7 @@ from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, ModelError
 from stepfleet.orchestrator.models import LLM
 from stepfleet.orchestrator.pricing.stated import stated_cost
+from stepfleet.orchestrator.records.amounts import bounded_cost
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.endpoint import endpoint_of
@@ -134,7 +135,7 @@ class ResponseCache:
     async def _found(self, key: str, model: str, config: AgentConfig) -> LLMResponse | None:
         def cost(named: str, usage: UsageStats) -> float:
             stated = stated_cost(config.pricing, (named, model), usage) if config.pricing else None
-            return self._cost(named, usage) if stated is None else stated
+            return bounded_cost(self._cost(named, usage) if stated is None else stated)
 
         try:
             async with asyncio.timeout(READ_SECONDS):

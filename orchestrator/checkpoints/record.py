@@ -13,6 +13,11 @@ from pydantic import Field, ValidationError
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.pricing.ledger import CostStatistics, ModelCall
+from stepfleet.orchestrator.records.amounts import (
+    MOST_TOKENS_OF_RUN,
+    MOST_USD_OF_RUN,
+    is_plausible,
+)
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.origin import RunOrigin
@@ -21,6 +26,7 @@ from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.validation import explain_invalid
 
 VERSION = "1.0"
@@ -145,7 +151,8 @@ class AgentCheckpoint(Record):
             raise SerializationError(msg) from None
 
     def check(self) -> None:
-        """Raise `SerializationError` where numbers and lists do not fit each other."""
+        """Raise `SerializationError` where numbers cannot be, or do not fit the lists."""
+        self._check_amounts()
         told = self.instructed + self.given + sum(one.given + one.messages for one in self.steps)
         calls = sum(one.tool_calls for one in self.steps)
         for name, there, wanted in (
@@ -155,5 +162,25 @@ class AgentCheckpoint(Record):
             if there != wanted:
                 msg = (
                     f"field {name!r} of the checkpoint has {there} entries; its steps say {wanted}"
+                )
+                raise SerializationError(msg)
+
+    def _check_amounts(self) -> None:
+        none = UsageStats()
+        amounts = [
+            ("state.usage", self.state.usage, self.state.cost_usd),
+            ("state.session_usage", self.state.session_usage, self.state.session_cost_usd),
+        ]
+        for at, step in enumerate(self.steps):
+            result = step.logged.result
+            amounts.append((f"steps.{at}.logged.result", result.usage or none, result.cost_usd))
+            if made := step.logged.remembered and step.logged.remembered.summary:
+                amounts.append((f"steps.{at}.logged.remembered", made.usage, made.cost_usd))
+        for name, usage, cost in amounts:
+            if not is_plausible(usage, cost):
+                msg = (
+                    f"field {name!r} of the checkpoint has tokens or a cost that cannot be; write "
+                    f"whole numbers from 0 to {MOST_TOKENS_OF_RUN:,}, and USD up to "
+                    f"{MOST_USD_OF_RUN:,.0f}"
                 )
                 raise SerializationError(msg)

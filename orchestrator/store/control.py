@@ -11,6 +11,7 @@ from stepfleet.orchestrator.events import Event, Events, EventType, status_paylo
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
+from stepfleet.orchestrator.records.amounts import nano_usd
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -19,7 +20,7 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import MESSAGES, check_version, log_end, slim
 from stepfleet.orchestrator.store.reading import StoredRun
-from stepfleet.orchestrator.store.steps import NANO, ending
+from stepfleet.orchestrator.store.steps import ending
 from stepfleet.orchestrator.store.versions import note_version
 
 
@@ -134,7 +135,7 @@ class Control:
             "grace": self._grace_ms,
             "tokens": revision.removed.total_tokens,
             "calls": revision.removed.llm_calls,
-            "cost": round(revision.removed_cost_usd * NANO),
+            "cost": nano_usd(revision.removed_cost_usd),
             "events": Events([told]).to_json(),
             "event_count": 1,
             "lost": revision.lost.to_json() if revision.lost else "",

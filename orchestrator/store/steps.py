@@ -14,6 +14,7 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepH
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
+from stepfleet.orchestrator.records.amounts import nano_usd
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -41,7 +42,6 @@ from stepfleet.orchestrator.store.loading import (
 from stepfleet.orchestrator.store.tool_calls import ToolCalls
 from stepfleet.orchestrator.store.versions import note_version
 
-NANO = 1_000_000_000
 MOST_DOUBLINGS = 3
 """Newer workers that come up meanwhile should not wait for minutes for what older ones refused."""
 
@@ -196,7 +196,7 @@ class StepStore:
             "event_count": len(events),
             "tokens": usage.total_tokens if usage else 0,
             "calls": usage.llm_calls if usage else 0,
-            "cost": round(result.cost_usd * NANO) if result else 0,
+            "cost": nano_usd(result.cost_usd) if result else 0,
             "attempt": int(verdict.attempt),
             "limited": int(verdict.limited),
             "lost": _ledger(verdict.lost),

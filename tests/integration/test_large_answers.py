@@ -10,6 +10,7 @@ from scripted_steps import call, say
 from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import tool
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models import Models
@@ -84,3 +85,17 @@ async def test_reading_a_large_answer_leaves_the_loop_to_others() -> None:
     await models.aclose()
     assert len(answer.tool_calls or ()) == len(calls)
     assert max(rests) < alone / 2
+
+
+async def test_usage_that_cannot_be_neither_ends_a_run_nor_spoils_its_batch(redis_url: str) -> None:
+    usage = UsageStats(prompt_tokens=2**63 - 1, completion_tokens=-5, total_tokens=2**64)
+    asked = call(("look", {"at": 1})).model_copy(update={"usage": usage})
+    done = say("done").model_copy(update={"usage": usage})
+    async with opened_run(redis_url, asked, done, tools=(look,)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+        counters = await desk.counters()
+    assert stored.result().output == "done"
+    assert counters["steps"] == 2
+    assert counters.get("tokens", 0) == 0
+    assert counters.get("cost", 0) >= 0

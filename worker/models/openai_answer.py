@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.amounts import token_count
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
@@ -81,11 +82,11 @@ def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    prompt = _count(usage.get("prompt_tokens"))
-    completion = _count(usage.get("completion_tokens"))
+    prompt = token_count(usage.get("prompt_tokens"))
+    completion = token_count(usage.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    total = _count(usage.get("total_tokens"))
+    total = token_count(usage.get("total_tokens"))
     return UsageStats.model_construct(
         prompt_tokens=prompt,
         completion_tokens=completion,
@@ -132,11 +133,6 @@ def _text(content: Any) -> str:
     raise malformed("the message's content is not text")
 
 
-def _count(value: Any) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return value if is_count else None
-
-
 def _detail(usage: dict[str, Any], group: str, name: str) -> int:
     details = usage.get(group)
-    return (_count(details.get(name)) if isinstance(details, dict) else None) or 0
+    return (token_count(details.get(name)) if isinstance(details, dict) else None) or 0

@@ -25,7 +25,14 @@ local function named(first)
   return out
 end
 
-local function number(text) return tonumber(text) or 0 end
+-- Numbers come from outside (usage, times, settings): none may make a command refuse it behind the
+-- first write. They are within what a double holds exactly; what is no number is 0.
+local LARGEST = 9007199254740991
+local function number(text)
+  local value = tonumber(text) or 0
+  if value ~= value then return 0 end
+  return math.max(-LARGEST, math.min(LARGEST, value))
+end
 
 -- A number that a script writes goes through the conversion of doubles, with 17 digits: that is slow,
 -- so what is written at every step is text.
@@ -33,8 +40,9 @@ local function digits(whole) return string.format('%d', whole) end
 
 local function batch_key(batch) return shard .. 'batch:' .. batch end
 
+-- A counter that would overflow stays as it is: nothing may end a script between its writes.
 local function count(batch, field, by)
-  if batch and batch ~= '' and by ~= 0 then redis.call('HINCRBY', batch_key(batch), field, digits(by)) end
+  if batch and batch ~= '' and by ~= 0 then redis.pcall('HINCRBY', batch_key(batch), field, digits(by)) end
 end
 
 -- The ledger holds one entry per attempt; a better one replaces it and is not counted again. Of
@@ -83,8 +91,11 @@ local function tell_status(from, to)
   emit('[' .. cjson.encode(event) .. ']', 1, h[2])
 end
 
+local LONGEST_LIFE = 3153600000
+local function lifetime(seconds) return digits(math.max(1, math.min(number(seconds), LONGEST_LIFE))) end
+
 local function retain(seconds)
-  for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, seconds) end
+  for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, lifetime(seconds)) end
 end
 
 -- Enters an end state. The caller has checked that the run is not in one. The journal of a step
@@ -100,8 +111,8 @@ local function finish(from, batch, a, now)
   local place = redis.call('HINCRBY', batch_key(batch), 'endings', '1')
   redis.call('ZADD', batch_key(batch) .. ':ended', digits(place), run_id)
   if redis.call('HINCRBY', batch_key(batch), 'open', '-1') == 0 then
-    redis.call('EXPIRE', batch_key(batch), a.retention)
-    redis.call('EXPIRE', batch_key(batch) .. ':ended', a.retention)
+    redis.call('EXPIRE', batch_key(batch), lifetime(a.retention))
+    redis.call('EXPIRE', batch_key(batch) .. ':ended', lifetime(a.retention))
   end
 end
 

@@ -8,7 +8,7 @@ if owner and owner ~= ARGV[1] then return { 'other' } end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 for i = 3, #ARGV, 2 do
   if ARGV[i] == 'lost' then
-    redis.call('HINCRBY', KEYS[2], 'lost', ARGV[i + 1])
+    redis.pcall('HINCRBY', KEYS[2], 'lost', ARGV[i + 1])
   else
     redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
   end

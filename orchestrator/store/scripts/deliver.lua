@@ -21,7 +21,7 @@ if TERMINAL[status] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered th
   return { 'lost', status }
 end
 redis.call('HSET', journal_key, 'r:' .. index, a.record)
-redis.call('HINCRBY', journal_key, 'spent', a.spent)
+redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', log_key, by, ARGV[2])
 local left = {}
 for _, call in ipairs(calls) do

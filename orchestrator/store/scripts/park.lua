@@ -38,7 +38,7 @@ for i = 0, n - 1 do
 end
 redis.call('HSET', log_key, by, step)
 redis.call('HSETNX', journal_key, 'began', a.began)
-redis.call('HINCRBY', journal_key, 'spent', a.spent)
+redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', journal_key, 'paid', a.paid)
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'updated', now,
   'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)

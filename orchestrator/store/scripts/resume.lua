@@ -13,7 +13,7 @@ if h[1] ~= 'paused' then
 end
 local now = now_ms()
 local to = h[5] and 'in_progress' or 'queued'
-if h[5] then redis.call('HINCRBY', run_key, 'execution_started', now - number(h[6])) end
+if h[5] then redis.call('HSET', run_key, 'execution_started', digits(number(h[5]) + now - number(h[6]))) end
 -- A step that waits for tool calls goes on waiting; they are dispatched again by the rescuer.
 local waits = h[7] and string.match(h[7], '^(%d+) ') == h[3] and number(h[8]) > 0
 local patience = waits and number(h[8]) + now - number(h[6]) or 0

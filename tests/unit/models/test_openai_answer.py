@@ -208,3 +208,13 @@ def test_calls_beyond_the_bound_are_not_executed_and_the_model_is_told() -> None
 def test_as_many_calls_as_the_bound_are_all_executed() -> None:
     calls = parse(None, tool_calls=[call()] * MOST_CALLS).tool_calls or ()
     assert [one.error for one in calls] == [None] * MOST_CALLS
+
+
+@pytest.mark.parametrize("count", ["9223372036854775807", "-1", "1e400", "1e300", "NaN", "1.5"])
+def test_counts_that_cannot_be_are_no_report(count: str) -> None:
+    body = f'{{"usage": {{"prompt_tokens": 1, "completion_tokens": {count}}}}}'
+    try:
+        usage = usage_of(parse_body(body.encode())["usage"])
+    except ModelError:
+        return  # not JSON in the first place
+    assert usage is None
