@@ -20,6 +20,7 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.happenings import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
+from stepfleet.orchestrator.tools.check_time import allowed
 from stepfleet.worker.leases import Lease, Leases
 from stepfleet.worker.model_call import broken_off, call_model, failure_of
 from stepfleet.worker.ports import Ports
@@ -27,6 +28,8 @@ from stepfleet.worker.tool_turn import ToolTurn
 
 CANCELLED = "a cancel was requested"
 ALONE = "tried in a process of its own"
+LONGEST_CHECKS = 2.0
+"""CPU time for all checks of one answer against schemas, however many calls it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ def conclude(
 ) -> tuple[Verdict, Events]:
     """Decide, and tell the events; what cannot be told is a failed step, never a lost one."""
     try:
-        verdict = decide(claim, attempt, criteria, facts)
+        with allowed(LONGEST_CHECKS):
+            verdict = decide(claim, attempt, criteria, facts)
         return verdict, events_of(claim, attempt, verdict, facts)
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
         failed = failure_of(error, attempt.span)

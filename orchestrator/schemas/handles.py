@@ -18,11 +18,11 @@ from stepfleet.orchestrator.schemas.subschemas import Schema, changed, each
 from stepfleet.orchestrator.schemas.validation import problems_of, validator_of
 from stepfleet.orchestrator.tools.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.patterns import compiled
+from stepfleet.orchestrator.tools.schema_budget import check_patterns
 
 LARGEST = 64 * 1024
 """Bytes that a schema may have as JSON."""
 UNNAMED = "structured"
-MOST_PATTERNS = 100
 _REMEMBERED = 256
 _COMBINED = ("anyOf", "oneOf", "allOf")
 
@@ -162,8 +162,10 @@ def _check_references(schema: Schema) -> None:
 
 def _check_patterns(schema: Schema) -> None:
     patterns = [pattern for one in each(schema) for pattern in _patterns(one)]
-    if len(patterns) > MOST_PATTERNS:
-        raise ConfigurationError(_wrong(f"has more than {MOST_PATTERNS} patterns; use fewer"))
+    try:
+        check_patterns(patterns)
+    except ConfigurationError as error:
+        raise ConfigurationError(_wrong(error.message)) from None
     for pattern in patterns:
         try:
             compiled(pattern)

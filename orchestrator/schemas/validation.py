@@ -4,13 +4,12 @@ Patterns match in linear time, and a check that takes too long is given up: no s
 data makes it endless. Nothing is fetched.
 """
 
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.schemas.subschemas import Schema, changed
-from stepfleet.orchestrator.tools.bounded_schemas import TooMuchWorkError, bounded, errors_of
+from stepfleet.orchestrator.tools import bounded_schemas
+from stepfleet.orchestrator.tools.check_time import TooMuchWorkError
 
 SHOWN = 3
 """Problems that are told in words; the others are counted."""
@@ -23,18 +22,10 @@ def validator_of(schema: Schema) -> Any:
     """Return what `problems_of` needs. Raises `ConfigurationError` for what is no JSON Schema."""
     # Imported on first use: it takes longer than all of this package.
     import jsonschema  # noqa: PLC0415
-    import referencing  # noqa: PLC0415
 
-    kind = _bounded_draft_7()
-    try:
-        # No format checker: it would compile patterns with Python's engine.
-        kind.check_schema(schema, format_checker=None)
-        return kind(changed(schema, _in_draft_7), registry=referencing.Registry())
-    except jsonschema.SchemaError as error:
-        place = ".".join(map(str, error.absolute_path)) or "<root>"
-        raise ConfigurationError(f"is no valid JSON Schema: {place}: {error.message}") from None
-    except RecursionError:
-        raise ConfigurationError("is nested too deeply to be checked") from None
+    return bounded_schemas.validator_of(
+        bounded_schemas.bounded(jsonschema.Draft7Validator), changed(schema, _in_draft_7)
+    )
 
 
 def problems_of(validator: Any, data: Any) -> str | None:
@@ -44,7 +35,7 @@ def problems_of(validator: Any, data: Any) -> str | None:
     the data itself is `<root>`.
     """
     try:
-        errors = errors_of(validator, data, COUNTED + 1)
+        errors = bounded_schemas.errors_of(validator, data, COUNTED + 1)
     except RecursionError:
         return "<root>: is nested too deeply to be checked against its schema"
     except TooMuchWorkError:
@@ -88,10 +79,3 @@ def _in_draft_7(schema: Schema) -> Schema:
     rest = {key: one for key, one in schema.items() if key not in ("prefixItems", "items")}
     written = {**rest, "items": schema["prefixItems"]}
     return {**written, "additionalItems": schema["items"]} if "items" in schema else written
-
-
-@lru_cache(maxsize=1)
-def _bounded_draft_7() -> Any:
-    import jsonschema  # noqa: PLC0415 - as above
-
-    return bounded(jsonschema.Draft7Validator)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools.bounded_schemas import TooMuchWorkError, bounded, errors_of
+from stepfleet.orchestrator.tools.bounded_schemas import errors_of, validator_for, validator_of
+from stepfleet.orchestrator.tools.check_time import NotBriefError, TooMuchWorkError
 
 _SHOWN = 3
 _COUNTED = 100
@@ -25,13 +26,7 @@ def checker_of(
     The function raises `ToolArgumentsError`, with the path of each problem (at most three).
     Raises `ConfigurationError` when the schema is not that of an object.
     """
-    if schema.get("type", "object") != "object" or not isinstance(
-        schema.get("properties", {}), Mapping
-    ):
-        raise ConfigurationError(
-            f'tool {tool!r}: schema must be a JSON Schema of an object: {{"type": "object", '
-            '"properties": {...}}'
-        )
+    _check_object(tool, schema)
     lazily: list[Any] = []
 
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,33 +38,49 @@ def checker_of(
     return check
 
 
+def check_sound(tool: str, schema: Mapping[str, Any]) -> None:
+    """Raise `ConfigurationError` where arguments could not be checked against `schema` in time.
+
+    For schemas of servers, which check again themselves (see `checker_of`).
+    """
+    _check_object(tool, schema)
+    _problems(tool, _validator(tool, schema, lenient=True), {}, of_schema=True)
+
+
+def _check_object(tool: str, schema: Mapping[str, Any]) -> None:
+    if schema.get("type", "object") != "object" or not isinstance(
+        schema.get("properties", {}), Mapping
+    ):
+        raise ConfigurationError(
+            f'tool {tool!r}: schema must be a JSON Schema of an object: {{"type": "object", '
+            '"properties": {...}}'
+        )
+
+
 def _validator(tool: str, schema: Mapping[str, Any], *, lenient: bool) -> Any:
     # Imported on first use: it takes longer than all of this package, and clients never check.
     import jsonschema  # noqa: PLC0415
-    import referencing  # noqa: PLC0415
 
-    known: Any = jsonschema.validators.validator_for(
-        schema, default=jsonschema.Draft202012Validator
-    )
-    kind = bounded(known, lenient=lenient)
     try:
-        # No format checker: it would compile patterns with Python's engine.
-        kind.check_schema(schema, format_checker=None)
-    except jsonschema.SchemaError as error:
-        raise ConfigurationError(
-            f"tool {tool!r}: schema is no valid JSON Schema: {_short(error.message)}"
-        ) from None
-    except RecursionError:
-        raise ConfigurationError(f"tool {tool!r}: schema is nested too deeply") from None
-    return kind(schema, registry=referencing.Registry())
+        kind = validator_for(schema, jsonschema.Draft202012Validator, lenient=lenient)
+        return validator_of(kind, schema)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"tool {tool!r}: schema {_short(error.message)}") from None
 
 
-def _check(tool: str, validator: Any, arguments: Mapping[str, Any]) -> None:
+def _problems(
+    tool: str, validator: Any, arguments: Mapping[str, Any], *, of_schema: bool = False
+) -> list[Any]:
+    """Return what is wrong with arguments. What takes too long is their fault or the schema's."""
     import referencing.exceptions  # noqa: PLC0415 - as above
 
     try:
-        problems = errors_of(validator, dict(arguments), _COUNTED)
+        return errors_of(validator, dict(arguments), _COUNTED)
     except (TooMuchWorkError, RecursionError):
+        if of_schema:
+            raise ConfigurationError(
+                f"tool {tool!r}: schema takes too long to be checked; make it smaller"
+            ) from None
         raise ToolArgumentsError(
             f"tool {tool!r}: the arguments take too long to be checked; give less"
         ) from None
@@ -77,6 +88,16 @@ def _check(tool: str, validator: Any, arguments: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"tool {tool!r}: schema refers to {error.ref!r}, which it does not hold"
         ) from None
+    except (NotBriefError, ConfigurationError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a schema makes of two libraries
+        raise ConfigurationError(
+            f"tool {tool!r}: schema cannot be used: {_short(repr(error))}"
+        ) from None
+
+
+def _check(tool: str, validator: Any, arguments: Mapping[str, Any]) -> None:
+    problems = _problems(tool, validator, arguments)
     if problems:
         problems.sort(key=lambda one: list(map(str, one.path)))
         said = [f"{_place(one)}: {_short(one.message)}" for one in problems[:_SHOWN]]

@@ -25,6 +25,7 @@ from stepfleet.orchestrator.tools import (
     ToolRegistry,
     WithMedia,
 )
+from stepfleet.orchestrator.tools.check_time import unhurried
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads
@@ -57,7 +58,7 @@ async def execute_call(
     try:
         if tools.late:
             await tools.listed()
-        tool, bound = _prepared(call, tools)
+        tool, bound = await _prepared(call, tools)
         timeout = tool.options.timeout or default_timeout
         known = invocation.model_copy(update={"deadline": timestamp + timedelta(seconds=timeout)})
         value = await run_tool(tool, bound, known, limiter=limiter, timeout=timeout)
@@ -88,12 +89,12 @@ async def execute_call(
     )
 
 
-def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any], dict[str, Any]]:
+async def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any], dict[str, Any]]:
     """Return the tool and its checked arguments; nothing was run yet when this raises."""
     if call.error is not None:
         raise InvalidToolCallError(call.error)
     tool = tools.get(call.name)
-    return tool, tool.check(call.arguments)
+    return tool, await unhurried(tool.check, call.arguments)
 
 
 def failure_of(error: Exception) -> ToolExecutionError:

@@ -7,7 +7,8 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.schemas.handles import LARGEST, MOST_PATTERNS, handle_of, schema_of
+from stepfleet.orchestrator.schemas.handles import LARGEST, handle_of, schema_of
+from stepfleet.orchestrator.tools.schema_budget import MOST_PATTERNS
 
 
 class Item(BaseModel):

@@ -113,3 +113,18 @@ def test_the_user_may_say_which_tools_can_run_again() -> None:
     counts, reads = of(offered("a"), offered("b"), idempotent=["a"], read_only=["b"])
     assert (counts.read_only, counts.idempotent) == (False, True)
     assert (reads.read_only, reads.idempotent) == (True, True)
+
+
+def test_a_listing_has_a_budget_for_all_of_its_tools(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of these tools alone could be offered."""
+    large = {"type": "object", "description": "x" * 60_000}
+    kept = of(*(offered(f"p{n:02}", input_schema=large) for n in range(20)))
+    assert [one.name for one in kept] == [f"p{n:02}" for n in range(17)]
+    assert "all tools together would have more than" in caplog.text
+
+
+def test_a_schema_that_takes_for_ever_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    again = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
+    schema = {"type": "object", "$defs": {**again, "a40": {}}, "$ref": "#/$defs/a0"}
+    assert [one.name for one in of(offered("fine"), offered(input_schema=schema))] == ["fine"]
+    assert "takes too long" in caplog.text

@@ -56,7 +56,8 @@ class Link:
             cursor = page.next_cursor
             if cursor is None or len(offered) > 2 * MAX_TOOLS:
                 break
-        return definitions(self.server, offered)
+        # Strangers' schemas are judged within bounds, and even so not where runs wait.
+        return await asyncio.to_thread(definitions, self.server, offered)
 
 
 @asynccontextmanager
@@ -141,6 +142,19 @@ async def _watched(transport: Transport, end: Callable[[], None]) -> AsyncIterat
         yield _Watched(reading, end), writing
 
 
+def without_output_schemas(message: Any) -> Any:
+    """Return a message of a server; of listed tools without the schemas of their results.
+
+    The protocol's client would check results against them, with patterns and all, in no bounds.
+    """
+    result = getattr(getattr(message, "message", None), "result", None)
+    tools = result.get("tools") if isinstance(result, dict) else None
+    for one in tools if isinstance(tools, list) else ():
+        if isinstance(one, dict):
+            one.pop("outputSchema", None)
+    return message
+
+
 class _Watched:
     """A stream of messages that says when there will be no more."""
 
@@ -156,10 +170,11 @@ class _Watched:
 
     async def __anext__(self) -> Any:
         try:
-            return await self._stream.__anext__()
+            message = await self._stream.__anext__()
         except BaseException:
             self._end()
             raise
+        return without_output_schemas(message)
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()

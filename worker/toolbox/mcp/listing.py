@@ -13,10 +13,12 @@ from typing import Any
 from mcp_types import Tool as OfferedTool
 from mcp_types import ToolAnnotations
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.bounded_json import BoundsError, canonical_json, plain_json
-from stepfleet.orchestrator.tools.foreign import checker_of
+from stepfleet.orchestrator.tools.check_time import allowed
+from stepfleet.orchestrator.tools.foreign import check_sound
 from stepfleet.orchestrator.tools.mcp import McpServer
+from stepfleet.orchestrator.tools.schema_budget import check_budget
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,12 @@ MAX_DESCRIPTION = 4096
 """Characters of a description; more are cut."""
 MAX_SCHEMA = 64 * 1024
 """Bytes of a schema; a tool with a larger one is left out."""
+MAX_LISTING = 1024 * 1024
+"""Bytes of all schemas and descriptions of a server; tools behind them are left out."""
+MAX_PARTS = 20_000
+"""Objects and arrays of all schemas of a server."""
+LISTING_SECONDS = 5.0
+"""CPU time in which all schemas of a server are judged; tools behind them are left out."""
 _DIGEST = 16
 
 
@@ -45,21 +53,48 @@ class Definition:
 
 
 def definitions(server: McpServer, offered: Iterable[OfferedTool]) -> tuple[Definition, ...]:
-    """Return the tools that agents get, sorted by name; what is left out is told in the log."""
+    """Return the tools that agents get, sorted by name; what is left out is told in the log.
+
+    Takes seconds for a hostile listing: call it off the event loop.
+    """
     found: dict[str, Definition] = {}
-    for one in offered:
-        if server.only is not None and one.name not in server.only:
-            continue
-        if len(found) == MAX_TOOLS:
-            log.warning("MCP server %r: of its tools, %d are offered", server.name, MAX_TOOLS)
-            break
-        try:
-            found[one.name] = definition_of(server, one)
-        except (ConfigurationError, BoundsError) as error:
-            log.warning(
-                "MCP server %r: tool %.80r is not offered: %s", server.name, one.name, error
-            )
+    spent = _Spent()
+    with allowed(LISTING_SECONDS):
+        for one in offered:
+            if server.only is not None and one.name not in server.only:
+                continue
+            if len(found) == MAX_TOOLS:
+                log.warning("MCP server %r: of its tools, %d are offered", server.name, MAX_TOOLS)
+                break
+            try:
+                made = definition_of(server, one)
+                spent.add(made)
+            except (ConfigurationError, BoundsError) as error:
+                log.warning(
+                    "MCP server %r: tool %.80r is not offered: %s", server.name, one.name, error
+                )
+            else:
+                found[one.name] = made
     return tuple(found[name] for name in sorted(found))
+
+
+@dataclass(slots=True)
+class _Spent:
+    """What the tools of a listing come to together."""
+
+    size: int = 0
+    parts: int = 0
+
+    def add(self, made: Definition) -> None:
+        """Count one more tool. Raises `ConfigurationError` where it is one too many."""
+        size = self.size + len(canonical_json(made.schema)) + len(made.description)
+        parts = self.parts + check_budget(made.schema)
+        if size > MAX_LISTING or parts > MAX_PARTS:
+            raise ConfigurationError(
+                f"all tools together would have more than {MAX_LISTING} bytes, or {MAX_PARTS} "
+                "objects and arrays in their schemas; choose some by `only`"
+            )
+        self.size, self.parts = size, parts
 
 
 def definition_of(server: McpServer, offered: OfferedTool) -> Definition:
@@ -102,11 +137,7 @@ def _says_idempotent(hints: ToolAnnotations | None) -> bool:
 def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
     if foreign := next(_foreign_references(schema), None):
         raise ConfigurationError(f"its schema refers to {foreign!r}; nothing is fetched")
-    check = checker_of(name, schema, checked_again=True)
-    try:
-        check({})
-    except ToolArgumentsError:
-        return  # the schema is sound: it could say what is missing
+    check_sound(name, schema)
 
 
 def _foreign_references(schema: Any) -> Iterator[str]:

@@ -1,0 +1,90 @@
+"""How long a check of data may take, and checks that are continued off the event loop.
+
+Knows neither schemas nor data: whoever checks calls `tick` as often as it can.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+LONGEST_CHECK = 2.0
+"""Seconds of CPU time that one check may take; sane schemas and data take milliseconds."""
+BRIEF_CHECK = 0.05
+"""Seconds of CPU time after which a check leaves the event loop, where it can."""
+
+Result = TypeVar("Result")
+
+
+class TooMuchWorkError(Exception):
+    """A check takes too long."""
+
+
+class NotBriefError(Exception):
+    """A check takes longer than the event loop can wait; it is to be made elsewhere."""
+
+
+@dataclass(slots=True)
+class _Allowance:
+    left: float
+
+
+_until: ContextVar[float] = ContextVar("stepfleet_check_until")
+_is_brief: ContextVar[bool] = ContextVar("stepfleet_check_is_brief", default=False)
+_allowance: ContextVar[_Allowance | None] = ContextVar("stepfleet_check_allowance", default=None)
+
+
+def tick() -> None:
+    """Raise `TooMuchWorkError` or `NotBriefError` where the check under way takes too long."""
+    if time.thread_time() > _until.get(float("inf")):
+        raise NotBriefError if _is_brief.get() else TooMuchWorkError
+
+
+@contextmanager
+def limited(seconds: float | None = None) -> Iterator[None]:
+    """Bound the block by `seconds` of CPU time (None: `LONGEST_CHECK`), less within `unhurried`.
+
+    `tick` raises where the time is up; so does the beginning where an allowance is used up.
+    """
+    longest = LONGEST_CHECK if seconds is None else seconds
+    allowance = _allowance.get()
+    if allowance is not None:
+        longest = min(longest, allowance.left)
+        if longest <= 0:
+            raise TooMuchWorkError
+    begun = time.thread_time()
+    token = _until.set(begun + (min(longest, BRIEF_CHECK) if _is_brief.get() else longest))
+    try:
+        yield
+    finally:
+        _until.reset(token)
+        if allowance is not None:
+            allowance.left -= time.thread_time() - begun
+
+
+@contextmanager
+def allowed(seconds: float) -> Iterator[None]:
+    """Bound all checks of the block together by `seconds` of CPU time."""
+    token = _allowance.set(_Allowance(seconds))
+    try:
+        yield
+    finally:
+        _allowance.reset(token)
+
+
+async def unhurried(check: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what `check` returns, made in a thread where it is not brief.
+
+    `check` is begun again there, so it must change nothing. Raises what `check` raises.
+    """
+    token = _is_brief.set(True)
+    try:
+        return check(*arguments)
+    except NotBriefError:
+        pass
+    finally:
+        _is_brief.reset(token)
+    return await asyncio.to_thread(check, *arguments)
