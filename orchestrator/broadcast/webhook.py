@@ -3,8 +3,10 @@
 Knows no Redis: what was delivered is remembered by who calls `deliver`.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     import httpx
 
 SECONDS = 10.0
+"""For the whole request."""
+MOST_READ = 64 * 1024
+"""Bytes of an answer that are read, as they come; a connection with a longer one is closed."""
 PASSING = frozenset({408, 425, 429})
 _OK = range(200, 300)
 _REFUSED = range(400, 500)
@@ -57,17 +62,23 @@ class Webhook:
         import httpx  # noqa: PLC0415 - takes long, and workers without webhooks never need it
 
         body = orjson.dumps({"events": [dict(one) for one in envelopes]})
-        headers: dict[str, Any] = {"content-type": "application/json", "user-agent": "stepfleet"}
+        headers: dict[str, Any] = {
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "user-agent": "stepfleet",
+        }
         if self._secret:
             headers[HEADER] = signature(self._secret, body, int(self._clock()))
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=SECONDS)
         try:
-            response = await self._client.post(self.url, content=body, headers=headers)
-        except (httpx.HTTPError, OSError) as error:
+            async with asyncio.timeout(SECONDS):
+                status = await _status_of(
+                    self._client.stream("POST", self.url, content=body, headers=headers)
+                )
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise WebhookError(f"{self._host} cannot be reached: {type(error).__name__}") from None
-        if response.status_code not in _OK:
-            status = response.status_code
+        if status not in _OK:
             lasting = status in _REFUSED and status not in PASSING
             raise WebhookError(f"{self._host} answered {status}", lasting=lasting)
 
@@ -79,3 +90,17 @@ class Webhook:
     @property
     def _host(self) -> str:
         return f"the webhook at {urlsplit(self.url).hostname}"
+
+
+async def _status_of(answering: "AbstractAsyncContextManager[httpx.Response]") -> int:
+    """Return the status of an answer whose body nobody needs.
+
+    A short one is read, so that the connection can be used again; it is never unpacked.
+    """
+    async with answering as response:
+        size = 0
+        async for part in response.aiter_raw():
+            size += len(part)
+            if size > MOST_READ:
+                break
+        return response.status_code

@@ -23,7 +23,13 @@ from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
 from stepfleet.orchestrator.troubles import Trouble, Watch, trouble_of
 from stepfleet.worker.transport.debts import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
-from stepfleet.worker.transport.guard import MESSAGE_LIMIT, Refused, examine
+from stepfleet.worker.transport.guard import (
+    BROADCAST_LIMIT,
+    MESSAGE_LIMIT,
+    Refused,
+    examine,
+    examine_broadcast,
+)
 from stepfleet.worker.transport.ledger import LostFetch
 from stepfleet.worker.transport.poller import EAR
 from stepfleet.worker.transport.qos import QoS
@@ -304,8 +310,19 @@ class Channel(WakingChannel):
             logger.warning("A broadcast message nests too deeply and was dropped")
             raise Empty from None
 
+    def _handle_message(self, client: Any, r: Any) -> Any:
+        payload = super()._handle_message(client, r)
+        data = payload["data"]
+        if isinstance(data, bytes | str) and len(data) > BROADCAST_LIMIT:
+            logger.warning(
+                "A broadcast message of %s bytes was dropped; %s fit", len(data), BROADCAST_LIMIT
+            )
+            payload["data"] = b""
+        return payload
+
     def _deliver_fanout_message(self, message: Any, exchange: str) -> bool:
         try:
+            examine_broadcast(message)
             return bool(super()._deliver_fanout_message(message, exchange))
         except SHAPE_ERRORS as error:
             logger.warning("A broadcast message could not be taken and was dropped: %r", error)

@@ -18,6 +18,9 @@ from stepfleet.worker.transport.stock import loads as kombu_loads
 MESSAGE_LIMIT = 4 * 1024 * 1024
 """Largest message in bytes, as it lies in the broker."""
 
+BROADCAST_LIMIT = 1024 * 1024
+"""Largest broadcast message in bytes: remote control and events."""
+
 LONGEST_HEADER = 4096
 """Characters of a text in the headers: Celery logs some, and tells others to every monitor."""
 
@@ -52,6 +55,17 @@ def examine(raw: bytes) -> dict[str, Any]:
     else:
         _examine_other(body)
     return message
+
+
+def examine_broadcast(message: object) -> None:
+    """Judge a decoded message of remote control or events; raises ``Refused`` with the reason."""
+    if not isinstance(message, dict):
+        raise Refused(f"the message is a JSON {type(message).__name__}, not an object")
+    headers = _field(message, "headers", dict, {})
+    if (kind := message.get("content-type")) != _JSON:
+        raise Refused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
+    if headers.get("compression"):
+        raise Refused("the body is compressed, which stepfleet refuses: it may be of any size")
 
 
 def _decoded(raw: bytes, what: str) -> Any:
