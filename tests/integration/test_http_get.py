@@ -46,6 +46,9 @@ class Site(BaseHTTPRequestHandler):
     def answer_strange(self, _: str) -> None:
         self.reply(b"ok\xff", "text/plain; charset=rot13")
 
+    def answer_slow(self, charset: str) -> None:
+        self.reply(SLOW, f"text/plain; charset={charset}")
+
     def answer_image(self, _: str) -> None:
         self.reply(b"\x89PNG", "image/png")
 
@@ -88,6 +91,9 @@ class Site(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Keep the test's output clean."""
+
+
+SLOW = b"a-" * 500_000
 
 
 class WebServer(ThreadingHTTPServer):
@@ -148,6 +154,15 @@ async def test_an_unknown_charset_falls_back_to_utf_8(
 ) -> None:
     """TOOL-24"""
     assert (await local_get.execute(url=f"{web.url}/strange"))["text"] == "ok\ufffd"
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "utf-7", "unicode_escape", "hz"])
+async def test_a_page_does_not_choose_a_codec_that_keeps_the_worker_busy(
+    web: WebServer, local_get: Tool[..., Any], charset: str
+) -> None:
+    """TOOL-24: 1 MB of `punycode` took 90 s."""
+    page = await local_get.execute(url=f"{web.url}/slow/{charset}")
+    assert page["text"] == SLOW[:20_000].decode()
 
 
 async def test_a_page_that_is_missing_is_an_answer_too(

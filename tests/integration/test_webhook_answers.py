@@ -10,7 +10,6 @@ from aiohttp import web
 
 from stepfleet.orchestrator.broadcast.webhook import Webhook, WebhookError
 
-
 BOMB = gzip.compress(b" " * 200_000_000)
 
 

@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, urljoin
 
 from stepfleet.orchestrator.errors import ToolArgumentsError, ToolExecutionError
 from stepfleet.orchestrator.tools.builtin.addresses import IPAddress, Reach, literal_address
+from stepfleet.orchestrator.tools.builtin.charsets import charset_of, decoded
 from stepfleet.orchestrator.tools.builtin.urls import PORTS, checked_url, pinned
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Fetcher:
                 status=response.status_code,
                 url=target.geturl(),
                 content_type=content_type,
-                text=_decoded(body, response.charset_encoding),
+                text=await decoded(body, charset_of(str(response.headers.get("content-type", "")))),
             )
 
     async def _body(self, response: "httpx.Response") -> bytes:
@@ -207,14 +208,6 @@ def _check_plain(encoding: str) -> None:
         raise ToolExecutionError(
             f"the response is compressed ({encoding[:50]}), although that was not asked for"
         )
-
-
-def _decoded(body: bytes, charset: str | None) -> str:
-    try:
-        text = body.decode(charset or "utf-8", errors="replace")
-    except (LookupError, UnicodeError):
-        text = body.decode("utf-8", errors="replace")
-    return text.encode("utf-8", "replace").decode()
 
 
 def _reason(error: Exception | None) -> str:
