@@ -344,7 +344,7 @@ class LyingServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Liar)
         self.asked: list[dict[str, str]] = []
         self._compressed = compressed
-        self.results = {
+        self.results: dict[str, Any] = {
             "initialize": {
                 "protocolVersion": "2025-06-18",
                 "capabilities": {"tools": {}},
@@ -379,6 +379,18 @@ async def test_an_answer_that_is_too_large_or_compressed_is_not_read(
         assert record.error is not None
         assert record.error.code == "TOOL_EXECUTION_ERROR"
         assert "compressed or has more than 1048576 bytes" in record.error.message
+
+
+async def test_a_servers_schema_of_its_results_is_not_matched_here(opened: Open) -> None:
+    """MCP-client libraries check results against it: this pattern would take them years."""
+    with lying(content=[{"type": "text", "text": "fine"}]) as server:
+        evil = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}}
+        server.results["tools/list"]["tools"][0]["outputSchema"] = evil
+        server.results["tools/call"]["structuredContent"] = {"a": "a" * 60 + "!"}
+        tools = opened(mcp_server("liar", url=f"http://127.0.0.1:{server.server_port}/mcp"))
+        record = await call(tools, "tell")
+        assert record.error is None
+        assert "fine" in str(record.result)
 
 
 async def test_headers_have_their_values_from_the_workers_environment(
