@@ -102,4 +102,4 @@ class FleetConnection:
 def _private_server() -> EmbeddedRedis | None:
     if not Folder(DATA_FOLDER.absolute()).has_data:
         return None
-    return EmbeddedRedis.start(DATA_FOLDER)
+    return EmbeddedRedis.start(DATA_FOLDER, brief=True)

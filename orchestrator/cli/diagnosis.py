@@ -150,7 +150,7 @@ def _broker(url: str) -> Check:
 
 def _private_server() -> Check:
     try:
-        binary = find_server_binary()
+        binary = find_server_binary().path
     except AgentException as error:
         return Check("Redis", State.FAIL, "none named, none to start", str(error))
     return good("Redis", f"none named: 'run' and 'up' start a private one ({binary})")

@@ -5,10 +5,12 @@ when nobody runs it, so that results can be read after `stepfleet run` has ended
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.embedded import EmbeddedRedis
 from stepfleet.orchestrator.embedded.folder import Folder
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -30,7 +32,9 @@ class DataFolder:
         place = Folder.prepare(root).root
         ignore = place / ".gitignore"
         if not ignore.exists():
-            ignore.write_text("*\n")
+            descriptor = os.open(ignore, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write("*\n")
         for name in ("logs", "batches"):
             (place / name).mkdir(mode=0o700, exist_ok=True)
         return cls(place)
@@ -57,7 +61,7 @@ def local_redis(folder: DataFolder) -> Iterator[Settings]:
     if settings.redis_url is not None:
         yield settings
         return
-    with EmbeddedRedis.start(folder.root) as server:
+    with EmbeddedRedis.start(folder.root, say=notice) as server:
         yield load_settings(redis_url=server.url)
 
 
@@ -77,5 +81,5 @@ def known_redis(root: Path) -> Iterator[Settings]:
             "or start a fleet in this folder with 'stepfleet up --agents ...'"
         )
         raise ConfigurationError(msg)
-    with EmbeddedRedis.start(root) as server:
+    with EmbeddedRedis.start(root, brief=True, say=notice) as server:
         yield load_settings(redis_url=server.url)

