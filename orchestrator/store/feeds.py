@@ -19,6 +19,8 @@ from stepfleet.orchestrator.store.keys import PREFIX, Keys
 from stepfleet.orchestrator.store.loading import Fields, moment, pairs
 
 ON_SECONDS = 7 * 24 * 3600
+JOINED_AT_ONCE = 100
+"""Runs, and events of theirs, that one script call takes into a feed."""
 START = "0-0"
 SHARD_SECONDS = 5.0
 """So long `switch_on` waits for a shard."""
@@ -71,6 +73,8 @@ class Feeds:
     async def switch_on(self) -> None:
         """Let active runs and those to come be fed; holds for a week unless it is renewed.
 
+        Active runs join page by page; whoever switches on again goes on with what is left.
+
         Shards that are away for longer than `SHARD_SECONDS` are switched on when they are back.
         """
         asked = [asyncio.create_task(self._switch_on(shard)) for shard in self._shards]
@@ -87,7 +91,10 @@ class Feeds:
             one.result()
 
     async def _switch_on(self, shard: int) -> None:
-        await run_script(self._connection, "feed", [self._keys.due(shard)], ON_SECONDS)
+        due = [self._keys.due(shard)]
+        more = True
+        while more:
+            _, more = await run_script(self._connection, "feed", due, ON_SECONDS, JOINED_AT_ONCE)
 
     def _hear(self, done: asyncio.Task[Any]) -> None:
         self._late.discard(done)
