@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.planning import Planning as Planning
     from stepfleet.orchestrator.records.broadcasting import BroadcastConfig as BroadcastConfig
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
+    from stepfleet.orchestrator.records.errors import ModelErrorCode as ModelErrorCode
     from stepfleet.orchestrator.records.messages import Message as Message
     from stepfleet.orchestrator.records.messages import Role as Role
     from stepfleet.orchestrator.records.outcome import ContinuationDecision as ContinuationDecision
@@ -120,7 +121,7 @@ _WHERE = {
     "overview": ("FleetOverview",),
     "planning": ("Planning",),
     "records.broadcasting": ("BroadcastConfig",),
-    "records.errors": ("ErrorType",),
+    "records.errors": ("ErrorType", "ModelErrorCode"),
     "records.messages": ("Message", "Role"),
     "records.outcome": (
         "ContinuationDecision",

@@ -43,7 +43,9 @@ STOP, RETRY, IGNORE = ErrorHandlingDecision
 class ErrorPolicy(Record):
     """One decision per type of error, and the consecutive failure at which retrying stops.
 
-    The default, `stop_on_any_error()`, ends a run at its first failed step.
+    The default, `stop_on_any_error()`, ends a run at its first failed step. A permanent failure of
+    a model call (`ErrorContext.permanent`: a bad key, a missing model, ...) stops under every
+    policy, since the same call would meet it again.
     """
 
     tool: ErrorHandlingDecision = STOP
@@ -73,7 +75,7 @@ class ErrorPolicy(Record):
 
     @classmethod
     def retry_all(cls, max_retries: int = 5) -> Self:
-        """Retry any failure."""
+        """Retry any failure that is not permanent."""
         every = {error_type.value: RETRY for error_type in ErrorType}
         return cls.model_validate({**every, "max_retries": max_retries})
 
@@ -99,6 +101,7 @@ class ErrorPolicy(Record):
         """Return whether retrying was allowed and is used up."""
         return (
             failures.consecutive_failures > 0
+            and not failures.permanent
             and self.handling(failures.type) is RETRY
             and failures.consecutive_failures >= self.max_retries
         )
@@ -107,7 +110,9 @@ class ErrorPolicy(Record):
         """Return what follows from the failures so far; `ignore` when there are none."""
         if failures.consecutive_failures == 0:
             return IGNORE
-        return STOP if self.is_exhausted(failures) else self.handling(failures.type)
+        if failures.permanent or self.is_exhausted(failures):
+            return STOP
+        return self.handling(failures.type)
 
 
 def classify(errors: Sequence[ErrorInfo]) -> ErrorInfo | None:

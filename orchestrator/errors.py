@@ -1,18 +1,20 @@
 """The exception tree: one root, a code and a retryable flag on each, messages that say the fix.
 
 Inside a run failures travel as `ErrorInfo` values; these exceptions cross the edges. `code` is
-one of the eleven codes that models are told, or `STORE_ERROR`, which no model ever sees.
+one of the eleven codes that models are told, or one that no model ever sees: `STORE_ERROR`, and
+those of `ModelErrorCode`, which tell failures of model calls apart.
 `MemoryError` is importable by its name and left out of `import *`, so that Python's own is never
 shadowed unasked.
 """
 
-from stepfleet.orchestrator.records.errors import AgentException, ErrorType
+from stepfleet.orchestrator.records.errors import AgentException, ErrorType, ModelErrorCode
 from stepfleet.orchestrator.records.raising import (
     MaxStepsExceeded,
     RunActive,
     RunFailed,
     StructuredDataError,
 )
+from stepfleet.orchestrator.records.usage import Spent, UsageStats
 
 __all__ = [
     "AgentException",
@@ -96,23 +98,37 @@ class ModelError(AgentException):
     """A model call failed.
 
     `retryable` marks a transient failure, which is tried again as the same step;
-    `retry_after` is the provider's wish in seconds, if it sent one.
+    `retry_after` is the provider's wish in seconds, if it sent one. `code` says why; one of
+    `PERMANENT` is met by no retry, whatever the policy. `received` is set where the provider was
+    at work when the call failed, so that it may charge for it: about how many tokens had arrived;
+    `usage` is what it says that it charges for, where it came so far. The worker adds `spent`.
     """
 
-    code = "OPENAI_ERROR"
+    code = ModelErrorCode.OTHER.value
     type = ErrorType.MODEL
 
     def __init__(
-        self, message: str = "", *, retryable: bool = False, retry_after: float | None = None
+        self,
+        message: str = "",
+        *,
+        retryable: bool = False,
+        retry_after: float | None = None,
+        code: ModelErrorCode | None = None,
+        received: int | None = None,
     ) -> None:
         super().__init__(message, retryable=retryable)
         self.retry_after = retry_after
+        self.received = received
+        self.usage: UsageStats | None = None
+        self.spent: Spent | None = None
+        if code is not None:
+            self.code = code.value
 
 
 class RateLimitError(ModelError):
     """The provider refuses for now (429)."""
 
-    code = "RATE_LIMIT_ERROR"
+    code = ModelErrorCode.RATE_LIMIT.value
     type = ErrorType.RATE_LIMIT
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
@@ -125,6 +141,8 @@ class ContextWindowError(ModelError):
     `limit` is the window in tokens when the provider named it.
     """
 
+    code = ModelErrorCode.CONTEXT_OVERFLOW.value
+
     def __init__(self, message: str = "", *, limit: int | None = None) -> None:
         super().__init__(message)
         self.limit = limit
@@ -136,8 +154,8 @@ class ModelTimeoutError(ModelError):
     code = "TIMEOUT_ERROR"
     type = ErrorType.TIMEOUT
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(message, retryable=True)
+    def __init__(self, message: str = "", *, received: int | None = None) -> None:
+        super().__init__(message, retryable=True, received=received)
 
 
 class StrategyError(AgentException):

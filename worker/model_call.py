@@ -1,7 +1,9 @@
 """The model call of a step: the request from the state, one call, failures as values."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from stepfleet.orchestrator.conduct import Conduct
 from stepfleet.orchestrator.errors import (
@@ -24,6 +26,7 @@ from stepfleet.orchestrator.redaction import redact
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
 from stepfleet.worker.foreign_answer import storable
 from stepfleet.worker.leases import Lease
+from stepfleet.worker.model_usage import counted, spent_in_vain
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.remembering import recollect
 
@@ -69,7 +72,7 @@ async def call_model(
     if conduct:
         request = await conduct.prepare(request, claim.state)
     ports.crash("during-call")
-    ask = agent.asking(claim)
+    ask = partial(_answer, claim, agent.asking(claim), ports)
     try:
         response = await ask(request)
     except ContextWindowError as error:
@@ -80,6 +83,21 @@ async def call_model(
     if conduct:
         response = storable(conduct.interpret(response, claim.state))
     return response.model_copy(update={"remembered": remembered}) if remembered else response
+
+
+async def _answer(
+    claim: Claim,
+    ask: Callable[[ModelRequest], Awaitable[LLMResponse]],
+    ports: Ports,
+    request: ModelRequest,
+) -> LLMResponse:
+    """Return the answer with its usage, estimated where the provider reported none."""
+    try:
+        response = await ask(request)
+    except ModelError as error:
+        error.spent = spent_in_vain(error, request, claim.config, ports)
+        raise
+    return counted(response, request, ports.tokens(request.model))
 
 
 def _pruned(request: ModelRequest, error: ContextWindowError) -> ModelRequest:
@@ -119,7 +137,11 @@ def _failure(error: Exception, span: Span) -> Failed:
             )
         case ModelError():
             return Failed(
-                span, error.to_info(), transient=error.retryable, retry_after=error.retry_after
+                span,
+                error.to_info(),
+                transient=error.retryable,
+                retry_after=error.retry_after,
+                spent=error.spent,
             )
         case ToolSourceError():
             return Failed(span, error.to_info(), transient=True)

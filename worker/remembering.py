@@ -19,6 +19,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.call_cost import call_cost
 from stepfleet.worker.leases import Lease, heed
+from stepfleet.worker.model_usage import counted
 from stepfleet.worker.ports import AgentCode, Ports
 
 SHORTER = 8
@@ -64,7 +65,7 @@ async def _summarized(
     claim: Claim, history: History, window: Window, agent: AgentCode, ports: Ports
 ) -> Remembered:
     before = claim.state.window.since if claim.state.window else 0
-    response = await _ask(claim, history, history.between(before, window.since), agent)
+    response = await _ask(claim, history, history.between(before, window.since), agent, ports)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
     asked = claim.config.memory.summary_model or claim.config.model
@@ -73,23 +74,30 @@ async def _summarized(
         text=response.content.strip(),
         model=response.model or asked,
         usage=usage.model_copy(update={"llm_calls": 1}),
-        usage_reported=response.usage is not None,
+        usage_reported=response.usage is not None and not response.usage_estimated,
         cost_usd=call_cost(response, asked, claim.config, ports),
     )
     return Remembered(window=window.model_copy(update={"summary": claim.step}), summary=summary)
 
 
 async def _ask(
-    claim: Claim, history: History, messages: tuple[Message, ...], agent: AgentCode
+    claim: Claim,
+    history: History,
+    messages: tuple[Message, ...],
+    agent: AgentCode,
+    ports: Ports,
 ) -> LLMResponse:
     model = claim.config.memory.summary_model or claim.config.model
     earlier = history.summary.text if history.summary else None
     settings = claim.config.settings
+    request = summary_request(model, settings, earlier, messages)
     try:
-        return await agent.generate(summary_request(model, settings, earlier, messages))
+        response = await agent.generate(request)
     except ContextWindowError:
         longest = LONGEST_MESSAGE // SHORTER
-        return await agent.generate(summary_request(model, settings, earlier, messages, longest))
+        request = summary_request(model, settings, earlier, messages, longest)
+        response = await agent.generate(request)
+    return counted(response, request, ports.tokens(model))
 
 
 async def _note(claim: Claim, remembered: Remembered, lease: Lease, ports: Ports) -> None:

@@ -46,6 +46,8 @@ class ErrorPolicyCriterion:
             "handling": handling.value,
             "toolName": failures.tool_name,
         }
+        if failures.code:
+            context["errorCode"] = failures.code
         return evaluation(
             self,
             FORBID if forbids else ALLOW,
@@ -61,10 +63,13 @@ class ErrorPolicyCriterion:
             return "the last step did not fail"
         if exhausted:
             follows = f"retries are used up (max_retries={self.policy.max_retries})"
+        elif failures.permanent:
+            follows = "which no repetition mends"
         else:
             follows = f"the policy says {handling.value}"
         where = f" in tool {failures.tool_name}" if failures.tool_name else ""
+        code = f" ({failures.code})" if failures.code else ""
         return (
-            f"{failures.type.value} error{where}, failure {failures.consecutive_failures} in a "
-            f"row, {follows}: {failures.message or 'no message'}"
+            f"{failures.type.value} error{code}{where}, failure {failures.consecutive_failures} "
+            f"in a row, {follows}: {failures.message or 'no message'}"
         )

@@ -10,6 +10,7 @@ from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.usage import Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Failed:
 
     `transient` failures are tried again as the same step; `limited` marks a refusal for now
     (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds.
-    `remembered` is memory work that was paid for before it failed.
+    `remembered` is memory work that was paid for before it failed. `spent` is set where the
+    provider may charge for the call itself.
     """
 
     span: Span
@@ -52,6 +54,7 @@ class Failed:
     limited: bool = False
     retry_after: float | None = None
     remembered: Remembered | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
         payload = {
             "step_number": claim.number,
             "error": verdict.failure.message,
+            "error_code": verdict.failure.code,
             "attempt": claim.attempts + claim.limited + 1,
             "retry_in_seconds": round(verdict.delay, 3),
             "duration_ms": round(attempt.span.seconds * 1000, 3),
@@ -74,6 +75,8 @@ def _step(
         "usage": result.usage.to_dict() if result.usage else None,
         "duration_ms": round(result.duration_ms, 3),
     }
+    if result.errors:
+        completed["error_codes"] = [error.code for error in result.errors]
     if result.cached:
         completed["cached"] = True
     if traced:

@@ -101,11 +101,12 @@ def _journal(failed: LoggedStep) -> list[str]:
     if not failed.messages or _was_misread(failed):
         return entries
     result = failed.result
-    usage = result.usage if result.usage_reported else None
+    usage = result.usage if result.usage_reported or result.usage_estimated else None
     response = LLMResponse(
         content=failed.messages[0].text,
         tool_calls=failed.messages[0].tool_calls or None,
         usage=usage - summary.usage if usage and summary else usage,
+        usage_estimated=result.usage_estimated,
         model=result.model or "",
         finish_reason=result.finish_reason,
         remembered=remembered,

@@ -137,6 +137,7 @@ def _committed(
         tokens=result.usage.total_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
     )
+    lost = _in_vain(claim, attempt)
     state = state.with_continuation_outcome(outcome)
     failure = result.errors[0] if result.errors else None
     if not outcome.should_continue:
@@ -148,13 +149,29 @@ def _committed(
             outcome,
             ended.stop_reason,
             ended.error,
+            lost=lost,
             dropped=dropped,
             failure=failure,
         )
     delay = _policy_delay(claim, attempt, state, facts)
     return Verdict(
-        Move.CONTINUE, state, logged, outcome, delay=delay, dropped=dropped, failure=failure
+        Move.CONTINUE,
+        state,
+        logged,
+        outcome,
+        delay=delay,
+        lost=lost,
+        dropped=dropped,
+        failure=failure,
     )
+
+
+def _in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttempt | None:
+    """Return the ledger entry of a failed step whose call may have been paid for."""
+    if not isinstance(attempt, Failed) or claim.journal.response is not None:
+        return None
+    lost = _lost(claim, attempt, "failed", reason=attempt.error.message)
+    return lost if lost.ambiguous else None
 
 
 def _remembered(attempt: Answered | Failed | Interrupted) -> Remembered | None:
@@ -260,12 +277,16 @@ def _lost(
     """Describe an attempt that is not committed. A refusal or an error answer costs nothing."""
     unanswered = isinstance(attempt, Interrupted) and attempt.response is None
     timed_out = isinstance(attempt, Failed) and attempt.error.type is ErrorType.TIMEOUT
+    spent = attempt.spent if isinstance(attempt, Failed) else None
     return LostAttempt(
         kind=kind,
         step=claim.number,
         # What was spent before a wait stays in the journal, and counts with the step.
         seconds=attempt.span.seconds - claim.journal.spent,
-        ambiguous=unanswered or timed_out,
+        ambiguous=unanswered or timed_out or spent is not None,
+        tokens=spent.tokens if spent else 0,
+        cost_usd=spent.cost_usd if spent else None,
+        estimated=spent is not None and spent.estimated,
         reason=reason,
     )
 
@@ -306,7 +327,7 @@ def _step_result(
         thought=response.content or None,
         tool_calls=attempt.records,
         usage=usage,
-        usage_reported=response.usage is not None,
+        usage_reported=response.usage is not None and not response.usage_estimated,
         cost_usd=attempt.cost_usd,
         finish_reason=response.finish_reason,
         type=step_type,

@@ -24,6 +24,62 @@ class ErrorType(StrEnum):
     UNKNOWN = "unknown"
 
 
+class ModelErrorCode(StrEnum):
+    """Why a model call failed, as its error's `code` says.
+
+    A custom model gives one to its `ModelError(code=...)`; without one it is `OPENAI_ERROR`.
+    """
+
+    INVALID_API_KEY = "INVALID_API_KEY"
+    """The service does not know the key, or got none."""
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    """The key may not do this."""
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    """There is no such model at that address, or nothing at all."""
+    CONTEXT_OVERFLOW = "CONTEXT_OVERFLOW"
+    """The conversation is longer than the model's context window."""
+    CONTENT_FILTER = "CONTENT_FILTER"
+    """The service refuses the content."""
+    QUOTA_EXHAUSTED = "QUOTA_EXHAUSTED"
+    """Money or quota is used up: waiting alone does not help."""
+    INVALID_REQUEST = "INVALID_REQUEST"
+    """The service cannot do what the request asks for."""
+    RATE_LIMIT = "RATE_LIMIT_ERROR"
+    """Refused for now."""
+    TIMEOUT = "TIMEOUT_ERROR"
+    """No answer in time."""
+    SERVER_ERROR = "SERVER_ERROR"
+    """The service is in trouble."""
+    CONNECTION_ERROR = "CONNECTION_ERROR"
+    """The service cannot be reached, or the connection broke."""
+    MALFORMED_ANSWER = "MALFORMED_ANSWER"
+    """The service answered, and the answer cannot be read."""
+    SETUP = "CONFIG_ERROR"
+    """The agent or the worker is not set up for the call."""
+    OTHER = "OPENAI_ERROR"
+    """Anything else."""
+
+
+PERMANENT = frozenset(
+    {
+        ModelErrorCode.INVALID_API_KEY,
+        ModelErrorCode.PERMISSION_DENIED,
+        ModelErrorCode.MODEL_NOT_FOUND,
+        ModelErrorCode.CONTEXT_OVERFLOW,
+        ModelErrorCode.CONTENT_FILTER,
+        ModelErrorCode.QUOTA_EXHAUSTED,
+        ModelErrorCode.INVALID_REQUEST,
+        ModelErrorCode.SETUP,
+    }
+)
+"""Codes of model errors that the same call would meet again."""
+
+
+def is_permanent(error_type: "ErrorType", code: str | None) -> bool:
+    """Return whether the same model call would fail in the same way: no policy repeats it."""
+    return error_type is ErrorType.MODEL and code in PERMANENT
+
+
 class ErrorInfo(Record):
     """One failure. `code` is one of the codes in `stepfleet.orchestrator.errors`."""
 
@@ -33,6 +89,11 @@ class ErrorInfo(Record):
     retryable: bool = False
     tool_name: str | None = None
     call_id: str | None = None
+
+    @property
+    def permanent(self) -> bool:
+        """Whether repeating the model call cannot help, under any policy."""
+        return is_permanent(self.type, self.code)
 
 
 class ErrorContext(Record):
@@ -49,6 +110,17 @@ class ErrorContext(Record):
     def none(cls) -> "ErrorContext":
         """Return the context of an execution without failures."""
         return cls()
+
+    @property
+    def code(self) -> str | None:
+        """The code of the newest failure, as far as it is known."""
+        code = self.metadata.get("code")
+        return code if isinstance(code, str) else None
+
+    @property
+    def permanent(self) -> bool:
+        """Whether the newest failure is of a model call that would fail in the same way."""
+        return is_permanent(self.type, self.code)
 
 
 class AgentException(Exception):  # noqa: N818 - the name is the public contract

@@ -19,7 +19,7 @@ def summarized(facts: RunFacts) -> str:
         f"[{facts.status or facts.lifecycle}] {facts.agent_name}",
         f"steps: {facts.steps_used}/{facts.max_iterations}",
         f"tool calls: {facts.tool_calls_total} ({calls})",
-        f"tokens: {facts.usage.total_tokens}",
+        f"tokens: {facts.usage.total_tokens}{_estimated(facts)}",
         f"duration: {_duration(facts)}",
     )
     return " ".join(" | ".join(parts).split())
@@ -51,8 +51,12 @@ def _head(facts: RunFacts) -> list[str]:
         f"Run {facts.run_id} of agent {facts.agent_name}: {facts.status or facts.lifecycle}",
         f"Duration: {_duration(facts)}",
         f"Iterations: {facts.steps_used} of {facts.max_iterations}",
-        f"Tokens: {usage.total_tokens} ({split})",
+        f"Tokens: {usage.total_tokens} ({split}){_estimated(facts)}",
     ]
+
+
+def _estimated(facts: RunFacts) -> str:
+    return " (estimated in part)" if facts.usage_estimated else ""
 
 
 def _tail(facts: RunFacts) -> list[str]:
@@ -87,6 +91,8 @@ def _fields(step: StepResult) -> Iterator[str]:
     tokens = f"{usage.total_tokens} tokens" if usage else "no usage"
     if step.cached:
         tokens += " (cached)"
+    if step.usage_estimated:
+        tokens += " (estimated)"
     yield (
         f"{step.type.value}, finish reason {step.finish_reason.value}, {tokens}, "
         f"{step.cost_usd:.6f} USD, {step.duration_ms:.0f} ms, started {step.started_at.isoformat()}"
@@ -120,7 +126,8 @@ def _model_failures(step: StepResult) -> list[str]:
 
 
 def _lost(lost: LostAttempt) -> str:
-    cost = "" if lost.cost_usd is None else f", {lost.cost_usd:.6f} USD"
+    about = "about " if lost.estimated else ""
+    cost = "" if lost.cost_usd is None else f", {about}{lost.cost_usd:.6f} USD"
     doubt = ", a model call may have been paid for" if lost.ambiguous else ""
     why = f": {one_line(lost.reason)}" if lost.reason else ""
     return f"step {lost.step}, {lost.kind}, {lost.seconds:.2f} s{cost}{doubt}{why}"

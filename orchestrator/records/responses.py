@@ -62,14 +62,15 @@ class ModelRequest(Record):
 class LLMResponse(Record):
     """One answer. `usage` is None when the provider reported none.
 
-    `remembered` is what a memory policy had made of the conversation before the call. `cache` is
-    set where the response cache took part. `raw` is the provider's payload for hooks in the same
-    process; it is never stored.
+    A worker then puts an estimate there and sets `usage_estimated`. `remembered` is what a memory
+    policy had made of the conversation before the call. `cache` is set where the response cache
+    took part. `raw` is the provider's payload for hooks in the same process; it is never stored.
     """
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] | None = None
     usage: UsageStats | None = None
+    usage_estimated: bool = Field(default=False, exclude_if=operator.not_)
     model: str = ""
     finish_reason: FinishReason = FinishReason.STOP
     remembered: Remembered | None = None

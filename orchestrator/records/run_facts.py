@@ -21,11 +21,12 @@ class LostAttempt(Record):
     """An attempt at a step that was not committed: what it took, and whether a call repeats.
 
     `kind`: `crash` (its worker vanished), `late` (another worker had taken over), `deferred`
-    (a transient failure of the model, tried again), `interrupted` (cancelled or handed back),
-    `retried` (a failed step that was taken back).
-    `ambiguous` is true when a model call may have been paid for and is made again;
+    (a transient failure of the model, tried again), `failed` (the same, and it became a failed
+    step), `interrupted` (cancelled or handed back), `retried` (a failed step that was taken back).
+    `ambiguous` is true when a model call may have been paid for and nothing came of it;
     `cost_usd` is its cost, or None when its usage never became known. Where `estimated` is
-    true, tokens and cost are those of the call that was made in its place.
+    true, tokens and cost are counted from what was sent and had arrived, or else are those of
+    the call that was made in its place.
     """
 
     kind: str
@@ -119,6 +120,11 @@ class RunFacts(Record):
     def duration_seconds(self) -> float | None:
         """Seconds from start to end; None while the run is active."""
         return (self.end_time - self.start_time).total_seconds() if self.end_time else None
+
+    @property
+    def usage_estimated(self) -> bool:
+        """Whether tokens and cost hold estimates, since some call came without its usage."""
+        return any(step.usage_estimated for step in self.steps)
 
     @property
     def saved_usd(self) -> float:

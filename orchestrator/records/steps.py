@@ -42,7 +42,8 @@ class StepResult(Record):
     """One think-act cycle: one model call and the tools that it asked for.
 
     `step` counts from 1. `thought` is the model's text. `usage` and `cost_usd` are this
-    step's alone; `usage_reported` is false when the provider sent no usage. `duration_ms`
+    step's alone; `usage_reported` is false when the provider sent no usage: then both are
+    estimates, or nothing was used. `duration_ms`
     is the monotonic wall span of model call and tools. `cache` is set where the response cache
     took part in the call.
     """
@@ -69,6 +70,11 @@ class StepResult(Record):
     def cached(self) -> bool:
         """Whether the model's answer came from the response cache: no call was made."""
         return self.cache is not None and self.cache.hit
+
+    @property
+    def usage_estimated(self) -> bool:
+        """Whether the step's tokens were counted here: its provider reported none."""
+        return not self.usage_reported and self.usage is not None and self.usage.total_tokens > 0
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -1,6 +1,7 @@
 """Tokens that model calls used. Pure values."""
 
 import operator
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -46,3 +47,15 @@ class UsageStats(Record):
             reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
             cached_calls=self.cached_calls - other.cached_calls,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a call that failed may be charged for: tokens, USD, and whether they are counted here.
+
+    Where `estimated` is false, the provider has said them.
+    """
+
+    tokens: int
+    cost_usd: float
+    estimated: bool = True

@@ -26,7 +26,8 @@ class BoundsError(ValueError):
 def load_bounded(text: str, *, limit: int = MAX_SIZE) -> Any:
     """Return the value of JSON `text` of at most `limit` bytes.
 
-    Raises `BoundsError` on anything that is not standard JSON or is out of bounds.
+    Control characters may stand in its strings as they are. Raises `BoundsError` on anything else
+    that is not standard JSON or is out of bounds.
     """
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
         raise BoundsError(f"the text is longer than the limit of {limit} bytes")
@@ -129,5 +130,6 @@ def _checked_float(value: float) -> float:
     return float(value)
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
+# Models and servers leave line breaks and tabs in texts unescaped: what is meant is clear.
+_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_constant, strict=False)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)

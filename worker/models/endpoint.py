@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import ModelSettings
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -26,7 +27,7 @@ _OFF = {"0", "false", "no", "off"}
 class ModelSetupError(ModelError):
     """A model cannot be called as the agent or the worker is set up; trying again is no use."""
 
-    code = "CONFIG_ERROR"
+    code = ModelErrorCode.SETUP.value
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -15,10 +16,12 @@ import aiohttp
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models import LLM
+from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import Endpoint, endpoint_of
-from stepfleet.worker.models.openai_answer import parse_body, parse_completion
+from stepfleet.worker.models.openai_answer import parse_body, parse_completion, usage_of
 from stepfleet.worker.models.openai_failures import failed_event, redact, refusal
 from stepfleet.worker.models.openai_format import encode, request_body
 from stepfleet.worker.models.openai_stream import EventLines, StreamedCompletion
@@ -34,6 +37,27 @@ _READ_OUT_SECONDS = 0.25
 _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
 R = TypeVar("R")
+_NOT_SENT = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.InvalidURL,
+)
+_BYTES_PER_TOKEN = 4
+
+
+@dataclass
+class Arrived:
+    """What of an answer had come when the call failed: bytes, characters of text, its usage."""
+
+    size: int = 0
+    text: int = 0
+    usage: UsageStats | None = None
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens that is; of a stream only what it says counts."""
+        return (self.text or self.size) // _BYTES_PER_TOKEN
 
 
 class OpenAI(LLM):
@@ -73,19 +97,28 @@ class OpenAI(LLM):
         endpoint = self._endpoint(request.settings)
         seconds = request.settings.timeout
         deadline = asyncio.timeout(seconds)
+        arrived = Arrived()
         try:
             async with deadline:
-                payload, size = await self._exchange(endpoint, request, on_text)
+                payload = await self._exchange(endpoint, request, on_text, arrived)
+            return await _aside(arrived.size, parse_completion, payload, request.model)
         except _BROKEN as error:
             if deadline.expired():
-                failure: ModelError = ModelTimeoutError(
-                    f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
-                )
+                msg = f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
+                # Where nothing came, the call that is made in its place tells more than a guess.
+                failure: ModelError = ModelTimeoutError(msg, received=arrived.tokens or None)
             else:
                 said = redact(f"{type(error).__name__}: {error}", endpoint.key)
-                failure = ModelError(f"connection to {endpoint.host}: {said}", retryable=True)
-        else:
-            return await _aside(size, parse_completion, payload, request.model)
+                failure = ModelError(
+                    f"connection to {endpoint.host}: {said}",
+                    retryable=True,
+                    code=ModelErrorCode.CONNECTION_ERROR,
+                    received=None if isinstance(error, _NOT_SENT) else arrived.tokens,
+                )
+        except ModelError as error:
+            if error.received is not None or arrived.text:
+                error.received, error.usage = arrived.tokens, arrived.usage
+            raise
         # Raised out here because the foreign exception may hold the request's headers.
         raise failure
 
@@ -116,52 +149,60 @@ class OpenAI(LLM):
         return self._endpoints[asked]
 
     async def _exchange(
-        self, endpoint: Endpoint, request: ModelRequest, on_text: Callable[[str], None]
-    ) -> tuple[dict[str, Any], int]:
-        """Return the completion and about how many bytes came."""
+        self,
+        endpoint: Endpoint,
+        request: ModelRequest,
+        on_text: Callable[[str], None],
+        arrived: Arrived,
+    ) -> dict[str, Any]:
         body = encode(request_body(request, official=endpoint.official))
         response = await self._connections.post(endpoint.url, endpoint.headers, body)
         try:
             if response.status // 100 != _SUCCESS:
                 raise await _refused(response, endpoint)
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                payload, size = await self._assemble(response, on_text)
+                payload = await self._assemble(response, on_text, arrived)
             else:
-                answer = b"".join([part async for part in self._parts(response)])
-                size = len(answer)
-                payload = await _aside(size, parse_body, answer)
+                parts = self._parts(response, arrived)
+                answer = b"".join([part async for part in parts])
+                payload = await _aside(arrived.size, parse_body, answer)
+                arrived.usage = usage_of(payload.get("usage"))
         finally:
             response.release()
         if payload.get("error") and not payload.get("choices"):
             raise failed_event(payload, host=endpoint.host, key=endpoint.key)
-        return payload, size
+        return payload
 
     async def _assemble(
-        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]
-    ) -> tuple[dict[str, Any], int]:
-        lines, completion, size = EventLines(), StreamedCompletion(), 0
+        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], arrived: Arrived
+    ) -> dict[str, Any]:
+        lines, completion = EventLines(), StreamedCompletion()
 
         def take(events: list[bytes]) -> None:
-            for data in events:
-                if not completion.is_over and (piece := completion.add(data)):
-                    on_text(piece)
+            try:
+                for data in events:
+                    if not completion.is_over and (piece := completion.add(data)):
+                        on_text(piece)
+            finally:
+                arrived.text, arrived.usage = completion.size, usage_of(completion.usage)
 
-        parts = self._parts(response)
+        parts = self._parts(response, arrived)
         async for part in parts:
-            size += len(part)
             take(lines.feed(part))
             if completion.is_over:
                 await _read_out(parts)
                 break
         take(lines.end())
-        return completion.error or completion.payload(), size
+        return completion.error or completion.payload()
 
-    async def _parts(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        size = 0
+    async def _parts(
+        self, response: aiohttp.ClientResponse, arrived: Arrived
+    ) -> AsyncIterator[bytes]:
         async for part in response.content.iter_any():
-            size += len(part)
-            if size > self._response_limit:
-                raise ModelError(f"the answer is longer than the limit of {self._response_limit} B")
+            arrived.size += len(part)
+            if arrived.size > self._response_limit:
+                msg = f"the answer is longer than the limit of {self._response_limit} B"
+                raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
             yield part
 
 

@@ -10,11 +10,13 @@ import orjson
 
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.amounts import token_count
+from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
+from stepfleet.worker.models.lenient_json import read_json
 
 _REASONS = {
     "stop": FinishReason.STOP,
@@ -36,7 +38,7 @@ _REASONS = {
 def parse_body(body: bytes) -> dict[str, Any]:
     """Return the JSON object in `body`. Nesting is bounded by the parser (1,024 levels)."""
     try:
-        payload = orjson.loads(body)
+        payload = read_json(body)
     except orjson.JSONDecodeError as error:
         raise malformed(f"the body is not JSON ({error})") from None
     if not isinstance(payload, dict):
@@ -99,7 +101,8 @@ def usage_of(usage: Any) -> UsageStats | None:
 
 def malformed(what: str) -> ModelError:
     """Return the transient failure of an answer that cannot be read."""
-    return ModelError(f"the model's answer is malformed: {what}", retryable=True)
+    msg = f"the model's answer is malformed: {what}"
+    return ModelError(msg, retryable=True, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
 
 
 def _first_choice(payload: dict[str, Any]) -> dict[str, Any]:

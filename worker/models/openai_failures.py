@@ -1,6 +1,7 @@
 """Translates refusals of an OpenAI-compatible service into the exception tree. Pure.
 
-Decides what is transient. Messages are bounded and never contain the key.
+`openai_codes` says what kind of failure it is; the kind decides what is transient. Messages are
+bounded and never contain the key.
 """
 
 import email.utils
@@ -14,14 +15,12 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
+from stepfleet.worker.models.openai_codes import code_of, words_of
 
 _LONGEST_MESSAGE = 600
-_TRANSIENT = {
-    HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.CONFLICT,
-    HTTPStatus.TOO_EARLY,
-}
-_OUT_OF_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"}
+_LAST_STATUS = 599
+_TOO_LONG_CODES = {"context_length_exceeded", "exceed_context_size_error", "string_too_long"}
 _TOO_LONG = re.compile(
     r"context[_ ]length|context window|context size|maximum context|prompt is too long"
     r"|input is too long|too many (?:input )?tokens",
@@ -58,37 +57,48 @@ def refusal(
     said = redact(str(error.get("message") or f"status {status}"), key)
     hint = _HINTS.get(HTTPStatus(status)) if status in _HINTS else None
     message = f"{host} answered {status}: {said}" + (f" ({hint})" if hint else "")
-    codes = {str(error.get("code")), str(error.get("type"))}
     wait = retry_after(headers, now)
-    if _is_too_long(status, codes, said):
+    if _is_too_long(status, words_of(error), said):
         return ContextWindowError(message, limit=_window(error, said))
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        if codes & _OUT_OF_MONEY or said.startswith("Request too large"):
-            return ModelError(message)
+    code = code_of(status, error, said) or ModelErrorCode.OTHER
+    if code is ModelErrorCode.RATE_LIMIT:
+        if said.startswith("Request too large"):
+            return ModelError(message, code=ModelErrorCode.INVALID_REQUEST)
         return RateLimitError(message, retry_after=wait)
-    if status in _TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return ModelError(message, retryable=True, retry_after=wait)
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         message = f"{host} redirects ({status}): set settings.base_url to the final address"
-    return ModelError(message)
+    if code in PERMANENT:
+        return ModelError(message, code=code)
+    return ModelError(message, retryable=True, retry_after=wait, code=code)
 
 
 def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> ModelError:
     """Return the failure that an error inside a 200 answer or a stream amounts to."""
     error = _as_error(payload)
-    code = error.get("code")
     said = redact(str(error.get("message") or "an error without a message"), key)
-    if isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code < 600:  # noqa: PLR2004 - the last status
+    if (status := _status_of(error.get("code"))) is not None:
         body = orjson.dumps({"error": {**error, "message": said}})
-        return refusal(code, {}, body, host=host, key=key, now=datetime.now(UTC))
-    codes = {str(code), str(error.get("type"))}
+        return refusal(status, {}, body, host=host, key=key, now=datetime.now(UTC))
+    words = words_of(error)
     message = f"{host} failed: {said}"
-    if _is_too_long(HTTPStatus.BAD_REQUEST, codes, said):
+    if _is_too_long(HTTPStatus.BAD_REQUEST, words, said):
         return ContextWindowError(message, limit=_window(error, said))
-    if any("rate_limit" in one for one in codes):
+    if any("rate_limit" in one for one in words):
         return RateLimitError(message)
-    permanent = codes & (_OUT_OF_MONEY | {"invalid_request_error", "content_filter"})
-    return ModelError(message, retryable=not permanent)
+    code = code_of(None, error, said)
+    if code is None and "invalid_request_error" in words:
+        code = ModelErrorCode.INVALID_REQUEST
+    if code is None:
+        return ModelError(message, retryable=True, code=ModelErrorCode.SERVER_ERROR)
+    return ModelError(message, code=code)
+
+
+def _status_of(code: Any) -> int | None:
+    """Return the HTTP status that a code is; some servers send it as text."""
+    if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:  # noqa: PLR2004 - digits of a status
+        code = int(code)
+    is_status = isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code <= _LAST_STATUS
+    return code if is_status else None
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
@@ -145,8 +155,8 @@ def _as_error(payload: dict[str, Any]) -> dict[str, Any]:
     return {**payload, "message": payload.get("message") or payload.get("detail")}
 
 
-def _is_too_long(status: int, codes: set[str], said: str) -> bool:
-    if codes & {"context_length_exceeded", "exceed_context_size_error"}:
+def _is_too_long(status: int, codes: frozenset[str], said: str) -> bool:
+    if codes & _TOO_LONG_CODES:
         return True
     refused = {
         HTTPStatus.BAD_REQUEST,

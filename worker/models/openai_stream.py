@@ -5,10 +5,12 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.models.lenient_json import read_json
 from stepfleet.worker.models.openai_answer import malformed
+from stepfleet.worker.models.openai_deltas import StreamedCalls, as_list
 
 _DONE = b"[DONE]"
+_FIELDS = (b":", b"event:", b"id:", b"retry:")
 
 
 class EventLines:
@@ -38,21 +40,36 @@ class EventLines:
         elif not line and self._data:
             yield b"\n".join(self._data)
             self._data.clear()
+        elif line and self._data and self._is_cut() and not line.startswith(_FIELDS):
+            # A line break that the server did not escape: the text goes on.
+            self._data.append(line)
+
+    def _is_cut(self) -> bool:
+        last = self._data[-1].rstrip()
+        return self._data[0].startswith(b"{") and not last.endswith(b"}")
 
 
 class StreamedCompletion:
-    """The completion so far. `error` is the payload of a failure that came as an event."""
+    """The completion so far. `error` is the payload of a failure that came as an event.
+
+    `usage` is what the stream says of its tokens.
+    """
 
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
+        self.usage: Any = None
+        self._text = 0
         self._done = False
         self._head: dict[str, Any] = {}
-        self._usage: Any = None
         self._content: list[str] = []
         self._refusal: list[str] = []
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._newest = -1
+        self._calls = StreamedCalls()
         self._finish_reason: str | None = None
+
+    @property
+    def size(self) -> int:
+        """How many characters of text and calls it has."""
+        return self._text + self._calls.size
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +82,7 @@ class StreamedCompletion:
             self._done = True
             return ""
         try:
-            event = orjson.loads(data)
+            event = read_json(data)
         except orjson.JSONDecodeError:
             raise malformed("an event of the stream is not JSON") from None
         if not isinstance(event, dict):
@@ -74,7 +91,7 @@ class StreamedCompletion:
             self.error = event
             return ""
         self._head = self._head or {key: event.get(key) for key in ("id", "model", "created")}
-        self._usage = event.get("usage") or self._usage
+        self.usage = event.get("usage") or self.usage
         choices = event.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return ""
@@ -88,51 +105,32 @@ class StreamedCompletion:
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
         if self._calls:
-            message["tool_calls"] = [call for _, call in sorted(self._calls.items())]
+            message["tool_calls"] = self._calls.all()
         choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
         started = bool(self._content or self._calls or self._refusal or self._finish_reason)
-        return {**self._head, "choices": [choice] if started else [], "usage": self._usage}
+        return {**self._head, "choices": [choice] if started else [], "usage": self.usage}
 
     def _add_choice(self, choice: dict[str, Any]) -> str:
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return ""
-        for call in delta.get("tool_calls") or ():
-            self._add_call(call)
+        for call in as_list(delta.get("tool_calls")):
+            self._calls.add(call)
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
-        piece = delta.get("content")
-        if not isinstance(piece, str):
-            return ""
-        self._content.append(piece)
+        piece = _text(delta.get("content"))
+        self._text += len(piece)
+        if piece:
+            self._content.append(piece)
         return piece
 
-    def _add_call(self, delta: Any) -> None:
-        """Join a piece of a call to the call that it continues."""
-        if not isinstance(delta, dict):
-            raise malformed("a tool call of the stream is not an object")
-        function = delta.get("function")
-        function = function if isinstance(function, dict) else {}
-        index = self._index(delta)
-        if index not in self._calls and len(self._calls) > MOST_CALLS:
-            return  # one call too many is known: the others are told by it
-        self._newest = max(self._newest, index)
-        call = self._calls.setdefault(
-            index, {"type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        if delta.get("id"):
-            call["id"] = delta["id"]
-        for part in ("name", "arguments"):
-            if isinstance(piece := function.get(part), str):
-                call["function"][part] += piece
 
-    def _index(self, delta: dict[str, Any]) -> int:
-        index = delta.get("index")
-        if isinstance(index, int):
-            return index
-        # Servers that leave the index out send each call whole, or continue the newest one.
-        newest = self._newest
-        known = self._calls.get(newest, {}).get("id")
-        starts = newest < 0 or (delta.get("id") and delta["id"] != known)
-        return newest + 1 if starts else newest
+def _text(content: Any) -> str:
+    """Return the text of a delta; some servers send parts of it in a list, as in whole answers."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = [part.get("text") for part in content if isinstance(part, dict)]
+    return "".join(part for part in parts if isinstance(part, str))

@@ -8,6 +8,7 @@ fixture is in `stepfleet.worker.testing.fixtures`.
 from stepfleet.worker.testing.faults import Fault, FaultKind, Faults, Planned
 from stepfleet.worker.testing.latency import Latency
 from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
+from stepfleet.worker.testing.quirks import Quirk
 from stepfleet.worker.testing.replies import Reply, ToolCallReply, Usage
 from stepfleet.worker.testing.request_log import RequestLog
 from stepfleet.worker.testing.requests import RequestRecord, ToolAnswer
@@ -22,6 +23,7 @@ __all__ = [
     "Reply",
     "ToolCallReply",
     "Usage",
+    "Quirk",
     "Rules",
     "Said",
     "load_rules",

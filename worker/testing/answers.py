@@ -10,6 +10,7 @@ import orjson
 from stepfleet.worker.testing.completions import DONE, Completion, event
 from stepfleet.worker.testing.conversation import Violation
 from stepfleet.worker.testing.faults import Fault, FaultKind
+from stepfleet.worker.testing.quirks import quirky_body, quirky_events
 from stepfleet.worker.testing.replies import Reply, Usage
 from stepfleet.worker.testing.requests import RequestRecord
 
@@ -79,8 +80,13 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     completion = Completion(reply, request)
     base = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=completion.usage)
     if request.streams:
-        return replace(base, pieces=tuple(completion.events()), content_type=EVENTS)
+        events = completion.events()
+        if reply.quirks:
+            events = quirky_events(events, reply.quirks)
+        return replace(base, pieces=tuple(events), content_type=EVENTS)
     body = orjson.dumps(completion.body())
+    if reply.quirks:
+        body = quirky_body(body, reply.quirks)
     return replace(base, pieces=(body,), length=len(body))
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepfleet.worker.testing.quirks import Quirk
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -38,7 +40,7 @@ class Reply:
     for equal requests, where it is None, and left out with `send_usage=False`. `latency` (seconds
     before the answer) replaces the server's; `pause` is the seconds between the events of a
     stream, and `piece` the characters of content and arguments in each. `extra` adds fields to
-    the message, such as `refusal`.
+    the message, such as `refusal`. `quirks` say how the form departs from OpenAI's own.
     """
 
     content: str | None = None
@@ -51,10 +53,15 @@ class Reply:
     pause: float = 0.0
     piece: int = 24
     extra: Mapping[str, Any] = field(default_factory=dict)
+    quirks: tuple[Quirk, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take any sequence of calls; raises `ValueError` for pieces without a character."""
+        """Take any sequence of calls and names of quirks.
+
+        Raises `ValueError` for pieces without a character, and for a quirk that there is not.
+        """
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
+        object.__setattr__(self, "quirks", tuple(Quirk(one) for one in self.quirks))
         if self.piece < 1:
             raise ValueError(f"Reply.piece is {self.piece}; a piece has at least 1 character")
 

@@ -10,6 +10,7 @@ from requirements_table import named_in, requirements
 
 from stepfleet.orchestrator import ErrorPolicy, ModelSettings, StopReason
 from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 from stepfleet.orchestrator.records.results import end_state, run_status
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.strategies.naming import BUILT_IN
@@ -196,3 +197,12 @@ def test_the_limits_of_workers_are_told_as_they_are() -> None:
     assert told["the agent's `settings.timeout`"] == f"{ModelSettings().timeout:g} s"
     assert told["its `timeout`"] == f"{DEFAULT_TIMEOUT:g} s"
     assert told["`RESPONSE_LIMIT` of the adapter"] == f"{RESPONSE_LIMIT // 2**20} MiB"
+
+
+def test_the_codes_of_model_errors_are_those_of_the_code() -> None:
+    """DOC-01, LLM-06"""
+    told = {
+        first_code(cells[0]): cells[2].startswith("yes")
+        for cells in table(page("troubleshooting.md"), "code")
+    }
+    assert told == {code.value: code in PERMANENT for code in ModelErrorCode}
