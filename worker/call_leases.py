@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.worker.leases import Holding, renew_each
 
 
@@ -22,7 +22,7 @@ class CallLeases:
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
         self._elapsed = elapsed
-        self._held: set[CallLease] = set()
+        self._held: dict[ToolHint, CallLease] = {}
         self._hands_back = False
 
     def __len__(self) -> int:
@@ -32,23 +32,29 @@ class CallLeases:
     def hold(self, taken: TakenCall) -> Iterator[CallLease]:
         """Keep a call among those that are renewed, for the time of its attempt."""
         lease = CallLease(taken, self._elapsed)
-        self._held.add(lease)
+        self._held[taken.hint] = lease
         if self._hands_back:  # it was being taken when the others were handed back
             lease.interrupt(Interruption.HANDED_BACK)
         try:
             yield lease
         finally:
             lease.release()
-            self._held.discard(lease)
+            if self._held.get(taken.hint) is lease:
+                del self._held[taken.hint]
+
+    async def keeps(self, hint: ToolHint) -> bool:
+        """Tell whether this process makes the call that a further hint names; see `Leases`."""
+        lease = self._held.get(hint)
+        return lease is not None and await lease.is_kept()
 
     def of(self, run_id: str) -> list[CallLease]:
         """Return the leases on calls of a run."""
-        return [lease for lease in self._held if lease.taken.hint.run_id == run_id]
+        return [lease for lease in self._held.values() if lease.taken.hint.run_id == run_id]
 
     def hand_back(self) -> None:
         """Break off all calls, so that other workers take them over."""
         self._hands_back = True
-        for lease in list(self._held):
+        for lease in list(self._held.values()):
             lease.interrupt(Interruption.HANDED_BACK)
 
     async def renew(
@@ -58,7 +64,7 @@ class CallLeases:
 
         Returns as `renew_each` does.
         """
-        leases = list(self._held) if run_id is None else self.of(run_id)
+        leases = list(self._held.values()) if run_id is None else self.of(run_id)
         await renew_each(leases, once, _heed)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
-from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.worker.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Holding:
         self._elapsed = elapsed
         self._began = elapsed()
         self._work: asyncio.Task[Any] | None = asyncio.current_task()
+        self._released: asyncio.Future[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
 
     @property
@@ -87,6 +88,17 @@ class Holding:
         """Drop the renewal that is under way: nobody holds what it is for."""
         if self._renewal is not None:
             self._renewal.cancel()
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
+
+    async def is_kept(self) -> bool:
+        """Tell whether the attempt goes on; one that only commits is waited for, and has ended."""
+        if self._work is not None and self.term is not Term.OVER:
+            return True
+        if self._released is None:
+            self._released = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._released)
+        return False
 
 
 class Lease(Holding):
@@ -140,6 +152,15 @@ class Leases:
     def find(self, run_id: str) -> Lease | None:
         """Return the lease on a run's step, if this process holds it."""
         return self._held.get(run_id)
+
+    async def keeps(self, hint: StepHint) -> bool:
+        """Tell whether this process works on the step that a further hint names.
+
+        Its lease may look lapsed: to a Redis whose clock was set forward, or after a pause of this
+        process. Whoever has the work must not begin it again.
+        """
+        lease = self._held.get(hint.run_id)
+        return lease is not None and lease.claim.step == hint.step and await lease.is_kept()
 
     def hand_back(self) -> None:
         """Break off all attempts, so that other workers take their runs over at once."""

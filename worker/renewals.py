@@ -6,9 +6,12 @@ that runs out by mistake ends a run.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Self
 
 from stepfleet.orchestrator.protocol.waiting import Kept
-from stepfleet.orchestrator.store.steps import Held, StepStore
+from stepfleet.orchestrator.store.opening import OpenStore
+from stepfleet.orchestrator.store.steps import Held, StepStore, Terms
 from stepfleet.worker.call_leases import CallLease
 from stepfleet.worker.leases import Lease, Term
 
@@ -26,6 +29,16 @@ class Renewals:
             Term.LONG: make(max(lease, TRIAL_SECONDS)),
             Term.OVER: make(0.0),
         }
+
+    @classmethod
+    def over(cls, opened: OpenStore, terms: Terms) -> Self:
+        """Return what renews over an open store, under the worker's terms."""
+
+        def make(lease: float) -> StepStore:
+            own = replace(terms, lease=lease)
+            return StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, own)
+
+        return cls(make, terms.lease)
 
     async def step(self, lease: Lease) -> Held:
         """Renew a step's lease. Raises `StoreError` when Redis stays out of reach."""

@@ -13,8 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 
 from celery import Celery
 from redis.exceptions import RedisError
@@ -42,7 +40,7 @@ from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.chunks import ChunkSender
 from stepfleet.worker.courier import Courier
 from stepfleet.worker.crash import Visit, crash_points, unharmed
-from stepfleet.worker.leases import Leases, heed
+from stepfleet.worker.leases import Leases
 from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.outlets import couriers
 from stepfleet.worker.ports import CallStore, Ports
@@ -61,11 +59,12 @@ from stepfleet.worker.time_limits import TimeLimits
 from stepfleet.worker.tool_task import CallReport, run_call
 from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.trials import Trials
+from stepfleet.worker.upkeep import RENEWALS_PER_LEASE, Upkeep
 
 log = logging.getLogger(__name__)
 
-RENEWALS_PER_LEASE = 3
 SETTLE_SECONDS = 5.0
+HELD_HERE = "by this process"
 LAST_SECONDS = 1.0
 """How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
 
@@ -112,7 +111,7 @@ class LoopServices:
         self._store: OpenStore | None = None
         self._has_ended = False
         self._sources: OpenSources | None = None
-        self._renewals: Renewals
+        self._upkeep: Upkeep
         self._seen_calls: CallStore
 
     async def ports(self) -> Ports:
@@ -133,16 +132,16 @@ class LoopServices:
         return self._store
 
     async def check(self, run_id: str) -> None:
-        """Ask the store what is wanted of a run that is held here, and heed it."""
-        lease = self._leases.find(run_id)
+        """Renew what is held of a run here; heed what the store says is wanted of it."""
         await self.ports()
-        if lease is not None:
-            heed(lease, await self._renewals.step(lease))
-        await self._calls.renew(self._renewals.call, run_id)
+        await self._upkeep.renew(run_id)
 
     async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
         """Make the tool call that `hint` names."""
         ports = ports or await self.ports()
+        if await self._calls.keeps(hint):
+            await self.check(hint.run_id)
+            return CallReport(hint, refusal=NotTakenNow(NotTaken.LEASED, HELD_HERE))
         return await run_call(hint, self._seen_calls, ports, self._calls)
 
     def be_patient(self, seconds: float) -> None:
@@ -210,7 +209,8 @@ class LoopServices:
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
-        self._renewals = Renewals(partial(_renewing, opened, terms), self._lease)
+        renewals = Renewals.over(opened, terms)
+        self._upkeep = Upkeep(self._leases, self._calls, renewals, settings.lease)
         self._seen_calls = self._watching.calls(store.calls)
         await store.prepare()
         for agent in self._agents:
@@ -275,7 +275,7 @@ class LoopServices:
             asyncio.create_task(
                 rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
             ),
-            asyncio.create_task(self._renew(), name="stepfleet-leases"),
+            asyncio.create_task(self._upkeep.watch(), name="stepfleet-leases"),
             asyncio.create_task(report.watch(opened), name="stepfleet-report"),
             asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
         ]
@@ -283,18 +283,9 @@ class LoopServices:
 
     def _trials(self) -> Trials:
         marks = TrialMarks(self.store.connection, self.store.keys)
-        return Trials(self._settings.poison_limit, self._settings.grace, self._renewals, marks)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.lease / RENEWALS_PER_LEASE)
-            await self._leases.renew(self._renewals.step)
-            await self._calls.renew(self._renewals.call)
-
-
-def _renewing(opened: OpenStore, terms: Terms, lease: float) -> StepStore:
-    terms = replace(terms, lease=lease)
-    return StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms)
+        return Trials(
+            self._settings.poison_limit, self._settings.grace, self._upkeep.renewals, marks
+        )
 
 
 class Services:
@@ -334,6 +325,9 @@ class Services:
         self.crash("message-popped")
         if self.leases.draining:
             return StepReport(hint, refusal=Refusal(Refused.DRAINING))
+        if await self.leases.keeps(hint):
+            await self._loop().check(hint.run_id)
+            return StepReport(hint, refusal=Refusal(Refused.LEASED, HELD_HERE))
         try:
             return await run_step(hint, await self._loop().ports(), self.leases)
         except StoreError:
