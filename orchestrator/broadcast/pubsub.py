@@ -8,6 +8,7 @@ from typing import Any, Self
 import orjson
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import ConnectionError, RedisClusterException  # noqa: A004 - redis's own
 
 from stepfleet.orchestrator.broadcast.port import Envelope
 from stepfleet.orchestrator.cluster_clients import cluster_client
@@ -36,7 +37,10 @@ class RedisPubSub:
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
         """Publish one envelope."""
-        await self._client.publish(channel, orjson.dumps(dict(envelope)))
+        try:
+            await self._client.publish(channel, orjson.dumps(dict(envelope)))
+        except RedisClusterException as error:  # no node answers; the client's is no RedisError
+            raise ConnectionError(str(error)) from error
 
     async def aclose(self) -> None:
         """Disconnect."""

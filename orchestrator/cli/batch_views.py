@@ -76,7 +76,7 @@ def submit_file(asked: Submission) -> int:
         notice(f"Batch {batch.id}")
         return await _to_its_end(batch, asked.out, asked.output_format, json=asked.json)
 
-    return with_fleet(asked.data, submit, warn=True)
+    return with_fleet(asked.data, submit, warn=True, waits=asked.wait)
 
 
 def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
@@ -85,7 +85,7 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
     async def watch(fleet: AsyncFleet) -> int:
         return await _to_its_end(await fleet.batch(batch_id), None, "auto", json=json)
 
-    return with_fleet(data, watch)
+    return with_fleet(data, watch, waits=True)
 
 
 def show_status(batch_id: str | None, data: Path, *, json: bool) -> None:
@@ -135,7 +135,7 @@ def write_results(
         still = f"; {progress.open} runs are still open" if progress.open and not wait else ""
         notice(f"{written} results{f' in {out}' if out else ''}{still}")
 
-    with_fleet(data, write)
+    with_fleet(data, write, waits=wait)
 
 
 @contextlib.contextmanager

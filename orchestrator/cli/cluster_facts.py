@@ -7,7 +7,12 @@ from typing import Any, TypeVar
 
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    RedisClusterException,
+    RedisError,
+)
 from redis.retry import Retry
 
 from stepfleet.orchestrator.cluster_clients import plain_cluster_client
@@ -60,7 +65,8 @@ def asked_cluster(url: str, question: Callable[[RedisCluster], T], *, seconds: f
             "into STEPFLEET_REDIS_URL (redis+cluster://USER:PASSWORD@HOST:7000)"
         )
         raise ConfigurationError(msg) from None
-    except (RedisError, OSError) as error:
+    # The client's own exception for a cluster of which no node answers is no RedisError.
+    except (RedisError, RedisClusterException, OSError) as error:
         msg = (
             f"Redis at {parsed.place} cannot be reached: {error}; start it, or correct "
             "STEPFLEET_REDIS_URL"

@@ -31,4 +31,4 @@ def show_conversation(run_id: str, data: Path, *, json: bool, full: bool, follow
         else:
             screen().print(whole_view(view, full=full))
 
-    with_fleet(data, show)
+    with_fleet(data, show, waits=follow)

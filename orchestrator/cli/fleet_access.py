@@ -12,14 +12,22 @@ from stepfleet.orchestrator.fleet import AsyncFleet
 T = TypeVar("T")
 
 
-def with_fleet(data: Path, work: Callable[[AsyncFleet], Awaitable[T]], *, warn: bool = False) -> T:
+def with_fleet(
+    data: Path,
+    work: Callable[[AsyncFleet], Awaitable[T]],
+    *,
+    warn: bool = False,
+    waits: bool = False,
+) -> T:
     """Return what `work` returns for the fleet at hand; `warn` tells of an unsafe Redis.
 
+    Work that `waits` for runs waits for a Redis that is away too, for the settings' `patience`.
     Raises `ConfigurationError` or `StoreError`, with the fix, where there is no usable Redis.
     """
     with known_redis(data) as settings:
         # Asked either way: who cannot be reached is told with the fix within seconds.
-        (warn_of if warn else ask)(settings.store)
+        patience = settings.patience if waits else 0.0
+        (warn_of if warn else ask)(settings.store, patience=patience)
 
         async def opened() -> T:
             async with AsyncFleet(settings=settings) as fleet:

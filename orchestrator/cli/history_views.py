@@ -82,7 +82,7 @@ def write_checkpoint(
         async for kept in fleet.checkpoints(run_id, every=every, follow=all_of.follow):
             notice(f"{folder.save(kept)}: {len(kept.steps)} steps")
 
-    with_fleet(data, write)
+    with_fleet(data, write, waits=all_of.follow)
 
 
 def restore_run(

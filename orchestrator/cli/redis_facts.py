@@ -1,6 +1,7 @@
 """Asks a Redis server about itself, at once and without a fleet. Judges nothing; reads no run."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -8,7 +9,7 @@ from typing import Any, TypeVar, cast
 import redis
 from redis.cluster import RedisCluster
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
-from redis.sentinel import SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from stepfleet.orchestrator.cli.cluster_facts import (
     ClusterFacts,
@@ -26,6 +27,7 @@ from stepfleet.orchestrator.store.sentinel import master_client
 from stepfleet.orchestrator.store.soundness import ServerFacts, worries, worst_of
 
 _CONNECT_SECONDS = 3.0
+_PAUSE_SECONDS = 0.25
 
 T = TypeVar("T")
 
@@ -44,18 +46,34 @@ class RedisFacts:
     cluster: ClusterFacts | None = None
 
 
-def warn_of(url: str) -> None:
+def warn_of(url: str, *, patience: float = 0.0) -> None:
     """Say on standard error what about the server endangers runs. Raises what `ask` raises."""
-    for worry in worries(ask(url).server):
+    for worry in worries(ask(url, patience=patience).server):
         notice(f"WARNING: {worry.text}")
 
 
-def ask(url: str) -> RedisFacts:
+def ask(url: str, *, patience: float = 0.0) -> RedisFacts:
     """Return the server's facts, within a few seconds.
 
+    A server that cannot be reached is asked again for `patience` seconds, and that is said.
     Raises `ConfigurationError` for an unusable URL or refused credentials, `StoreError` when
     the server cannot be reached; both name the fix.
     """
+    deadline = time.monotonic() + patience
+    said = False
+    while True:
+        try:
+            return _ask_once(url)
+        except StoreError:
+            if time.monotonic() >= deadline:
+                raise
+            if not said:
+                notice(f"Redis cannot be reached; it is asked again for {patience:g} s.")
+                said = True
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _ask_once(url: str) -> RedisFacts:
     if is_cluster(url):
         return asked_cluster(url, _facts_of_cluster, seconds=_CONNECT_SECONDS)
     return _asked(url, _facts)
@@ -95,6 +113,12 @@ def _asked(url: str, question: Callable[[redis.Redis], T]) -> T:
                 "into STEPFLEET_REDIS_URL (redis://USER:PASSWORD@host:6379/0)"
             )
             raise ConfigurationError(msg) from None
+        except MasterNotFoundError:
+            msg = (
+                f"Redis at {place(client)} cannot be reached: no Sentinel names a master; start "
+                "them, or correct STEPFLEET_REDIS_URL"
+            )
+            raise StoreError(msg) from None
         except (RedisError, OSError) as error:
             msg = (
                 f"Redis at {place(client)} cannot be reached: {error}; start it, or correct "

@@ -59,4 +59,4 @@ def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: 
                 print_json_line(event)
             await asyncio.sleep(0)
 
-    with_fleet(data, tell)
+    with_fleet(data, tell, waits=follow)

@@ -393,7 +393,8 @@ def test_a_redis_that_cannot_be_reached_is_one_message_without_the_password(
     stepfleet.questions("one")
 
     with dead_port() as port:
-        done = stepfleet(*RUN, STEPFLEET_REDIS_URL=host.format(port=port))
+        url = host.format(port=port)
+        done = stepfleet(*RUN, STEPFLEET_REDIS_URL=url, STEPFLEET_PATIENCE="0.5")
 
     assert done.returncode == 2
     assert "cannot be reached" in done.stderr

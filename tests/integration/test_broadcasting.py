@@ -10,7 +10,8 @@ import pytest
 from deadlines import until
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis_servers import RedisServer
+from redis.exceptions import RedisError
+from redis_servers import RedisServer, free_port
 from scripted_steps import Script, call, say
 from stored_runs import Bench, answered, bench, called
 from trouble_proxy import troubled
@@ -202,6 +203,16 @@ async def test_channels_on_a_redis_that_is_away_delay_no_step(
                 await until(ended, within=LONG)
             events = [one async for one in fleet.stream(run_id)]
     assert heard[-len(events) :] == events
+
+
+async def test_a_cluster_of_channels_that_is_away_is_an_error_of_redis() -> None:
+    """The courier retries those; the cluster client's own exception would end it."""
+    channels = RedisPubSub.at(f"redis+cluster://127.0.0.1:{free_port()}")
+    try:
+        with pytest.raises(RedisError, match="cannot be connected"):
+            await channels.broadcast("agent.run", {"sequence": 1})
+    finally:
+        await channels.aclose()
 
 
 async def test_a_dead_owners_work_is_taken_over_where_it_stopped(desk: Bench) -> None:
