@@ -1,6 +1,7 @@
 """Settings of a fleet: arguments, then environment, then `stepfleet.toml`, then defaults."""
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,6 +121,14 @@ class Settings(BaseSettings):
     def signing(self) -> SigningKeys | None:
         """The keys that sign task messages; None where they are not signed."""
         return signing_keys(self.signing_key.get_secret_value()) if self.signing_key else None
+
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Yield the secret settings that are set: the name of their variable, and the value."""
+        for name, value in self:
+            if isinstance(value, SecretStr):
+                yield f"STEPFLEET_{name.upper()}", value.get_secret_value()
+            elif name == "webhooks":
+                yield f"STEPFLEET_{name.upper()}", " ".join(map(str, value))
 
     @property
     def store(self) -> str:

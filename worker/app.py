@@ -14,6 +14,7 @@ from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command
 
 from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.redaction import keep_secret
 from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
@@ -23,7 +24,7 @@ from stepfleet.worker.rejected import puts_aside
 from stepfleet.worker.services import Services
 from stepfleet.worker.stopping import Stopping
 from stepfleet.worker.tasks import register
-from stepfleet.worker.telemetry import log_as_json
+from stepfleet.worker.telemetry import log_as_json, log_without_secrets
 from stepfleet.worker.transport import EVENTS, batch_url
 from stepfleet.worker.transport import register as register_transport
 
@@ -67,8 +68,12 @@ def create_app(settings: Settings) -> Celery:
         app.conf.event_serializer = EVENTS
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
     services = Services(settings, load_agents(references).values(), app, alone=not prefork)
+    for name, value in settings.secrets():
+        keep_secret(name, value)
     if settings.log_format == "json":
         log_as_json()
+    else:
+        log_without_secrets()
     keys = settings.signing
     register(app, services, Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None)
     _follow_refusals(settings)

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.remembered import Remembered, Window
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.redaction import redact
+from stepfleet.orchestrator.redaction import redact_error
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
 from stepfleet.worker.foreign_answer import storable
 from stepfleet.worker.leases import Lease
@@ -155,7 +155,7 @@ def info_of(error: Exception) -> ErrorInfo:
     """Return what is told of an error, whatever was raised."""
     if isinstance(error, AgentException):
         return error.to_info()
-    message = redact(well_formed(f"{type(error).__name__}: {error}"[:2000]))
+    message = redact_error(well_formed(f"{type(error).__name__}: {error}"))[:2000]
     return ErrorInfo(type=ErrorType.UNKNOWN, code="UNKNOWN_ERROR", message=message)
 
 

@@ -23,6 +23,7 @@ from stepfleet.orchestrator.records.outcome import (
 from stepfleet.orchestrator.records.results import RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.redaction import redact_error
 
 AGGREGATE = "aggregate"
 
@@ -104,7 +105,7 @@ def _failure_of(criterion: object, error: Exception) -> ContinuationEvaluation:
     if not callable(getattr(criterion, "decide", None)):
         what = "it has no method decide(state); a plain function becomes a criterion by when(...)"
     else:
-        what = well_formed(f"{type(error).__name__}: {error}")
+        what = redact_error(well_formed(f"{type(error).__name__}: {error}"))
     return ContinuationEvaluation(
         criterion=name,
         decision=FORBID,

@@ -8,7 +8,7 @@ import httpx
 
 from stepfleet.orchestrator.errors import AgentMemoryError
 from stepfleet.orchestrator.recall.loops import OnePerLoop
-from stepfleet.orchestrator.redaction import redact
+from stepfleet.orchestrator.redaction import name_secret, redact
 
 OPENAI = "https://api.openai.com/v1"
 
@@ -35,6 +35,7 @@ class OpenAIEmbeddings:
 
     async def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """Return one vector per text, in their order."""
+        name_secret(self._api_key_env)
         key = os.environ.get(self._api_key_env, "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         body = {"model": self._model, "input": list(texts)}

@@ -5,12 +5,13 @@ Inside a run failures travel as `ErrorInfo`; exceptions cross the edges. Their t
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.foreign_text import well_formed
+from stepfleet.orchestrator.redaction import redact_error
 
 
 class ErrorType(StrEnum):
@@ -85,7 +86,8 @@ class ErrorInfo(Record):
 
     type: ErrorType
     code: str
-    message: str
+    message: Annotated[str, AfterValidator(redact_error)]
+    """Without secrets of the environment, whoever raised it: errors become records here."""
     retryable: bool = False
     tool_name: str | None = None
     call_id: str | None = None

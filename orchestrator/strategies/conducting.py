@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.redaction import redact_error
 from stepfleet.orchestrator.strategies.driver import GOES_ON, StrategyContinuation
 from stepfleet.orchestrator.strategies.json_mode import (
     in_json_mode,
@@ -172,7 +173,8 @@ class StrategyConduct(Conduct):
     def _failure(self, method: str, error: Exception) -> StrategyError:
         if isinstance(error, StrategyError):
             return error
-        return StrategyError(f"{self._name}.{method} failed: {type(error).__name__}: {error}")
+        what = redact_error(f"{type(error).__name__}: {error}")
+        return StrategyError(f"{self._name}.{method} failed: {what}")
 
 
 def _checked(change: Any) -> StateChange:

@@ -1,9 +1,11 @@
 """Secrets of the environment, and where they must not be: a fleet with a canary in every place."""
 
 import os
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pytest
@@ -163,6 +165,43 @@ def test_secrets_of_the_environment_are_nowhere(
         for quiet in (worker_log, flower_log, "".join(pages), heard.decode(errors="replace")):
             assert prompt not in quiet
     assert os.environ.get("OPENAI_API_KEY") != MODEL_KEY
+
+
+LEAKING = Path(__file__).parent / "agents" / "leaking_agents.py"
+VAULT_PASS = "vault-canary/0010"
+
+
+@pytest.mark.timeout(300)
+def test_secrets_in_failures_of_others_code_are_nowhere(
+    start_worker: Start, own_redis: Callable[..., RedisServer]
+) -> None:
+    """CONF-08: models, strategies, memories, criteria, handlers, chained errors, shown media."""
+    server = own_redis(appendfsync="always")
+    env = {"STEPFLEET_AGENTS": str(LEAKING), "VAULT_PASS": VAULT_PASS}
+    worker = start_worker(server.url, options=("-l", "DEBUG"), env=env)
+    with Fleet(server.url) as fleet, redis.Redis.from_url(server.url) as client:
+        agents = load_agents(str(LEAKING))
+        runs = {name: fleet.submit(one, QUESTION) for name, one in agents.items()}
+        results = {name: fleet.wait(run, timeout=LONG) for name, run in runs.items()}
+        shown = [one.model_dump_json() for one in results.values()]
+        shown += [str(list(fleet.events(one.run_id))) for one in results.values()]
+        stored = b"".join(everything(client))
+    file = b"".join(one.read_bytes() for one in server.folder.rglob("*.aof"))
+    for place, text in {
+        "the store": stored,
+        "the append-only file": file,
+        "the worker's log": worker.log.encode(),
+        "results and events": "".join(shown).encode(),
+    }.items():
+        for form in (
+            VAULT_PASS,
+            quote(VAULT_PASS, safe=""),
+            b64encode(VAULT_PASS.encode()).decode(),
+        ):
+            assert form.encode() not in text, f"{form} is in {place}"
+    for name in agents:
+        written = results[name].model_dump_json()
+        assert "[redacted]" in written, f"{name} failed in another way: {written}"
 
 
 def said(commands: CommandLine, url: str, *run_ids: str) -> list[str]:

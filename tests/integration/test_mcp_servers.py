@@ -381,6 +381,16 @@ async def test_an_answer_that_is_too_large_or_compressed_is_not_read(
         assert "compressed or has more than 1048576 bytes" in record.error.message
 
 
+async def test_variables_that_a_server_gets_are_secrets_whatever_their_names(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CONF-08"""
+    monkeypatch.setenv("PLAIN_NAME", "canary-of-a-server")
+    tools = opened(talker(env=["PLAIN_NAME"]))
+    record = await call(tools, "variable", {"name": "PLAIN_NAME"})
+    assert record.result == "[redacted]"
+
+
 async def test_a_servers_schema_of_its_results_is_not_matched_here(opened: Open) -> None:
     """MCP-client libraries check results against it: this pattern would take them years."""
     with lying(content=[{"type": "text", "text": "fine"}]) as server:

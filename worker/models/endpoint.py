@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import ModelSettings
+from stepfleet.orchestrator.redaction import name_secret
 
 OPENAI_URL = "https://api.openai.com/v1"
 _OPENAI_HOSTS = re.compile(r"(?:[^.]+\.)?api\.openai\.com")
@@ -103,6 +104,7 @@ def _key(
     name = variable or _KEY
     key = environment.get(name, "").strip() if variable or trusted else ""
     if key:
+        name_secret(name)
         return _header(key, name)
     if variable or required:
         msg = f"no API key: set the variable {name} in the workers' environment"

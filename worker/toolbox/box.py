@@ -76,9 +76,14 @@ class LocalToolbox:
         """Return the record without secrets of this process's environment."""
         result, kept = self._hide.data(record.result), record.custom_state
         kept = self._hide.data(kept) if kept else kept
-        if result is record.result and kept is record.custom_state:
+        media = record.media
+        if media:
+            shown = self._hide.data(list(media))
+            media = media if shown == list(media) else tuple(shown)
+        if result is record.result and kept is record.custom_state and media is record.media:
             return record
-        return record.model_copy(update={"result": result, "custom_state": kept})
+        changes = {"result": result, "custom_state": kept, "media": media}
+        return record.model_copy(update=changes)
 
     def text(self, record: ToolCallRecord) -> str:
         """Return what the model reads of a record."""

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.redaction import redact
+from stepfleet.orchestrator.redaction import redact_error
 from stepfleet.orchestrator.tools import (
     StateUpdate,
     Tool,
@@ -112,7 +112,7 @@ def _said(error: Exception) -> str:
 
 def described(error: AgentException, call: ToolCall) -> ErrorInfo:
     """Return what a failed call's record says: secrets blacked out, long messages cut."""
-    message = redact(error.message.encode("utf-8", "backslashreplace").decode())
+    message = redact_error(error.message).encode("utf-8", "backslashreplace").decode()
     if len(message) > _MAX_MESSAGE:
         more = len(message) - _MAX_MESSAGE
         message = f"{message[:_MAX_MESSAGE]} ... ({more} more characters)"

@@ -19,6 +19,7 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ToolListChangedNotification
 
+from stepfleet.orchestrator.redaction import name_secret
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError
 from stepfleet.worker.toolbox.mcp.bounding import IDENTITY, BoundedTransport
 from stepfleet.worker.toolbox.mcp.listing import MAX_TOOLS, Definition, definitions
@@ -120,6 +121,7 @@ def _variable(server: McpServer, named: str, name: str) -> str:
             f"MCP server {server.name!r}: field {named!r} names {name}, which is not set in this "
             "worker's environment; set it there"
         )
+    name_secret(name)
     return value
 
 
