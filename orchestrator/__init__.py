@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.subscribers import Subscribers as Subscribers
     from stepfleet.orchestrator.sync import Batch as Batch
     from stepfleet.orchestrator.sync import Fleet as Fleet
+    from stepfleet.orchestrator.tools import CallStatus as CallStatus
+    from stepfleet.orchestrator.tools import Done as Done
     from stepfleet.orchestrator.tools import Middleware as Middleware
     from stepfleet.orchestrator.tools import StateUpdate as StateUpdate
     from stepfleet.orchestrator.tools import WithMedia as WithMedia
@@ -150,6 +152,8 @@ _WHERE = {
     "subscribers": ("Subscribers",),
     "sync": ("Batch", "Fleet"),
     "tools": (
+        "CallStatus",
+        "Done",
         "Middleware",
         "StateUpdate",
         "WithMedia",

@@ -10,7 +10,13 @@ from typing import Any
 
 from stepfleet.orchestrator.protocol.refusals import unknown_outcome
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry, ToolSourceError
+from stepfleet.orchestrator.tools import (
+    CallStatus,
+    Tool,
+    ToolInvocation,
+    ToolRegistry,
+    ToolSourceError,
+)
 from stepfleet.worker.ports import Toolbox
 
 
@@ -23,8 +29,8 @@ async def attempt_call(
 ) -> ToolCallRecord:
     """Return the call's record. Raises `asyncio.CancelledError` alone.
 
-    One that was started before, and is not idempotent, is not run again: its tool's status
-    hook is asked.
+    One that was started before, and is not idempotent, is only run again where its tool's status
+    hook says that it was not done.
     """
     if invocation.attempt > 1 and tools.late:
         with suppress(ToolSourceError):
@@ -33,8 +39,8 @@ async def attempt_call(
             return unknown_outcome(call, clock())
     if invocation.attempt > 1 and call.name in tools:
         tool = tools.get(call.name)
-        if not tool.idempotent:
-            return await _asked(call, tool, invocation, toolbox, clock)
+        if not tool.idempotent and (known := await _asked(call, tool, invocation, toolbox, clock)):
+            return known
     return await toolbox.execute(call, tools, invocation, clock=clock)
 
 
@@ -44,9 +50,9 @@ async def _asked(
     invocation: ToolInvocation,
     toolbox: Toolbox,
     clock: Callable[[], datetime],
-) -> ToolCallRecord:
-    """Return what the tool's status hook knows of the lost call, or that nobody knows."""
-    if tool.options.status is None:
-        return unknown_outcome(call, clock())
-    known = await toolbox.recall(call, tool, invocation, clock=clock)
-    return known or unknown_outcome(call, clock())
+) -> ToolCallRecord | None:
+    """Return what became of the lost call, or that nobody knows; None where it was not done."""
+    found = await toolbox.recall(call, tool, invocation, clock=clock)
+    if found is CallStatus.NOT_DONE:
+        return None
+    return unknown_outcome(call, clock()) if isinstance(found, CallStatus) else found

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
+from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.call_leases import CallLease
 from stepfleet.worker.leases import Lease
 from stepfleet.worker.pacing import Pacing
@@ -150,7 +150,7 @@ class Toolbox(Protocol):
         invocation: ToolInvocation,
         *,
         clock: Callable[[], datetime],
-    ) -> ToolCallRecord | None:
+    ) -> ToolCallRecord | CallStatus:
         """Ask the tool's status hook what became of a call whose worker was lost."""
 
     def text(self, record: ToolCallRecord) -> str:

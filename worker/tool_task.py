@@ -88,7 +88,7 @@ async def _attempt(
         index=hint.index,
         attempt=taken.attempt,
         custom_state=taken.custom_state,
-    )
+    ).within(taken.metadata, taken.batch_id, taken.line_id)
     try:
         ports.crash("during-call-task")
         return await attempt_call(

@@ -180,7 +180,7 @@ class ToolTurn:
             index=index,
             attempt=2 if before else 1,
             custom_state=self.claim.state.custom_state,
-        )
+        ).within(self.claim.state.metadata, self.claim.batch_id, self.claim.line_id)
         return await attempt_call(
             call,
             invocation,

@@ -83,6 +83,7 @@ class Claim:
     crashes: int = 0
     decided: bool = False
     batch_id: str | None = None
+    line_id: str | None = None
     history: History | None = None
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""

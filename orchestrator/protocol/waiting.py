@@ -86,7 +86,8 @@ class TakenCall:
     """A tool call that this worker owns until its lease runs out.
 
     `token` fences every write, `now` is Redis's time. `attempt` counts the starts of this call
-    from 1, `crashes` the workers that vanished with it. `custom_state` is the run's, for reading.
+    from 1, `crashes` the workers that vanished with it. `custom_state` and `metadata` are the
+    run's, for reading.
     """
 
     hint: ToolHint
@@ -98,6 +99,9 @@ class TakenCall:
     attempt: int = 1
     crashes: int = 0
     custom_state: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    batch_id: str | None = None
+    line_id: str | None = None
 
 
 def divided(

@@ -74,7 +74,7 @@ class Committed:
 
 
 _HEADER = (
-    *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch"),
+    *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "outcome", "waiting", "want", "want_note"),
 )
 """What a claim reads of a run's header."""
@@ -238,6 +238,7 @@ class StepStore:
             crashes=int(header["crashes"]),
             decided=bool(header.get("outcome")),
             batch_id=header.get("batch") or None,
+            line_id=header.get("line") or None,
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,
         )

@@ -195,6 +195,9 @@ class ToolCalls:
             config=config,
             execution=state.info.execution,
             custom_state=state.custom_state,
+            metadata=state.metadata,
+            batch_id=header.get("batch") or None,
+            line_id=header.get("line") or None,
             attempt=int(reply[4]),
             crashes=int(reply[5]),
         )

@@ -4,6 +4,7 @@ Neither Celery nor Redis nor HTTP. Execution lives in the worker.
 """
 
 from stepfleet.orchestrator.tools.bounded_json import canonical_json
+from stepfleet.orchestrator.tools.call_status import CallStatus, Done
 from stepfleet.orchestrator.tools.calls import (
     bounded_calls,
     drop_leaked_arguments,
@@ -46,6 +47,9 @@ __all__ = [
     "bounded_calls",
     "drop_leaked_arguments",
     "canonical_json",
+    # what became of a lost call
+    "CallStatus",
+    "Done",
     # inside a running tool
     "ToolInvocation",
     "current_invocation",

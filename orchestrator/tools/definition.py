@@ -52,8 +52,9 @@ class ToolOptions:
     waits for it without a worker's slot, and `timeout` counts from the call's start there.
     `thread=False` runs a plain function inside the event loop: only for those that take
     microseconds. `status`, a plain or coroutine function, is asked for a call that is not
-    idempotent and whose worker was lost: it gets the `ToolInvocation` as `invocation`, and
-    returns the call's result, or None where it does not know either.
+    idempotent and whose worker was lost: it gets the `ToolInvocation` as `invocation`, with the
+    call's `arguments`. It returns `Done(result)`, `CallStatus.NOT_DONE` (the call is run) or
+    `CallStatus.UNKNOWN`; any other value is the result too, and None means unknown.
     """
 
     timeout: float | None = None

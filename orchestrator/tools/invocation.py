@@ -26,7 +26,9 @@ class ToolInvocation(Record):
     `attempt` counts the starts of this call from 1. `idempotency_key` is the same for every
     attempt, so that a tool can hand it to a service that ignores repetitions. `deadline` is
     the UTC time at which the tool's timeout ends. `custom_state` is the run's before this step,
-    for reading; a tool changes it by what it returns (`StateUpdate`).
+    for reading; a tool changes it by what it returns (`StateUpdate`). `metadata` is the run's own,
+    `batch_id` and `line_id` are set for a run of a batch. `arguments` are the call's, as the model
+    gave them, where a status hook is asked; a tool has them already.
     """
 
     run_id: str
@@ -39,6 +41,10 @@ class ToolInvocation(Record):
     attempt: int = Field(default=1, ge=1)
     deadline: datetime | None = None
     custom_state: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    batch_id: str | None = None
+    line_id: str | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod
     def of(
@@ -65,6 +71,17 @@ class ToolInvocation(Record):
             # A copy, since what a tool does to it must not reach the run's state.
             custom_state=copy.deepcopy(dict(custom_state)) if custom_state else {},
         )
+
+    def within(
+        self, metadata: Mapping[str, Any], batch_id: str | None, line_id: str | None
+    ) -> "ToolInvocation":
+        """Return the invocation with what its run is to its submitter."""
+        known = copy.deepcopy(dict(metadata)) if metadata else {}
+        return self.model_copy(update={"metadata": known, "batch_id": batch_id, "line_id": line_id})
+
+    def asked_for(self, call: ToolCall) -> "ToolInvocation":
+        """Return the invocation as a status hook gets it: with the arguments of its call."""
+        return self.model_copy(update={"arguments": copy.deepcopy(call.arguments)})
 
 
 def _key(call: ToolCall, run_id: str, execution: int, step: int, index: int) -> str:

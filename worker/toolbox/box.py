@@ -1,18 +1,30 @@
 """The toolbox of a worker process: execution with its threads, recall of lost calls, texts."""
 
+import logging
 import os
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.redaction import Redactor
-from stepfleet.orchestrator.tools import Tool, ToolInvocation, ToolRegistry
-from stepfleet.worker.toolbox.execution import execute_call
+from stepfleet.orchestrator.redaction import Redactor, redact
+from stepfleet.orchestrator.tools import (
+    CallStatus,
+    Done,
+    Tool,
+    ToolInvocation,
+    ToolOptions,
+    ToolRegistry,
+)
+from stepfleet.orchestrator.tools.definition import is_async
+from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT, execute_call
 from stepfleet.worker.toolbox.layers import call_through_layers
+from stepfleet.worker.toolbox.running import run_function
 from stepfleet.worker.toolbox.threads import ToolThreads
+
+log = logging.getLogger(__name__)
 
 
 class LocalToolbox:
@@ -51,26 +63,58 @@ class LocalToolbox:
         invocation: ToolInvocation,
         *,
         clock: Callable[[], datetime],
-    ) -> ToolCallRecord | None:
+    ) -> ToolCallRecord | CallStatus:
         """Ask the tool's status hook what became of a call whose worker was lost.
 
-        The hook gets the invocation, with its idempotency key. What it returns is the call's
-        result; None, or a failure of the hook itself, means that it does not know either.
+        The hook gets the invocation, with its idempotency key and the call's arguments. A result
+        that it tells is the call's; a failure of the hook itself tells nothing.
         """
-        hook = tool.options.status
+        hook: Callable[..., Any] | None = tool.options.status
         if hook is None:
-            return None
-        asked = Tool(
+            return CallStatus.UNKNOWN
+        deadline = clock() + timedelta(seconds=DEFAULT_TIMEOUT)
+        known = invocation.asked_for(call).model_copy(update={"deadline": deadline})
+        try:
+            answer = await run_function(
+                partial(hook, invocation=known),
+                known,
+                blocking=not is_async(hook),
+                limiter=self._threads,
+                timeout=DEFAULT_TIMEOUT,
+            )
+        except Exception as error:  # noqa: BLE001 - hooks may raise anything
+            log.warning("the status hook of tool %r failed: %s", call.name, redact(repr(error)))
+            return CallStatus.UNKNOWN
+        if answer is None:
+            return CallStatus.UNKNOWN
+        if isinstance(answer, CallStatus):
+            return answer
+        return await self._told(call, invocation, answer, clock)
+
+    async def _told(
+        self, call: ToolCall, invocation: ToolInvocation, answer: Any, clock: Callable[[], datetime]
+    ) -> ToolCallRecord | CallStatus:
+        """Return the record of a call whose result the hook has told, as if it had run here."""
+        result = answer.result if isinstance(answer, Done) else answer
+        told = Tool(
             name=call.name,
             description="",
             schema={},
-            function=hook,
-            check=lambda _: {"invocation": invocation},
+            function=lambda: result,
+            check=lambda _: {},
+            options=ToolOptions(thread=False),
         )
         record = await execute_call(
-            call, ToolRegistry().process([asked]), invocation, clock=clock, limiter=self._threads
+            call, ToolRegistry().process([told]), invocation, clock=clock, limiter=self._threads
         )
-        return None if record.result is None or record.is_error else self._clean(record)
+        if record.error is not None:
+            log.warning(
+                "what the status hook of tool %r told is no result: %s",
+                call.name,
+                record.error.message,
+            )
+            return CallStatus.UNKNOWN
+        return self._clean(record)
 
     def _clean(self, record: ToolCallRecord) -> ToolCallRecord:
         """Return the record without secrets of this process's environment."""

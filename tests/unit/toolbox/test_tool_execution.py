@@ -12,6 +12,7 @@ from stepfleet.orchestrator.errors import RateLimitError, ToolExecutionError
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
+    CallStatus,
     ToolInvocation,
     ToolRegistry,
     current_invocation,
@@ -364,6 +365,10 @@ async def test_a_tool_reads_its_invocation_in_a_thread_and_in_the_loop(
             "attempt": 2,
             "deadline": "2024-05-01T12:00:30Z",
             "custom_state": {},
+            "metadata": {},
+            "batch_id": None,
+            "line_id": None,
+            "arguments": {},
         }
         assert len(record.result["idempotency_key"]) == 32
 
@@ -434,7 +439,7 @@ async def test_a_status_hook_tells_the_result_of_a_lost_call(hook: Any) -> None:
     call = ToolCall(id="c", name="pay", arguments={"amount": 5})
     invocation = invocation_of(call, attempt=2)
     record = await LocalToolbox(1).recall(call, pay, invocation, clock=lambda: NOW)
-    assert record is not None
+    assert isinstance(record, ToolCallRecord)
     assert record.result == f"paid before with {invocation.idempotency_key}"
     assert (record.repeated, runs) == (True, [])
 
@@ -452,4 +457,4 @@ async def test_without_a_hook_or_its_knowledge_the_outcome_stays_unknown(hook: A
 
     call = ToolCall(id="c", name="pay")
     found = LocalToolbox(1).recall(call, pay, invocation_of(call, 2), clock=lambda: NOW)
-    assert await found is None
+    assert await found is CallStatus.UNKNOWN

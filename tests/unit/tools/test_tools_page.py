@@ -22,8 +22,9 @@ def test_the_samples_of_the_tools_page_run(
             exec(compile(sample, "docs/tools.md", "exec"), names)  # noqa: S102 - our own page
     finally:
         catalog.tool_catalog.cache_clear()
-    required, versions = capsys.readouterr().out.splitlines()
+    required, searches, versions = capsys.readouterr().out.splitlines()
     assert required == "['city']"
+    assert searches == "['search_letters', 'search_notes']"
     assert versions == "('1', '2') 2"
     assert names["artist"].tools.queues == {"render": "gpu"}
     assert names["clerk"].tools.get("population").version == "2"
