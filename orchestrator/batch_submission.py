@@ -6,8 +6,7 @@ Submitting the same thing again finds the batch and completes it; nothing happen
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from stepfleet.orchestrator.batch_check import Checked, check, valid_lines
 from stepfleet.orchestrator.batch_input import BatchInput, Given, open_input
@@ -20,9 +19,10 @@ from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.submission import NewRun, Submission
 
 CHUNK = 500
+CHUNK_BYTES = 1_000_000
+"""Runs that are created together have so much text at most, or are one."""
 CHUNKS_IN_FLIGHT = 4
 
-T = TypeVar("T")
 OnProgress = Callable[[int], None]
 
 
@@ -159,8 +159,18 @@ class BatchSubmission:
         return len(runs)
 
 
-def _take(drafts: Iterator[T]) -> list[T]:
-    return list(islice(drafts, CHUNK))
+def _take(drafts: Iterator[tuple[int, Draft]]) -> list[tuple[int, Draft]]:
+    taken: list[tuple[int, Draft]] = []
+    left = CHUNK_BYTES
+    while left > 0 and len(taken) < CHUNK and (one := next(drafts, None)):
+        taken.append(one)
+        left -= _size(one[1])
+    return taken
+
+
+def _size(draft: Draft) -> int:
+    contents = (message.content for message in draft.line.messages)
+    return sum(len(one if isinstance(one, str) else str(one)) for one in contents)
 
 
 def _tell(on_progress: OnProgress | None, submitted: int) -> None:

@@ -21,11 +21,10 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.store.packing import exchange
+from stepfleet.orchestrator.store.packing import exchange, next_trip
 from stepfleet.orchestrator.store.pool import RenewablePool
 from stepfleet.orchestrator.troubles import Trouble, Watch, explained, trouble_of
 
-LARGEST_TRIP = 500
 CLOCK_SECONDS = 60.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
@@ -124,8 +123,7 @@ class Connection:
 
     async def _travel(self) -> None:
         while self._pending and self._rest is None:
-            size = min(len(self._pending), LARGEST_TRIP)
-            calls = [self._pending.popleft() for _ in range(size)]
+            calls = next_trip(self._pending)
             try:
                 values = await self._round_trip([call.command for call in calls])
                 if self._take_in(calls, values):

@@ -13,12 +13,11 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.cluster_url import Place
-from stepfleet.orchestrator.store.packing import exchange
+from stepfleet.orchestrator.store.packing import exchange, next_trip
 from stepfleet.orchestrator.store.pool import RenewablePool
 from stepfleet.orchestrator.store.slots import Command
 from stepfleet.orchestrator.troubles import explained
 
-LARGEST_TRIP = 500
 TRIPS = 2
 _BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
@@ -81,8 +80,7 @@ class Lane:
 
     async def _travel(self) -> None:
         while self._pending:
-            size = min(len(self._pending), LARGEST_TRIP)
-            calls = [self._pending.popleft() for _ in range(size)]
+            calls = next_trip(self._pending)
             try:
                 values = await self._round_trip(calls)
                 if any(isinstance(value, _BROKEN) for value in values):

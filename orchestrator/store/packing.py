@@ -4,13 +4,18 @@ Its pipeline serves retries, transactions and metrics that are not asked for her
 docs/performance.md has what a round trip takes with it and without. A step's scripts have some
 sixty arguments each: packing them is a good part of what a client spends on Redis. A reply that
 came in together with an earlier one is taken as it is; redis-py would set a timer for it first.
+
+Silence is what ends a wait, not size: redis-py bounds the time for all of a request and for all of
+a reply, so that what is larger than a slow link carries in that time never gets through.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from redis import exceptions
-from redis._parsers.hiredis import NOT_ENOUGH_DATA
+from redis._parsers.hiredis import NOT_ENOUGH_DATA, _AsyncHiredisParser
 from redis.asyncio import ConnectionPool, Redis
 from redis.connection import HiredisRespSerializer
 from redis.utils import HIREDIS_AVAILABLE
@@ -18,12 +23,76 @@ from redis.utils import HIREDIS_AVAILABLE
 if HIREDIS_AVAILABLE:
     import hiredis
 
+LARGEST_TRIP = 500
+LARGEST_BYTES = 1_000_000
+"""A trip takes no further call when it has so many bytes: one lost reply repeats all of it."""
+SLOWEST = 64 * 1024
+"""Bytes per second that a link carries at least; what is sent may take that long to arrive."""
 _SERIALIZER = HiredisRespSerializer()
 _PLAIN = (str, bytes, int, type(None))
 
 
+class _Travels(Protocol):
+    @property
+    def command(self) -> tuple[Any, ...]: ...
+
+
+C = TypeVar("C", bound=_Travels)
+
+
+def next_trip(pending: deque[C]) -> list[C]:
+    """Take the calls that travel together next: bounded in number, and in bytes but for one."""
+    calls: list[C] = []
+    left = LARGEST_BYTES
+    while pending and left > 0 and len(calls) < LARGEST_TRIP:
+        calls.append(pending.popleft())
+        left -= _size(calls[-1].command)
+    return calls
+
+
+def _size(command: tuple[Any, ...]) -> int:
+    return sum([len(one) for one in command if one.__class__ is str or one.__class__ is bytes])
+
+
+class _PatientParser(_AsyncHiredisParser):
+    """Waits `limit` seconds for each part of a reply; None leaves the time to whoever called."""
+
+    limit: float | None = None
+
+    async def read_from_socket(self) -> bool:
+        async with asyncio.timeout(self.limit):
+            return bool(await super().read_from_socket())  # type: ignore[no-untyped-call]
+
+
 class _Packed:
-    """What a connection class gets in front of it."""
+    """What a connection class gets in front of it.
+
+    `allowed` is how long, in seconds, the other side may be silent; `exchange` raises it for what
+    it sends.
+    """
+
+    socket_timeout: float | None
+    _parser: Any
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.silence = self.allowed = self.socket_timeout
+        self.socket_timeout = None  # the parser and `send_packed_command` bound their waits
+
+    def allow_for(self, size: int) -> None:
+        """Let the next exchange take as long as a slow link has with so many bytes."""
+        if self.silence is not None:
+            self.allowed = self.silence + size / SLOWEST
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        limit = asyncio.timeout(self.allowed)
+        try:
+            async with limit:
+                await super().send_packed_command(*args, **options)  # type: ignore[misc]
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise exceptions.TimeoutError("Timeout writing to socket") from None
 
     def pack_command(self, *args: Any) -> list[bytes]:
         packed: list[bytes] = _SERIALIZER.pack(*args)
@@ -40,7 +109,7 @@ class _Packed:
                 return reply
             # What was taken out of the reader is gone: it must not be waited for again.
             if isinstance(reply, hiredis.PushNotification):
-                await self._parser.handle_push_response(reply)  # type: ignore[attr-defined]
+                await self._parser.handle_push_response(reply)
             elif reply is not NOT_ENOUGH_DATA:
                 if (error := _error_in(reply)) is None:
                     return reply
@@ -48,6 +117,8 @@ class _Packed:
                     await self.disconnect(nowait=True)  # type: ignore[attr-defined]
                 raise error
         # No reply has arrived as a whole: redis-py waits for it.
+        if isinstance(self._parser, _PatientParser):
+            self._parser.limit = None if args or options.get("timeout") else self.allowed
         return await super().read_response(*args, **options)  # type: ignore[misc]
 
 
@@ -74,12 +145,17 @@ async def exchange(client: Redis, commands: Sequence[tuple[Any, ...]]) -> list[A
     pool: Any = client.connection_pool
     connection = await pool.get_connection()
     try:
-        await connection.send_packed_command(connection.pack_commands(commands))
+        packed = connection.pack_commands(commands)
+        if isinstance(connection, _Packed):
+            connection.allow_for(sum(map(len, packed)))
+        await connection.send_packed_command(packed)
         return [await _reply(client, connection, str(command[0])) for command in commands]
     except BaseException:  # also a cancellation: what was asked for would answer somebody else
         await connection.disconnect(nowait=True)
         raise
     finally:
+        if isinstance(connection, _Packed):
+            connection.allow_for(0)
         await pool.release(connection)
 
 
@@ -98,3 +174,4 @@ def pack_faster(pool: ConnectionPool) -> None:
     if HIREDIS_AVAILABLE:
         plain = pool.connection_class
         pool.connection_class = type(f"Packed{plain.__name__}", (_Packed, plain), {})
+        pool.connection_kwargs.setdefault("parser_class", _PatientParser)

@@ -14,18 +14,23 @@ _CHUNK = 1 << 20
 
 
 class TroubleProxy:
-    """Forwards to `target_port` until told otherwise; `connections` and `requests` are counts."""
+    """Forwards to `target_port` until told otherwise.
+
+    `connections`, `requests` and `forwarded` (bytes) are counts.
+    """
 
     def __init__(self, target_port: int) -> None:
         self._listener = listener()
         self.port = int(self._listener.getsockname()[1])
         self.connections = 0
         self.requests = 0
+        self.forwarded = 0
         self._target = ("127.0.0.1", target_port)
         self._flows = threading.Event()
         self._flows.set()
         self._is_cut = False
         self._delay = 0.0
+        self._rate: float | None = None
         self._marker, self._stays_cut = b"", False
         self._hit = threading.Event()
         self._closing = threading.Event()
@@ -69,9 +74,16 @@ class TroubleProxy:
         """Hold back everything that the server says for so long."""
         self._delay = seconds
 
+    def throttle(self, rate: float) -> None:
+        """Let so many bytes per second through, each way of each connection for itself.
+
+        Little is held on the way, so that whoever sends feels it: connect anew behind this call.
+        """
+        self._rate = rate
+
     def heal(self) -> None:
         """Forward as if nothing had been."""
-        self._is_cut, self._delay = False, 0.0
+        self._is_cut, self._delay, self._rate = False, 0.0, None
         self._flows.set()
 
     def close(self) -> None:
@@ -125,10 +137,21 @@ class TroubleProxy:
                         self._hit.set()
                         continue
                 self._flows.wait()
-                other.sendall(data)
+                self._forward(data, other)
         for one in (source, other):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _forward(self, data: bytes, other: socket.socket) -> None:
+        self.forwarded += len(data)
+        sent = 0
+        while sent < len(data):
+            rate = self._rate
+            part = len(data) if rate is None else max(int(rate / 20), 1)
+            other.sendall(data[sent : sent + part])
+            sent += part
+            if rate is not None:
+                self._closing.wait(part / rate)
 
 
 @contextlib.contextmanager
