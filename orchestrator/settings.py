@@ -39,7 +39,8 @@ class Settings(BaseSettings):
     `redis_url` is the store; `broker_url` defaults to it. `enqueue` is `script` (the next
     task is pushed by the commit itself; store and broker must be one Redis), `publish`
     (sent after the commit) or `auto`. `transport` is how workers read a Redis broker: in
-    batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run;
+    batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run,
+    `blocked_limit` how long one does whose event loop is blocked;
     `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
     stopping worker lets its steps finish. `retention` is how long ended runs are kept.
     `cache_bytes` is what answers may take that agents with a cache policy keep.
@@ -69,6 +70,7 @@ class Settings(BaseSettings):
     slots: int = Field(default=1000, ge=1, le=100_000)
     lease: float = Field(default=30.0, ge=0.5, le=DAY)
     grace: float = Field(default=5.0, gt=0, le=DAY)
+    blocked_limit: float = Field(default=300.0, ge=0, le=DAY)
     poison_limit: int = Field(default=3, ge=1)
     rescue_interval: float = Field(default=2.0, gt=0, le=DAY)
     drain: float = Field(default=20.0, ge=0, le=7 * DAY)

@@ -28,6 +28,9 @@ class CallLeases:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __iter__(self) -> Iterator[CallLease]:
+        return iter(list(self._held.values()))
+
     @contextmanager
     def hold(self, taken: TakenCall) -> Iterator[CallLease]:
         """Keep a call among those that are renewed, for the time of its attempt."""
@@ -65,9 +68,10 @@ class CallLeases:
         Returns as `renew_each` does.
         """
         leases = list(self._held.values()) if run_id is None else self.of(run_id)
-        await renew_each(leases, once, _heed)
+        await renew_each(leases, once, heed)
 
 
-def _heed(lease: CallLease, kept: Any) -> None:
+def heed(lease: CallLease, kept: Any) -> None:
+    """Interrupt the call if it was taken over, or nobody waits for it any more."""
     if not kept.ours:
         lease.interrupt(Interruption.LEASE_LOST)

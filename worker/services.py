@@ -44,7 +44,6 @@ from stepfleet.worker.leases import Leases
 from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.outlets import couriers
 from stepfleet.worker.ports import CallStore, Ports
-from stepfleet.worker.renewals import Renewals
 from stepfleet.worker.reporting import Report
 from stepfleet.worker.rescuer import Rescuer
 from stepfleet.worker.response_cache import ResponseCache
@@ -209,8 +208,9 @@ class LoopServices:
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
-        renewals = Renewals.over(opened, terms)
-        self._upkeep = Upkeep(self._leases, self._calls, renewals, settings.lease)
+        # A process that consumes nothing has one piece of work, and ends itself when it is stuck.
+        held, app = (self._leases, self._calls), self._app if self.consumes else None
+        self._upkeep = Upkeep.over(opened, terms, *held, app)
         self._seen_calls = self._watching.calls(store.calls)
         await store.prepare()
         for agent in self._agents:

@@ -11,12 +11,13 @@ from lapsed_leases import leases_run_out
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
 FOLDER = Path(__file__).parent / "agents"
 PLAIN = load_agents(str(AGENTS))["plain"]
 HEAVY = load_agents(str(FOLDER / "heavy_agents.py"))["heavy"]
+STUBBORN = load_agents(str(FOLDER / "stubborn_agents.py"))["stubborn"]
 LONG = 60.0
 RUNS = 10
 HEADER = 3
@@ -29,12 +30,16 @@ def fleet(redis_url: str) -> Iterator[Fleet]:
         yield opened
 
 
-def leased_runs(redis_url: str) -> int:
-    """Return how many runs have a lease that has not run out."""
+def now_ms(redis_url: str) -> int:
+    with redis.Redis.from_url(redis_url) as client:
+        return int(client.time()[0]) * 1000
+
+
+def leased_beyond(redis_url: str, moment: int) -> int:
+    """Return how many runs have a lease that lasts beyond `moment`, in ms."""
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        now = client.time()[0] * 1000
         headers = [key for key in client.scan_iter("sf:{*}:run:*") if key.count(":") == HEADER]
-        return sum(int(client.hget(key, "lease") or 0) > now for key in headers)
+        return sum(int(client.hget(key, "lease") or 0) > moment for key in headers)
 
 
 def test_a_worker_does_not_begin_again_what_it_holds_itself(
@@ -53,7 +58,7 @@ def test_a_worker_does_not_begin_again_what_it_holds_itself(
 
     wait_until(is_over, within=LONG, what="the hints' refusal")
     assert len(model.requests) == RUNS
-    assert leased_runs(redis_url) == RUNS
+    assert leased_beyond(redis_url, now_ms(redis_url)) == RUNS
 
 
 def test_a_worker_does_not_start_a_heavy_tool_again_that_it_runs(
@@ -76,3 +81,41 @@ def test_a_worker_does_not_start_a_heavy_tool_again_that_it_runs(
 
     wait_until(is_over, within=LONG, what="the hint's refusal")
     assert effects.read_text().count("measure") == 1
+
+
+def test_a_blocked_loop_keeps_its_work_for_as_long_as_the_setting_says(
+    model: ModelServer, start_worker: Start, fleet: Fleet, redis_url: str, tmp_path: Path
+) -> None:
+    """Nobody takes over what it holds, and the log shows what blocks it."""
+    effects = tmp_path / "effects"
+    call = ToolCallReply("cling", {"what": "it"})
+
+    def rules(request: RequestRecord) -> Reply:
+        if request.key == "stuck":
+            return Reply(tool_calls=(call,))
+        return Reply("answer", latency=600.0)
+
+    model.follow(rules)
+    agents = {
+        "STEPFLEET_AGENTS": f"{FOLDER / 'stubborn_agents.py'},{AGENTS}",
+        "EFFECTS": str(effects),
+    }
+    env = {**agents, "STEPFLEET_LEASE": "2", "STEPFLEET_BLOCKED_LIMIT": "8"}
+    blocked = start_worker(name="blocked", env=env)
+    fleet.submit_batch([{"input": f"question {n}"} for n in range(RUNS)], agent=PLAIN)
+    wait_until(lambda: len(model.requests) == RUNS, within=LONG, what="the calls under way")
+    fleet.submit(STUBBORN, "stuck")
+    wait_until(effects.exists, within=LONG, what="the tool that blocks the loop")
+    two_leases_on = now_ms(redis_url) + 4000
+
+    def is_renewed() -> bool:
+        return leased_beyond(redis_url, two_leases_on) == RUNS + 1
+
+    wait_until(is_renewed, within=LONG, what="renewals while the loop is blocked")
+    assert len(model.requests) == RUNS + 1
+    assert "threading.Event().wait(600)" in blocked.log
+    asked = len(model.requests)
+    given_up = "its leases are left"
+    wait_until(lambda: given_up in blocked.log, within=LONG, what="the end of its patience")
+    start_worker(name="heir", env=env)
+    wait_until(lambda: len(model.requests) >= asked + RUNS, within=LONG, what="the heir at work")

@@ -54,7 +54,7 @@ def test_a_hard_time_limit_is_a_timeout_of_the_model_and_no_endless_repetition(
 def test_a_hard_time_limit_of_a_heavy_tool_starts_it_once(
     pool: str, model: ModelServer, start_worker: Start, fleet: Fleet, tmp_path: Path
 ) -> None:
-    """ERR-32, MULTI-09: the run hears of a timeout of its tool, and goes on."""
+    """ERR-32: the run hears of a timeout of its tool, and goes on."""
     effects = tmp_path / "effects"
     effects.touch()
     call = ToolCallReply("endless", {"what": "it"})
