@@ -13,6 +13,7 @@ from flower.urls import settings
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.web import ErrorHandler
 
+from stepfleet.orchestrator.dashboard import metrics
 from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
 from stepfleet.orchestrator.dashboard.quarantine import Pages, Read, routes
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -66,7 +67,7 @@ def serve(app: Celery, address: Address, ready: Callable[[str], None], put_aside
     asyncio.set_event_loop(asyncio.new_event_loop())
     pages = Pages(str(settings["template_path"]))
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
-    flower.add_handlers(".*", routes(put_aside))
+    flower.add_handlers(".*", [*routes(put_aside), *metrics.routes()])
     try:
         port = flower.start_http_server()
     except OSError as error:

@@ -1,6 +1,7 @@
 """`stepfleet flower` beside a working fleet."""
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from command_line import CommandLine
 from deadlines import wait_until
+from flower.urls import handlers as flower_handlers
 from flower_site import LONG, Site, started_flower
 from redis_servers import free_port, short_folder
+from tornado.routing import URLSpec
 
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -144,9 +147,31 @@ def test_with_authentication_nothing_is_shown_to_strangers(
 ) -> None:
     site = started_flower(commands, redis_url)
 
-    for page in ("/", "/tasks", "/api/tasks", "/broker"):
+    assert site.get("/metrics")[0] == 200
+    for page in ("/", "/tasks", "/api/tasks", "/broker", "/metrics", "/quarantine"):
         assert site.get(page, auth=None)[0] == 401
         assert site.get(page, auth="me:guess")[0] == 401
+
+
+# What a browser asks for before it knows the password, and what says no more than "OK".
+OPEN = {"/static/(.*)", "/login/?", "/logout", "/healthcheck", ".*"}
+
+
+def test_with_authentication_every_page_of_flower_asks_for_the_password(
+    commands: CommandLine, redis_url: str
+) -> None:
+    site = started_flower(commands, redis_url)
+    for handler in flower_handlers:
+        pattern = str(handler.regex.pattern if isinstance(handler, URLSpec) else handler[0])
+        pattern = pattern.removesuffix("$")
+        if pattern in OPEN:
+            continue
+        page = re.sub(r"\(.[*+]\)", "x", pattern)
+        said = {verb: site.ask(verb, page, auth=None)[0] for verb in ("GET", "POST")}
+        # 405: there is no such verb here; 403: a form without its token.
+        assert said["GET"] in (401, 405), page
+        assert said["POST"] in (401, 403, 405), page
+        assert 401 in said.values(), page
 
 
 def test_without_authentication_only_this_machine_is_answered(

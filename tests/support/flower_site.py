@@ -22,12 +22,18 @@ class Site:
 
     def get(self, path: str, auth: str | None = AUTH, host: str = "127.0.0.1") -> tuple[int, str]:
         """Return status and body of a page; status 0 while nobody listens."""
+        return self.ask("GET", path, auth, host)
+
+    def ask(
+        self, verb: str, path: str, auth: str | None = AUTH, host: str = "127.0.0.1"
+    ) -> tuple[int, str]:
+        """Return status and body of an answer to any verb, as `get` does."""
         headers = {"Host": f"{host}:{self.port}"}
         if auth:
             headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request("GET", path, headers=headers)
+            connection.request(verb, path, headers=headers)
             response = connection.getresponse()
             return response.status, response.read().decode()
         except ConnectionError:

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from deadlines import wait_until
+from flower_site import Site
+from redis_servers import free_port
+
+from stepfleet.orchestrator.cli.entry import build
+from stepfleet.orchestrator.records.responses import ModelSettings
+from stepfleet.orchestrator.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -64,10 +72,17 @@ def test_passwords_are_demanded_not_made_up() -> None:
 
 
 def test_every_image_is_pinned_to_a_version(compose: dict[str, Any], containerfile: str) -> None:
-    foreign = re.findall(r"^FROM (\S+)", containerfile, re.MULTILINE)
-    foreign.append(compose["services"]["redis"]["image"])
-    for image in foreign:
+    python = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", containerfile, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", containerfile, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
+    assert compose["services"]["redis"]["image"].startswith("${REDIS_IMAGE:-")
+    assert variables()["PYTHON_IMAGE"] == (":-", *python)
+    for image in (variables()["REDIS_IMAGE"][1], *python):
         assert re.search(r":\d+\.\d+\.\d+-", image), image
+
+
+def test_an_image_can_be_pinned_by_its_digest_where_the_example_says_so() -> None:
+    for name in ("REDIS_IMAGE", "PYTHON_IMAGE"):
+        assert f"{example()[name]} --format" in (DEPLOY / "README.md").read_text()
 
 
 def test_the_image_runs_as_a_user_without_rights(containerfile: str) -> None:
@@ -95,8 +110,78 @@ def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
     assert all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_flower_asks_for_a_password(compose: dict[str, Any]) -> None:
-    assert compose["services"]["flower"]["environment"]["FLOWER_BASIC_AUTH"]
+def filled(value: str, given: dict[str, str]) -> str:
+    """Return a value of the file as Compose hands it on."""
+
+    def one(match: re.Match[str]) -> str:
+        name, kind, default = match.groups()
+        return given.get(name) or (default if kind == ":-" else "")
+
+    return VARIABLE.sub(one, value).replace("$$", "$")
+
+
+def environment_of(compose: dict[str, Any], service: str, given: dict[str, str]) -> dict[str, str]:
+    told = compose["services"][service]["environment"]
+    return {name: filled(value, given) for name, value in told.items()}
+
+
+def read_by_the_command_line(command: str) -> set[str]:
+    """Return the variables that a command reads: those of its options, and all settings."""
+    group = typer.main.get_group(build())
+    options = {
+        name
+        for parameter in group.commands[command].params
+        for name in (
+            [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
+        )
+    }
+    return options | {f"STEPFLEET_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_every_variable_of_compose_is_read_by_the_command_that_it_is_given_to(
+    compose: dict[str, Any],
+) -> None:
+    for service in ("worker", "flower"):
+        (command, *_) = compose["services"][service]["command"]
+        for name in environment_of(compose, service, example()):
+            if name.endswith("_API_KEY"):  # a provider's: an agent may name it
+                assert ModelSettings(api_key_env=name)
+            else:
+                assert name in read_by_the_command_line(command), f"{service}: {name}"
+
+
+def test_flower_starts_with_what_compose_gives_it_and_asks_for_the_password(
+    compose: dict[str, Any], redis_url: str, tmp_path: Path
+) -> None:
+    given = {**example(), "FLOWER_USER": "me", "FLOWER_PASSWORD": "flower-secret"}
+    environment = environment_of(compose, "flower", given)
+    # Two differ: a test has another Redis, and a port of its own.
+    words = list(compose["services"]["flower"]["command"])
+    words[words.index("--port") + 1] = str(port := free_port())
+    environment["STEPFLEET_REDIS_URL"] = redis_url
+    log = tmp_path / "flower.log"
+    with log.open("w") as said:
+        flower = subprocess.Popen(
+            ["stepfleet", *words],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+        )
+    try:
+        site = Site(port)
+        wait_until(
+            lambda: flower.poll() is not None or site.get("/")[0] == 200,
+            within=120,
+            what="Flower's first page",
+        )
+        assert flower.poll() is None, log.read_text()
+        assert site.get("/", auth=None)[0] == 401
+        assert site.get("/", auth="me:wrong")[0] == 401
+    finally:
+        flower.kill()
+        flower.wait()
 
 
 def test_there_are_two_workers_and_each_is_given_time_to_stop(compose: dict[str, Any]) -> None:
