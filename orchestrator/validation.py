@@ -14,7 +14,7 @@ def explain_invalid(
 
     With the `record` that was read, unknown fields are told with the one that may be meant.
     """
-    problems = error.errors(include_url=False, include_context=False)
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
     said = [_problem(one["loc"], one["type"], one["msg"], record) for one in problems[:limit]]
     more = len(problems) - limit
     return "; ".join(said) + (f"; and {more} more" if more > 0 else "")

@@ -13,6 +13,8 @@ MAX_DEPTH = 100
 """Levels of nesting."""
 MAX_DIGITS = 4300
 """Decimal digits of an integer; the limit of Python's own int-to-text conversion."""
+MAX_VALUES = 30_000
+"""Values in all: what is made and checked of each of them costs much more than its bytes."""
 MAX_SIZE = 1024 * 1024
 """Default limit of a text, in bytes of UTF-8."""
 
@@ -60,9 +62,13 @@ class _Copy:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.left = limit
+        self.values = 0
 
     def of(self, value: Any, depth: int) -> Any:
         self._spend(1)
+        self.values += 1
+        if self.values > MAX_VALUES:
+            raise BoundsError(f"there are more than {MAX_VALUES} values; give less data")
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):

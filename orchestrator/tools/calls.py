@@ -94,17 +94,20 @@ def drop_leaked_arguments(text: str, calls: Iterable[ToolCall]) -> str:
     if not stripped.startswith("{"):
         return text
     try:
-        leaked = canonical_json(load_bounded(stripped))
+        leaked = load_bounded(stripped)
     except BoundsError:
         return text
-    return "" if any(leaked == _canonical(call) for call in calls) else text
+    return "" if any(_are_same(leaked, call) for call in calls) else text
 
 
-def _canonical(call: ToolCall) -> str | None:
+def _are_same(leaked: Any, call: ToolCall) -> bool:
+    """Compare at once what differs at once; equal values may still be 1 and true."""
+    if leaked != call.arguments:
+        return False
     try:
-        return canonical_json(plain_json(call.arguments))
+        return canonical_json(leaked) == canonical_json(plain_json(call.arguments))
     except BoundsError:
-        return None
+        return False
 
 
 def _field(source: Any, name: str) -> Any:

@@ -13,6 +13,7 @@ MENDED_BYTES = 2 * 1024 * 1024
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
+_CODES = frozenset(range(0x20))
 
 
 def read_json(data: bytes) -> Any:
@@ -26,4 +27,7 @@ def read_json(data: bytes) -> Any:
 
 
 def _escaped(string: re.Match[bytes]) -> bytes:
-    return _CONTROL.sub(lambda one: b"\\u%04x" % ord(one[0]), string[0])
+    text = string[0]
+    for code in _CODES.intersection(text):  # a text of control characters alone is one pass each
+        text = text.replace(bytes((code,)), b"\\u%04x" % code)
+    return text

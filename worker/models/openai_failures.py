@@ -121,6 +121,7 @@ def redact(text: str, key: str | None) -> str:
     """Return `text` without the key or what looks like one, cut to a bounded length."""
     if key:
         text = text.replace(key, "[key]")
+    text = text[: 8 * _LONGEST_MESSAGE]  # a stranger's text may have megabytes
     text = _LOOKS_LIKE_A_KEY.sub("[key]", text)
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " [cut]"
 
