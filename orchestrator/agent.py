@@ -22,6 +22,7 @@ from stepfleet.orchestrator.error_policy import ErrorContextResolver, ErrorPolic
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.models import LLM
+from stepfleet.orchestrator.nesting import check_nesting
 from stepfleet.orchestrator.reasoning import check_reasoning, reasoning_of, strategy_of
 from stepfleet.orchestrator.schemas.handles import schema_of
 from stepfleet.orchestrator.strategies import Strategy, stored_name
@@ -94,6 +95,7 @@ class Agent:
             "special_tools": tuple(str(getattr(one, "name", one)) for one in specials),
             **config,
         }
+        check_nesting(fields.get("metadata"), "metadata")
         try:
             stored = AgentConfig.model_validate(fields)
         except ValidationError as error:

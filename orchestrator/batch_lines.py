@@ -10,6 +10,7 @@ import orjson
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.nesting import check_nesting
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools import parse_tool_call
@@ -52,6 +53,8 @@ def read_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         msg = f'is {_kind(data)}, not an object; write {{"id": "1", "input": "..."}}'
         raise ConfigurationError(msg)
+    for name, value in data.items():
+        check_nesting(value, name)
     return data
 
 
@@ -107,6 +110,7 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         msg = f"field {name!r} is {_kind(value)}; write text or a list of messages"
         raise ConfigurationError(msg)
+    check_nesting(value, name)
     check_size(len(orjson.dumps(value)), INPUT_LIMIT, name)
     return tuple(_message(one, f"{name}.{index}") for index, one in enumerate(value))
 
@@ -114,6 +118,7 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
 def parse_metadata(value: Any) -> dict[str, Any]:
     """Return a run's metadata, a JSON object of at most 64 KiB."""
     metadata = _object(value, "metadata")
+    check_nesting(metadata, "metadata")
     check_size(len(orjson.dumps(metadata)), METADATA_LIMIT, "metadata")
     return metadata
 

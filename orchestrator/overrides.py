@@ -6,8 +6,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from stepfleet.orchestrator.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.nesting import READABLE_LEVELS, check_nesting, is_too_deep
 from stepfleet.orchestrator.records.base import Record
 
 _CHOICES = ("auto", "any", "none")
@@ -21,6 +24,8 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
     """
     if not given:
         return {}
+    for name, value in given.items():
+        check_nesting(value, name)
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
     if not {"model", "memory"}.isdisjoint(given):
@@ -36,6 +41,32 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
     if _IN_PARTS in plain:
         plain[_IN_PARTS] = {name: plain[_IN_PARTS][name] for name in wanted[_IN_PARTS]}
     return plain
+
+
+def with_stored_overrides(config: AgentConfig, stored: str | None) -> AgentConfig:
+    """Return an agent's configuration with the overrides that a run's header holds.
+
+    Raises `SerializationError` as `read_overrides` does.
+    """
+    return config.with_overrides(read_overrides(stored)) if stored else config
+
+
+def read_overrides(stored: str | None) -> dict[str, Any]:
+    """Return the overrides that a run's header holds.
+
+    Raises `SerializationError` where those are not what a version of ours has stored.
+    """
+    if not stored:
+        return {}
+    try:
+        found = orjson.loads(stored)
+    except orjson.JSONDecodeError as error:
+        raise SerializationError(f"the run's overrides cannot be read: {error.msg}") from None
+    if not isinstance(found, dict) or is_too_deep(found, READABLE_LEVELS):
+        raise SerializationError(
+            "the run's overrides cannot be read: no object, or nested too deep"
+        )
+    return found
 
 
 def merged_overrides(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

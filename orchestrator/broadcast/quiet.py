@@ -3,11 +3,10 @@
 Reads the runs' configurations, each once; knows no transport.
 """
 
-import orjson
-
 from stepfleet.orchestrator.broadcast.port import Envelope
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events import EventType
+from stepfleet.orchestrator.overrides import with_stored_overrides
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
@@ -43,9 +42,7 @@ class Quiet:
 
     async def _tracks(self, digest: str, overrides: str | None) -> bool:
         try:
-            config = await self._configs.load(digest)
-            if overrides:
-                config = config.with_overrides(orjson.loads(overrides))
+            config = with_stored_overrides(await self._configs.load(digest), overrides)
         except AgentException:
             return True  # a newer version wrote it: telling more is the smaller harm
         return config.broadcast.auto_status_tracking

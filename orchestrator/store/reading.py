@@ -9,6 +9,7 @@ import orjson
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events import numbered
+from stepfleet.orchestrator.overrides import with_stored_overrides
 from stepfleet.orchestrator.records.origin import RunOrigin
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.results import AgentRunResult, LostAttempt, run_status
@@ -111,8 +112,7 @@ class Runs:
             raise ConfigurationError(msg)
         check_version(header)
         config = await self._configs.load(header["config"])
-        if header.get("overrides"):
-            config = config.with_overrides(orjson.loads(header["overrides"]))
+        config = with_stored_overrides(config, header.get("overrides"))
         whole = sum(name.isdigit() for name in fields) >= int(header["step"])
         first = 0 if whole else log_begin(header)
         log = load_log(fields, outcomes, first)

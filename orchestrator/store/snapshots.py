@@ -6,9 +6,8 @@ The header has all counters, so only the newest entries of the log are asked for
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.overrides import read_overrides
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep
@@ -78,7 +77,7 @@ class Snapshots:
     async def _told(self, run_id: str, header: Fields, tail: _Tail) -> tuple[Message, ...]:
         """Return the instructions: the agent's, or where it has none those of the first input."""
         config = await self._configs.load(header["config"])
-        own = orjson.loads(header["overrides"]) if header.get("overrides") else {}
+        own = read_overrides(header.get("overrides"))
         if instructions := str(own.get("instructions", config.instructions)):
             return (Message.system(instructions),)
         if not tail.first:

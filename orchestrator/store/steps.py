@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.overrides import with_stored_overrides
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
@@ -214,8 +213,7 @@ class StepStore:
         if check_version(header):
             await note_version(self._connection, self._keys, hint.run_id)
         config = await self._configs.load(header["config"])
-        if header.get("overrides"):
-            config = config.with_overrides(orjson.loads(header["overrides"]))
+        config = with_stored_overrides(config, header.get("overrides"))
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
         said, calls = load_said(fields, first)

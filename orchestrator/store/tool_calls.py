@@ -6,12 +6,12 @@ Decides nothing: what a call's worker may do says the script, with one answer pe
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.dispatch import CallTask, Dispatch, call_label
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.overrides import with_stored_overrides
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
@@ -180,8 +180,7 @@ class ToolCalls:
         if check_version(header):
             await note_version(self._connection, self._keys, hint.run_id)
         config = await self._configs.load(header["config"])
-        if header.get("overrides"):
-            config = config.with_overrides(orjson.loads(header["overrides"]))
+        config = with_stored_overrides(config, header.get("overrides"))
         try:
             response = LLMResponse.from_json(reply[3])
             state = AgentState.from_json(header["slim"])
