@@ -1,6 +1,7 @@
 """Checkpoints as files: written whole or not at all, bounded in size and number."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from stepfleet.orchestrator.checkpoints.record import AgentCheckpoint
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 
 LARGEST = 256 * 1024 * 1024
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
+"""Run ids that are part of a file's name as they are: no folder, no pattern, nothing hidden."""
+_STEPS = r"-\d{6,}\.json"
 
 
 def save_checkpoint(checkpoint: AgentCheckpoint, path: str | Path) -> Path:
@@ -60,21 +64,32 @@ class CheckpointFolder:
         self.keep = keep
 
     def save(self, checkpoint: AgentCheckpoint) -> Path:
-        """Write a checkpoint beside the others, and remove the run's oldest above the limit."""
+        """Write a checkpoint beside the others, and remove the run's oldest above the limit.
+
+        Raises `ConfigurationError` as `save_checkpoint` does, and for a run id that is no part of
+        a file's name: who writes a checkpoint's file chooses the id in it.
+        """
+        name = f"{_checked(checkpoint.run_id)}-{len(checkpoint.steps):06d}.json"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             msg = f"the folder {self.path} cannot be made: {error.strerror}; name another one"
             raise ConfigurationError(msg) from None
-        name = f"{checkpoint.run_id}-{len(checkpoint.steps):06d}.json"
         saved = save_checkpoint(checkpoint, self.path / name)
         for old in self.files(checkpoint.run_id)[: -self.keep]:
             old.unlink(missing_ok=True)
         return saved
 
     def files(self, run_id: str) -> list[Path]:
-        """Return the files of a run's checkpoints, the oldest first."""
-        return sorted(self.path.glob(f"{run_id}-*.json"))
+        """Return the files of a run's checkpoints, the oldest first.
+
+        Raises `ConfigurationError` for a run id that is no part of a file's name.
+        """
+        name = re.compile(re.escape(_checked(run_id)) + _STEPS)
+        if not self.path.is_dir():
+            return []
+        found = [path for path in self.path.iterdir() if name.fullmatch(path.name)]
+        return sorted(found, key=lambda path: (len(path.name), path.name))
 
     def newest(self, run_id: str) -> AgentCheckpoint:
         """Return a run's newest checkpoint. Raises `ConfigurationError` if there is none."""
@@ -83,6 +98,16 @@ class CheckpointFolder:
             msg = f"{self.path} has no checkpoint of run {run_id}; look for its folder"
             raise ConfigurationError(msg)
         return load_checkpoint(files[-1])
+
+
+def _checked(run_id: str) -> str:
+    if not _PLAIN.fullmatch(run_id):
+        msg = (
+            f"field 'run_id' is {run_id[:100]!r}, which is no part of a file's name; save this "
+            "checkpoint with save_checkpoint, to a file that you name"
+        )
+        raise ConfigurationError(msg)
+    return run_id
 
 
 def _replace(target: Path, data: bytes) -> None:

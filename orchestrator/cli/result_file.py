@@ -1,5 +1,8 @@
 """Writes results files: line by line as runs end, never a half line, none twice.
 
+A file that is made is its owner's alone, since results and prompts are nobody else's business; one
+that was there keeps the mode that its owner gave it, also where it is replaced.
+
 Knows how to write; what a line says is in `result_lines`.
 """
 
@@ -152,6 +155,11 @@ class Replacement:
         self._path = path.resolve()
         self._fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}.new")
         self._fresh.unlink(missing_ok=True)
+        # Made here and now: a link that somebody else has put there is not followed.
+        try:
+            os.close(os.open(self._fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except OSError as error:
+            raise _not_writable(self._fresh, error) from None
         self._file = ResultFile(self._fresh, kind)
 
     def add(self, result: AgentRunResult) -> None:
@@ -169,6 +177,8 @@ class Replacement:
     ) -> None:
         self._file.close()
         if kind is None:
+            if self._path.exists():
+                self._fresh.chmod(stat.S_IMODE(self._path.stat().st_mode))
             self._fresh.replace(self._path)
         else:
             self._fresh.unlink(missing_ok=True)
@@ -179,7 +189,7 @@ def _open(path: Path) -> int:
         if _is_special(path):
             # To write only: a device such as /dev/full can be read without end.
             return _open_special(path)
-        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError as error:
         raise _not_writable(path, error) from None
 

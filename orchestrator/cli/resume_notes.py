@@ -61,5 +61,6 @@ class Notes:
 
     def _write(self, note: Note) -> None:
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
-        fresh.write_bytes(orjson.dumps(asdict(note)))
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(orjson.dumps(asdict(note)))
         fresh.replace(self._path)

@@ -17,7 +17,11 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _CLOSED = tuple(
     ipaddress.ip_network(one)
     for one in (
+        "168.63.129.16/32",  # Azure's virtual hosts: settings and secrets of the machine
         "192.0.0.0/24",
+        "192.31.196.0/24",  # answers to private reverse names (AS112), as is 192.175.48.0/24
+        "192.52.193.0/24",  # multicast tunnels
+        "192.175.48.0/24",
         "192.88.99.0/24",  # 6to4 relays
         "100.64.0.0/10",  # carriers' own networks
         "::ffff:0:0/96",  # IPv4 in IPv6
@@ -26,11 +30,14 @@ _CLOSED = tuple(
         "100::/64",
         "2001::/23",  # Teredo and other protocols
         "2002::/16",  # 6to4
+        "2620:4f:8000::/48",  # AS112
         "3fff::/20",
         "5f00::/16",
         "fec0::/10",  # site-local, deprecated
     )
 )
+_ISATAP = 0x00005EFE
+"""The third quarter of an address that holds an IPv4 address behind it, but for one bit."""
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 _NUMBER = re.compile(r"\d+|0[xX][0-9a-fA-F]*")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.:\-]+")
@@ -43,6 +50,8 @@ def is_public(address: IPAddress) -> bool:
             return False
         if address in _TRANSLATED:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if (int(address) >> 32) & 0xFDFFFFFF == _ISATAP:
+            return False
     closed = (
         address.is_private
         or address.is_loopback

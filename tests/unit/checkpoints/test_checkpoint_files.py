@@ -84,6 +84,35 @@ def test_a_folder_keeps_the_newest_of_each_run(tmp_path: Path) -> None:
         CheckpointFolder(tmp_path, keep=0)
 
 
+@pytest.mark.parametrize(
+    "run_id",
+    [
+        *("../r1", "..", "/root/r1", "a/b", "*", "r[12]", "r?", ".hidden", "", "r1\n", "a\\b"),
+        *("r\x001", "x" * 300, "~"),
+    ],
+)
+def test_a_run_id_that_is_no_part_of_a_files_name_writes_and_removes_nothing(
+    tmp_path: Path, run_id: str
+) -> None:
+    folder = CheckpointFolder(tmp_path / "kept", keep=1)
+    kept = folder.save(checkpoint(1))
+    beside = save_checkpoint(checkpoint(1), tmp_path / "r1-000001.json")
+    for use in (lambda: folder.save(checkpoint(2, run_id)), lambda: folder.files(run_id)):
+        with pytest.raises(ConfigurationError, match=r"field .run_id. is .* no part of a file"):
+            use()
+    assert sorted(tmp_path.rglob("*.json")) == sorted([kept, beside])
+
+
+def test_a_run_whose_id_begins_like_anothers_keeps_its_own_files(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    folder.save(checkpoint(1, "r1-000002.json-x"))
+    longer = folder.save(checkpoint(1, "r1-more"))
+    for steps in (1, 2):
+        folder.save(checkpoint(steps))
+    assert [path.name for path in folder.files("r1")] == ["r1-000002.json"]
+    assert folder.files("r1-more") == [longer]
+
+
 def test_a_checkpoint_above_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@ import contextlib
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,53 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
     assert path.read_text() == "old\n"
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.fixture
+def _open_to_all() -> Iterator[None]:
+    """Files are made for everybody where nothing else is said."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_open_to_all")
+def test_a_file_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+    with ResultFile(tmp_path / "grows.jsonl", "stepfleet") as file:
+        file.add(result("r1"))
+    assert mode(tmp_path / "grows.jsonl") == 0o600
+    with Replacement(tmp_path / "whole.jsonl", "stepfleet") as fresh:
+        fresh.add(result("r1"))
+        assert [mode(path) for path in tmp_path.glob(".whole*")] == [0o600]
+    assert mode(tmp_path / "whole.jsonl") == 0o600
+
+
+@pytest.mark.usefixtures("_open_to_all")
+@pytest.mark.parametrize("given", [0o640, 0o600, 0o666])
+def test_a_file_that_was_there_keeps_its_mode(tmp_path: Path, given: int) -> None:
+    path = tmp_path / "out.jsonl"
+    path.touch()
+    path.chmod(given)
+    with ResultFile(path, "stepfleet") as file:
+        file.add(result("r1"))
+    assert mode(path) == given
+    with Replacement(path, "stepfleet") as fresh:
+        fresh.add(result("r1"))
+    assert mode(path) == given
+
+
+def test_a_link_beside_the_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # it is made behind the removal
+    (tmp_path / f".out.jsonl.{os.getpid()}.new").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="cannot be written: File exists"):
+        Replacement(tmp_path / "out.jsonl", "stepfleet")
+    assert not (tmp_path / "other").exists()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def test_a_device_without_end_is_never_read_to_go_on_from() -> None:
