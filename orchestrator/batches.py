@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import orjson
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
@@ -19,7 +20,8 @@ class Manifest(Record):
 
     Row numbers run from 0 to `rows` - 1, with a gap for each line that was skipped. `sealed`
     is true once every run was created; `digest` is the content address of lines, agents and
-    overrides.
+    overrides. Once all runs have ended, `final` holds the counters of that time, and `expires`
+    says until when the runs stay.
     """
 
     batch_id: str
@@ -32,6 +34,8 @@ class Manifest(Record):
     total: int
     rows: int
     sealed: bool = False
+    final: dict[str, int] | None = None
+    expires: datetime | None = None
 
     def to_fields(self) -> dict[str, str]:
         """Return the manifest as fields of a hash, without the two that are set apart."""
@@ -49,7 +53,11 @@ class Manifest(Record):
     def from_fields(cls, batch_id: str, fields: Mapping[str, str]) -> Self:
         """Read a stored manifest. Raises `pydantic.ValidationError` on anything else."""
         milliseconds = int(fields.get("created", "0"))
-        told = {name: fields[name] for name in _PLAIN if name in fields}
+        told: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
+        if fields.get("final"):
+            told["final"] = orjson.loads(fields["final"])
+        if fields.get("expires"):
+            told["expires"] = datetime.fromtimestamp(int(fields["expires"]) / 1000, UTC)
         return cls.model_validate(
             {
                 **told,
@@ -68,6 +76,8 @@ class BatchProgress(Record):
 
     `tokens` and `cost_usd` are of committed steps; `lost` counts attempts whose work was not
     committed. `total` is the number of valid input lines, also while they are submitted.
+    `past_retention` counts runs that ended and whose records have been removed since; they stay
+    in all other numbers where the batch ended as a whole.
     """
 
     batch_id: str
@@ -90,6 +100,7 @@ class BatchProgress(Record):
     llm_calls: int = 0
     cost_usd: float = 0.0
     lost: int = 0
+    past_retention: int = 0
 
     @property
     def done(self) -> int:
@@ -103,8 +114,9 @@ class BatchProgress(Record):
 
     @property
     def ok(self) -> bool:
-        """Whether all runs were created, have ended and completed."""
-        return self.sealed and not self.open and self.done == self.completed
+        """Whether all runs were created, have ended and completed, and are still there."""
+        is_whole = self.completed == self.total and not self.past_retention
+        return self.sealed and not self.open and self.done == self.completed and is_whole
 
     @property
     def ended(self) -> bool:
@@ -117,12 +129,21 @@ class BatchProgress(Record):
         return min(self.done / self.total, 1.0) if self.total else 1.0
 
 
-def progress_of(manifest: Manifest, shards: Iterable[Mapping[str, str]]) -> BatchProgress:
-    """Return the sum of the shards' counters."""
+def summed(shards: Iterable[Mapping[str, str]]) -> dict[str, int]:
+    """Return the sums of counters by name."""
     sums: dict[str, int] = {}
     for counters in shards:
         for name, value in counters.items():
             sums[name] = sums.get(name, 0) + int(value)
+    return sums
+
+
+def progress_of(manifest: Manifest, shards: Iterable[Mapping[str, str]]) -> BatchProgress:
+    """Return the sum of the shards' counters; where they are past retention, what they were."""
+    sums = summed(shards)
+    past = max(manifest.total - sums.get("total", 0), 0) if manifest.sealed else 0
+    if past and manifest.final:
+        sums = manifest.final
     reasons = {
         name.removeprefix("reason:"): count
         for name, count in sorted(sums.items())
@@ -144,4 +165,5 @@ def progress_of(manifest: Manifest, shards: Iterable[Mapping[str, str]]) -> Batc
         llm_calls=sums.get("calls", 0),
         cost_usd=sums.get("cost", 0) / NANO,
         lost=sums.get("lost", 0),
+        past_retention=past,
     )

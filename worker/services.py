@@ -35,6 +35,7 @@ from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import StepStore, Terms
 from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.agents import LocalAgents
+from stepfleet.worker.batch_upkeep import keep_up
 from stepfleet.worker.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.chunks import ChunkSender
@@ -278,6 +279,7 @@ class LoopServices:
             asyncio.create_task(self._upkeep.watch(), name="stepfleet-leases"),
             asyncio.create_task(report.watch(opened), name="stepfleet-report"),
             asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
+            asyncio.create_task(keep_up(opened, random.random), name="stepfleet-upkeep"),
         ]
         return [*watches, *(asyncio.create_task(one) for one in lookouts)]
 

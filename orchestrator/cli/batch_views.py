@@ -10,7 +10,7 @@ from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.cli import tables
 from stepfleet.orchestrator.cli.collecting import follow, say_skipped, until_asked
 from stepfleet.orchestrator.cli.display import Display
-from stepfleet.orchestrator.cli.exits import COMPLETED, INTERRUPTED, code_of
+from stepfleet.orchestrator.cli.exits import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.fleet_access import with_fleet
 from stepfleet.orchestrator.cli.inputs import default_agent, kind_of
 from stepfleet.orchestrator.cli.interrupts import Interrupts
@@ -119,12 +119,15 @@ def write_results(
     ordered: bool,
     wait: bool,
     output_format: str,
-) -> None:
-    """Write the results of a batch's ended runs; with `wait`, of all its runs as they end."""
+) -> int:
+    """Write the results of a batch's ended runs; with `wait`, of all its runs as they end.
+
+    Returns the exit code: 1 where results of ended runs are not there any more.
+    """
     if out is not None:
         check_writable(out)
 
-    async def write(fleet: AsyncFleet) -> None:
+    async def write(fleet: AsyncFleet) -> int:
         batch = await fleet.batch(batch_id)
         progress = await batch.progress()
         written = 0
@@ -134,8 +137,13 @@ def write_results(
                 written += 1
         still = f"; {progress.open} runs are still open" if progress.open and not wait else ""
         notice(f"{written} results{f' in {out}' if out else ''}{still}")
+        ended = progress.done - progress.completed if failed else progress.done
+        if written >= ended:
+            return COMPLETED
+        notice(f"{ended - written} results are past retention, or were removed")
+        return SOME_FAILED
 
-    with_fleet(data, write, waits=wait)
+    return with_fleet(data, write, waits=wait)
 
 
 @contextlib.contextmanager
@@ -168,4 +176,4 @@ async def _to_its_end(
         print_json(progress.to_dict())
     else:
         screen().print(tables.summary(progress, time.monotonic() - started))
-    return code_of(completed=progress.completed, total=progress.total)
+    return COMPLETED if progress.ok else SOME_FAILED

@@ -50,6 +50,9 @@ def summary(progress: BatchProgress, wall_seconds: float | None = None) -> Rende
         if value or label == "completed":
             table.add_row(label, Text(count(value), style=style))
     table.add_row("total", count(progress.total), end_section=True)
+    if progress.past_retention:
+        past = f"{count(progress.past_retention)} results are past retention"
+        table.add_row("retention", Text(past, style="yellow"), end_section=True)
     for reason, value in sorted(progress.by_reason.items(), key=lambda one: -one[1]):
         if value:
             table.add_row(f"stop reason {shown(reason, 40)}", count(value))

@@ -84,13 +84,18 @@ class Batches:
     async def seal(self, batch_id: str) -> None:
         """Note that every run of the batch was created."""
         await self._connection.execute("HSET", self._keys.manifest(batch_id), "sealed", 1)
+        await self.look_at(batch_id)
+
+    async def look_at(self, batch_id: str) -> None:
+        """Have workers look soon whether the batch has ended as a whole."""
+        await self._connection.execute("ZADD", self._keys.over(0), 0, batch_id)
 
     async def progress(self, manifest: Manifest) -> BatchProgress:
         """Return the sum of all shards' counters."""
         # Sealed is read first: what is sealed gets no more runs.
         if not manifest.sealed:
             manifest = await self.get(manifest.batch_id)
-        return progress_of(manifest, await self._counters(manifest.batch_id))
+        return progress_of(manifest, await self.counters(manifest.batch_id))
 
     async def newest(self, limit: int) -> list[BatchProgress]:
         """Return the newest batches; forget those whose runs are past their retention."""
@@ -101,7 +106,7 @@ class Batches:
             if manifest is None:
                 await self._connection.execute("ZREM", keys.BATCHES, batch_id)
                 continue
-            counters = await self._counters(batch_id)
+            counters = await self.counters(batch_id)
             if await self._is_past(manifest, counters):
                 await self.forget(batch_id)
             else:
@@ -124,7 +129,7 @@ class Batches:
         )
         for batch_id in found:
             manifest = await self.find(batch_id)
-            if not manifest or await self._is_past(manifest, await self._counters(batch_id)):
+            if not manifest or await self._is_past(manifest, await self.counters(batch_id)):
                 await self.forget(batch_id)
 
     async def forget(self, batch_id: str) -> None:
@@ -134,7 +139,7 @@ class Batches:
 
     async def has_runs(self, batch_id: str) -> bool:
         """Return whether any shard still counts runs of the batch."""
-        return any(await self._counters(batch_id))
+        return any(await self.counters(batch_id))
 
     async def open_runs(self, batch_id: str) -> int:
         """Return how many runs have been created and not ended."""
@@ -175,7 +180,8 @@ class Batches:
     def _shards(self) -> range:
         return range(self._keys.shards)
 
-    async def _counters(self, batch_id: str) -> list[dict[str, str]]:
+    async def counters(self, batch_id: str) -> list[dict[str, str]]:
+        """Return each shard's counters of a batch."""
         asked = [("HGETALL", self._keys.batch(shard, batch_id)) for shard in self._shards]
         return await self._connection.execute_all(*asked)
 
@@ -184,5 +190,7 @@ class Batches:
         return await self._connection.now()
 
     async def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
-        past = await self.now() - manifest.created > self._retention
+        """Tell whether nothing is left; what has ended is remembered for as long once more."""
+        since = manifest.expires or manifest.created
+        past = await self.now() - since > self._retention
         return past and manifest.total > 0 and not any(counters)

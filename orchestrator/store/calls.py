@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError, RedisError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import Connection
 
-STANDALONE = frozenset({"aside", "cache", "courier", "feed", "rescue", "unused"})
+STANDALONE = frozenset({"aside", "cache", "courier", "expire", "feed", "rescue", "unused"})
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver"})
 """Scripts of runs that wait for tool calls: they share more than the others."""
 

@@ -14,6 +14,7 @@ NAMES = f"{PREFIX}:agent-names"
 BATCHES = f"{PREFIX}:batches"
 WORKERS = f"{PREFIX}:workers"
 SHARDS = f"{PREFIX}:shards"
+UPKEEP = f"{PREFIX}:upkeep"
 QUARANTINE = f"{PREFIX}:quarantine"
 
 
@@ -60,6 +61,10 @@ class Keys:
     def ended(self, shard: int, batch_id: str) -> str:
         """Return the key of one shard's index of a batch's ended runs."""
         return f"{self.batch(shard, batch_id)}:ended"
+
+    def over(self, shard: int) -> str:
+        """Return the key of the shard's index of batches that may have ended, or begun anew."""
+        return f"{self.tag(shard)}over"
 
     def manifest(self, batch_id: str) -> str:
         """Return the key of what is known of a batch as a whole."""

@@ -24,7 +24,7 @@ GATE = settings(
 OPERATIONS = {
     *("create", "claim", "deliver", "journal", "clock", "loss", "rescue"),
     *("commit continue", "commit finish", "commit retry", "commit release", "commit wait"),
-    *("cancel", "pause", "resume", "retry"),
+    *("cancel", "pause", "resume", "retry", "upkeep"),
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
 SELDOM = 10

@@ -61,9 +61,7 @@ MUTATIONS = {
     ),
     "a repeated pause pauses again": Mutation("pause", "if known then return known end\n", ""),
     "a repeated resume goes on again": Mutation("resume", "if known then return known end\n", ""),
-    "create leaves a batch's counters to expire": Mutation(
-        "create", "redis.call('PERSIST', batch_key(a.batch))", ""
-    ),
+    "create leaves a batch's counters to expire": Mutation("create", "  go_on(a.batch)\n", ""),
     "claim takes a step whose lease has not run out": Mutation(
         "claim", "if number(h[4]) > now then return { 'leased', number(h[4]) - now } end", ""
     ),
@@ -129,7 +127,22 @@ MUTATIONS = {
     "finish leaves the run in the index": Mutation(
         "common", "redis.call('ZREM', due_key, run_id)\n  retain", "retain"
     ),
-    "finish lets the run live for ever": Mutation("common", "  retain(a.retention)\n", ""),
+    "finish lets the run live for ever": Mutation("common", "return retain(a.retention)", "return"),
+    "finish lets a run expire before its batch is over": Mutation(
+        "common", "if batch == '' then return retain", "if batch ~= '0' then return retain"
+    ),
+    "nobody looks at a batch whose last run has ended": Mutation(
+        "common", " == 0 then look_at_batch(batch, now) end", " == 0 then return end"
+    ),
+    "nobody looks at a batch that has begun anew": Mutation(
+        "common", "then look_at_batch(batch, now_ms()) end", "then return end"
+    ),
+    "a batch's runs stay for ever": Mutation(
+        "expire", "return redis.call('PEXPIREAT', key, ARGV[2])", "return"
+    ),
+    "a batch's other runs expire though it goes on": Mutation(
+        "expire", "return redis.call('PERSIST', key)", "return"
+    ),
     "a run begins untold": Mutation(
         "claim", "if status ~= 'in_progress' then tell_status(status, 'in_progress') end", ""
     ),

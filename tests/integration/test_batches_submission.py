@@ -302,11 +302,14 @@ async def test_ended_runs_and_counters_expire_and_active_ones_never_do(
     claim = await desk.claim(ended)
     await desk.commit(claim, answered(claim))
     retention = desk.opened.settings.retention
-    for key in (keys.run(ended), f"{keys.run(ended)}:log", f"{keys.run(ended)}:events"):
-        assert 0 < await connection.execute("TTL", key) <= retention
-    assert await connection.execute("TTL", keys.run(active)) == -1
-    assert await connection.execute("TTL", keys.manifest(batch.id)) == -1
+    await desk.keep_up()
+    parts = (keys.run(ended), f"{keys.run(ended)}:log", f"{keys.run(ended)}:events")
+    for key in (*parts, keys.run(active), keys.manifest(batch.id)):
+        assert await connection.execute("TTL", key) == -1
     await batch.cancel()
+    await desk.keep_up()
+    for key in parts:
+        assert 0 < await connection.execute("TTL", key) <= retention
     used = {keys.shard_of(run_id_of(batch.id, row)) for row in range(40)}
     for shard in used:
         assert 0 < await connection.execute("TTL", keys.batch(shard, batch.id)) <= retention
@@ -322,10 +325,12 @@ async def test_counters_that_were_to_expire_live_on_with_the_next_run_of_the_bat
     claim = await desk.claim(first)
     await desk.commit(claim, answered(claim))
     key = desk.opened.keys.batch(shard, "b9")
+    await desk.keep_up()
     assert await desk.opened.connection.execute("TTL", key) > 0
     while desk.opened.keys.shard_of(await desk.create(batch="b9")) != shard:
         pass
     assert await desk.opened.connection.execute("TTL", key) == -1
+    await desk.keep_up()
     ended = desk.opened.keys.ended(shard, "b9")
     assert await desk.opened.connection.execute("TTL", ended) == -1
 

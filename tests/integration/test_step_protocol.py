@@ -85,7 +85,7 @@ async def test_a_run_that_stopped_has_no_further_message_and_leaves_the_index(
     desk: Bench,
 ) -> None:
     """CONT-25, DIST-13, STATE-10: ended runs expire, and stand in no index of active ones."""
-    run_id = await desk.create()
+    run_id = await desk.create(batch="")
     claim = await desk.claim(run_id)
     await desk.commit(claim, answered(claim))
     assert await desk.queued() == 1

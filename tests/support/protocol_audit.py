@@ -262,8 +262,11 @@ def _check_log(run_id: str, raw: Raw) -> None:
 
 def _check_expiry(run_id: str, raw: Raw) -> None:
     there = [left for left in raw.left if left != NO_KEY]
-    if raw.ended:
+    if raw.ended and not raw.header["batch"]:
         assert all(left > 0 for left in there), f"{run_id}: ended and never expires: {raw.left}"
+    elif raw.ended:
+        alike = len({left > 0 for left in there}) == 1
+        assert alike, f"{run_id}: a part of its records expires: {raw.left}"
     else:
         assert all(left == -1 for left in there), f"{run_id}: active and expires: {raw.left}"
 
@@ -280,12 +283,25 @@ def _check_counters(dump: Dump, shard: int, batch: str, counted: Counted) -> Non
     assert stored == recount, f"counters of {batch} in shard {shard}: {stored}, recount: {recount}"
     ended = {run_id for run_id, raw in runs.items() if raw.ended}
     assert set(counted.ended) == ended, f"index of ended runs: {counted.ended}, they are {ended}"
-    if runs:
-        over = len(ended) == len(runs)
-        assert (counted.left > 0) == over, f"{batch}: its counters expire exactly when it is over"
-    if ended:
-        over = len(ended) == len(runs)
-        assert (counted.ended_left > 0) == over, f"{batch}: so does its index of ended runs"
+    if len(ended) < len(runs):
+        assert counted.left == -1, f"{batch}: its counters expire before it is over"
+
+
+def check_upkeep(dump: Dump) -> None:
+    """Assert that ended runs expire exactly where all runs of their batch have ended."""
+    for batch in BATCHES:
+        runs = {run_id: raw for run_id, raw in dump.runs.items() if raw.header["batch"] == batch}
+        over = all(raw.ended for raw in runs.values())
+        for run_id, raw in runs.items():
+            there = [left for left in raw.left if left != NO_KEY]
+            wrong = raw.ended and any((left > 0) != over for left in there)
+            assert not wrong, f"{run_id}: its batch is over: {over}, its records: {raw.left}"
+        for shard in range(SHARDS):
+            counted = dump.counted[shard, batch]
+            if counted.fields:
+                assert (counted.left > 0) == over, f"{batch}: its counters, over: {over}"
+            if counted.ended:
+                assert (counted.ended_left > 0) == over, f"{batch}: its index, over: {over}"
 
 
 def _recount(runs: list[Raw]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from protocol_audit import check_upkeep
 from protocol_call_model import WaitingModel
 from protocol_model import Run
 from protocol_rig import Rig
@@ -54,6 +55,14 @@ class ControlRules(RuleBasedStateMachine):
         owners = [worker for worker in self.workers if worker.token == run.token]
         if owners and pick % 4:
             self._commit(owners[-1], kind, 1)
+
+    @precondition(lambda self: self.model.pick(lambda run: run.ended and run.batch))
+    @rule()
+    def upkeep(self) -> None:
+        """A worker looks which batches have ended as a whole, or begun anew."""
+        with self.operation("upkeep"):
+            self.rig.do(self.rig.bench.keep_up())
+        check_upkeep(self.rig.auditor.dump(list(self.model.runs)))
 
     @precondition(lambda self: self.asked)
     @rule(pick=PICK)

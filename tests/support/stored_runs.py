@@ -20,6 +20,7 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings import load_settings
+from stepfleet.orchestrator.store.batch_upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.control import Control
 from stepfleet.orchestrator.store.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.reading import Runs, StoredRun
@@ -107,6 +108,12 @@ class Bench:
             for name, value in (await self.opened.connection.execute("HGETALL", key)).items():
                 total[name] = total.get(name, 0) + int(value)
         return {name: value for name, value in total.items() if value}
+
+    async def keep_up(self) -> None:
+        """Look after batches as a worker does now and then."""
+        opened = self.opened
+        retention = opened.settings.retention
+        await BatchUpkeep(opened.connection, opened.keys, retention=retention).settle_all()
 
     async def queued(self) -> int:
         """Return how many messages wait."""

@@ -84,6 +84,7 @@ def results(
     """Write the results of a batch as JSON lines, to a file (replaced as a whole) or the screen."""
     from stepfleet.orchestrator.cli.batch_views import write_results
 
-    write_results(
+    code = write_results(
         batch, data, out, failed=failed, ordered=ordered, wait=wait, output_format=output_format
     )
+    exits.end(code)

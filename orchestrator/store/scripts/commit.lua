@@ -25,7 +25,7 @@ if h[4] == ARGV[3] then return { 'mine', status, step } end
 if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
   -- Better known than the crash that the next owner had noted under the same token.
-  if a.dropped ~= '' then note_lost(batch, ARGV[3], a.dropped) end
+  if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
   return { 'lost', status }
 end
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end

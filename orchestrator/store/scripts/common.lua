@@ -54,6 +54,13 @@ local function note_lost(batch, entry, text)
   if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
 end
 
+-- The same for a run that may have ended: what is noted behind its end must not outlive it.
+local function note_late(batch, entry, text)
+  note_lost(batch, entry, text)
+  local left = redis.call('PTTL', run_key)
+  if left > 0 then redis.call('PEXPIRE', lost_key, left) end
+end
+
 local function move(batch, from, to)
   if from == to then return end
   count(batch, 'status:' .. from, -1)
@@ -94,6 +101,9 @@ end
 local LONGEST_LIFE = 3153600000
 local function lifetime(seconds) return digits(math.max(1, math.min(number(seconds), LONGEST_LIFE))) end
 
+-- Has workers look whether a batch has ended as a whole, on all shards, or has begun anew: see expire.lua.
+local function look_at_batch(batch, now) redis.call('ZADD', shard .. 'over', digits(now), batch) end
+
 local function retain(seconds)
   for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, lifetime(seconds)) end
 end
@@ -104,16 +114,19 @@ local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
   redis.call('ZREM', due_key, run_id)
-  retain(a.retention)
-  if batch == '' then return end
+  -- The runs of a batch stay until the last of them has ended.
+  if batch == '' then return retain(a.retention) end
   move(batch, from, a.status)
   count(batch, 'reason:' .. a.stop_reason, 1)
   local place = redis.call('HINCRBY', batch_key(batch), 'endings', '1')
   redis.call('ZADD', batch_key(batch) .. ':ended', digits(place), run_id)
-  if redis.call('HINCRBY', batch_key(batch), 'open', '-1') == 0 then
-    redis.call('EXPIRE', batch_key(batch), lifetime(a.retention))
-    redis.call('EXPIRE', batch_key(batch) .. ':ended', lifetime(a.retention))
-  end
+  if redis.call('HINCRBY', batch_key(batch), 'open', '-1') == 0 then look_at_batch(batch, now) end
+end
+
+-- A batch has a run that is open: its counters stay, and so will its other runs. Where they expire, so does their index,
+-- until they have been made to stay: see expire.lua.
+local function go_on(batch)
+  if redis.call('PERSIST', batch_key(batch)) == 1 then look_at_batch(batch, now_ms()) end
 end
 
 -- Makes an inactive run active again in `to`. Undoes what `finish` did, or a pause.
@@ -125,8 +138,7 @@ local function reopen(from, to, batch)
   count(batch, 'reason:' .. (redis.call('HGET', run_key, 'stop_reason') or ''), -1)
   count(batch, 'open', 1)
   redis.call('ZREM', batch_key(batch) .. ':ended', run_id)
-  redis.call('PERSIST', batch_key(batch))
-  redis.call('PERSIST', batch_key(batch) .. ':ended')
+  go_on(batch)
 end
 
 -- The owner of a step vanished: its lease ran out. It is counted here, not by the dying worker.

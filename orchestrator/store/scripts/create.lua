@@ -19,8 +19,7 @@ redis.call('ZADD', due_key, now + (delay > 0 and delay or number(ARGV[2])), run_
 count(a.batch, 'total', 1)
 -- Counters of a shard expire when all its runs have ended, and live again with the next one.
 if a.batch ~= '' and redis.call('HINCRBY', batch_key(a.batch), 'open', 1) == 1 then
-  redis.call('PERSIST', batch_key(a.batch))
-  redis.call('PERSIST', batch_key(a.batch) .. ':ended')
+  go_on(a.batch)
 end
 count(a.batch, 'status:queued', 1)
 local feed = feeds()

@@ -15,9 +15,7 @@ local calls = waits_of(h[4], h[2])
 -- A worker took the step when the run's patience had ended: it answers this call by itself.
 local answered = h[3] ~= '' and has_call(calls, index)
 if TERMINAL[status] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered then
-  note_lost(h[5], ARGV[4], a.lost)
-  -- An ended run lives for a time; what is noted behind its end must not outlive it.
-  if TERMINAL[status] then redis.call('PEXPIRE', lost_key, math.max(redis.call('PTTL', run_key), 1)) end
+  note_late(h[5], ARGV[4], a.lost)
   return { 'lost', status }
 end
 redis.call('HSET', journal_key, 'r:' .. index, a.record)

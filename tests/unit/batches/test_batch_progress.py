@@ -43,7 +43,21 @@ def test_counters_are_added_over_shards() -> None:
 
 
 def test_only_a_sealed_batch_whose_runs_all_completed_is_ok() -> None:
-    done = [{"status:completed": "6"}]
+    done = [{"total": "6", "status:completed": "6"}]
     assert progress_of(MANIFEST, done).ok
     assert not progress_of(MANIFEST.model_copy(update={"sealed": False}), done).ok
-    assert not progress_of(MANIFEST, [{"status:completed": "5", "status:stopped": "1"}]).ok
+    assert not progress_of(
+        MANIFEST, [{"total": "6", "status:completed": "5", "status:stopped": "1"}]
+    ).ok
+
+
+def test_what_is_past_retention_is_said_and_takes_nothing_from_the_numbers() -> None:
+    final = {"total": 6, "open": 0, "status:completed": 6, "cost": 3_000_000_000, "steps": 6}
+    ended = MANIFEST.model_copy(update={"final": final})
+    progress = progress_of(ended, [{}, {}])
+    assert (progress.completed, progress.cost_usd, progress.past_retention) == (6, 3.0, 6)
+    assert progress.ended
+    assert not progress.ok
+    # Those of an older version expired one by one, and nobody had noted what they came to.
+    partly = progress_of(MANIFEST, [{"total": "2", "status:completed": "2"}])
+    assert (partly.completed, partly.past_retention, partly.ok) == (2, 4, False)

@@ -1,0 +1,23 @@
+-- Lets a page of a batch's ended runs on one shard expire, or stay again. KEYS[1] the shard's due index. ARGV[1] batch,
+-- ARGV[2] when they expire (ms), or '' to stay, ARGV[3] the place behind which to go on ('0' at first), ARGV[4] how many
+-- runs at the most. Returns the place that was reached, or '' where that was the last page.
+-- The index expires with its runs, and before them, and stays after them: where it expires though the batch is not over
+-- (a run was taken up again), whoever looks knows that runs are to stay again, also behind a sweep that was broken off.
+local shard = string.sub(KEYS[1], 1, -4)
+local counters = shard .. 'batch:' .. ARGV[1]
+local function set(key)
+  if ARGV[2] == '' then return redis.call('PERSIST', key) end
+  return redis.call('PEXPIREAT', key, ARGV[2])
+end
+if ARGV[3] == '0' then set(counters) end
+if ARGV[3] == '0' and ARGV[2] ~= '' then set(counters .. ':ended') end
+local found = redis.call('ZRANGEBYSCORE', counters .. ':ended', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+for i = 1, #found, 2 do
+  local run_key = shard .. 'run:' .. found[i]
+  for _, part in ipairs({ '', ':log', ':journal', ':outcomes', ':lost', ':events' }) do set(run_key .. part) end
+end
+if #found < 2 * tonumber(ARGV[4]) then
+  if ARGV[2] == '' then set(counters .. ':ended') else redis.call('ZREM', shard .. 'over', ARGV[1]) end
+  return ''
+end
+return found[#found]
