@@ -6,11 +6,12 @@ Every worker runs one; what several find, the script gives to one of them.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from stepfleet.orchestrator.dispatch import CallTask, Dispatch, call_label
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.store.calls import run_script
@@ -32,6 +33,8 @@ class Rescuer:
 
     `long_queue`: above so many waiting messages, runs that are merely ready stay where they
     are; their message is most likely among those. Below a tenth of it they are looked for.
+    `calm`: for so many seconds after trouble with a shard nothing of it is rescued. Workers that
+    could not renew their leases meanwhile are alive, and hold what was paid for: they come first.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Rescuer:
         self._interval = interval
         self._long_queue = long_queue
         self._jitter = jitter
+        self.calm = 0.0
         self._asked: dict[int, asyncio.Task[Any]] = {}
+        self._troubled: dict[int, float] = {}
 
     async def watch(
         self, crash: Visit = unharmed, told: Callable[[int], None] = lambda _: None
@@ -106,23 +111,26 @@ class Rescuer:
     async def look(self, crash: Visit = unharmed) -> tuple[int, bool]:
         """Return how many overdue runs one look published, and whether a shard may have more.
 
-        Raises what a shard failed with when those of the others are published.
+        Shards in trouble are left alone for `calm` seconds. Raises what a shard failed with when
+        those of the others are published, for trouble only where all of them are in it.
         """
         queue = self._shape_of_queue(await self._dispatch.waiting())
         answered = await self._ask(queue)
-        errors = [error for asked in answered if (error := asked.exception())]
-        replies = [asked.result() for asked in answered if not asked.exception()]
+        failed = {shard: error for shard, one in answered.items() if (error := one.exception())}
+        replies = [one.result() for shard, one in answered.items() if shard not in failed]
+        self._troubled |= dict.fromkeys(failed, time.monotonic() + self.calm)
         hints = [hint for reply in replies for hint in _hints(reply[2:])]
         calls = [call for reply in replies for call in _calls(reply[1])]
         if hints or calls:
             crash("rescue-saved")
         await self._dispatch.publish(hints)
         await self._dispatch.publish_calls(calls)
-        if errors:
-            raise errors[0]
+        for error in failed.values():
+            if not replies or not isinstance(error, StoreError):
+                raise error
         return len(hints) + len(calls), any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
 
-    async def _ask(self, queue: str) -> list[asyncio.Task[Any]]:
+    async def _ask(self, queue: str) -> dict[int, asyncio.Task[Any]]:
         """Ask the shards that owe no answer; return what has been answered.
 
         Nothing is cut off for being late: the shard has put off the runs that it tells of.
@@ -130,18 +138,18 @@ class Rescuer:
         new = {
             shard: asyncio.create_task(self._overdue(shard, queue))
             for shard in range(self._keys.shards)
-            if shard not in self._asked
+            if shard not in self._asked and self._troubled.get(shard, 0.0) <= time.monotonic()
         }
         self._asked |= new
         if new:
             await asyncio.wait(new.values(), timeout=SHARD_SECONDS)
         answered = [shard for shard, asked in self._asked.items() if asked.done()]
-        return [self._asked.pop(shard) for shard in answered]
+        return {shard: self._asked.pop(shard) for shard in answered}
 
     async def _overdue(self, shard: int, queue: str) -> Any:
         due = [self._keys.due(shard)]
         return await run_script(
-            self._connection, "rescue", due, MOST_PER_SHARD, self._grace_ms, queue
+            self._connection, "rescue", due, MOST_PER_SHARD, self._grace_ms, queue, once=True
         )
 
     def _shape_of_queue(self, waiting: int) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import Connection
@@ -14,6 +14,11 @@ from stepfleet.orchestrator.store.connection import Connection
 STANDALONE = frozenset({"aside", "cache", "courier", "expire", "feed", "rescue", "unused"})
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver"})
 """Scripts of runs that wait for tool calls: they share more than the others."""
+RENEWALS = {"renew": "journal", "retain": "keep"}
+"""Scripts that a full Redis runs too, and the same ones without that right. They write new numbers
+over old ones: leases that run out while Redis is full would cost every answer that is held."""
+_ALLOWED = "#!lua flags=allow-oom\n"
+_UNKNOWN_FLAGS = "compiling script"
 
 
 @cache
@@ -27,10 +32,15 @@ def source(name: str) -> str:
     return "".join((folder / f"{part}.lua").read_text("utf-8") for part in shared) + own
 
 
+def text(name: str) -> str:
+    """Return what Redis is given to run: a script's source, behind the flags that it has."""
+    return _ALLOWED + source(RENEWALS[name]) if name in RENEWALS else source(name)
+
+
 @cache
 def digest(name: str) -> str:
     """Return the SHA-1 under which Redis caches the script."""
-    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+    return hashlib.sha1(text(name).encode(), usedforsecurity=False).hexdigest()
 
 
 def loaded(name: str, keys: list[str], *args: Any) -> tuple[Any, ...]:
@@ -45,12 +55,26 @@ async def load(connection: Connection, *names: str) -> None:
     """
     with suppress(RedisError, OSError, StoreError):
         for name in names:
-            await connection.everywhere("SCRIPT", "LOAD", source(name))
+            await connection.everywhere("SCRIPT", "LOAD", text(name))
 
 
-async def run_script(connection: Connection, name: str, keys: list[str], *args: Any) -> Any:
-    """Run a script; load it first where the server does not have it (any more)."""
+async def run_script(
+    connection: Connection, name: str, keys: list[str], *args: Any, once: bool = False
+) -> Any:
+    """Run a script; load it first where the server does not have it (any more).
+
+    With `once` it waits for no Redis in trouble. Raises as `Connection.execute`.
+    """
+    execute = connection.attempt if once else connection.execute
+    if name in RENEWALS and not connection.takes_flags:  # a server before Redis 7
+        name = RENEWALS[name]
     try:
-        return await connection.execute(*loaded(name, keys, *args))
+        return await execute(*loaded(name, keys, *args))
     except NoScriptError:
-        return await connection.execute("EVAL", source(name), len(keys), *keys, *args)
+        try:
+            return await execute("EVAL", text(name), len(keys), *keys, *args)
+        except ResponseError as error:
+            if name not in RENEWALS or _UNKNOWN_FLAGS not in str(error):
+                raise
+    connection.takes_flags = False
+    return await run_script(connection, name, keys, *args, once=once)

@@ -18,11 +18,12 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.cluster_url import Place
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import FIRST_PAUSE, LONGEST_PAUSE
 from stepfleet.orchestrator.store.lanes import Call, Lane
 from stepfleet.orchestrator.store.slots import SLOTS, Topology, guarded, key_of, slot_of
 from stepfleet.orchestrator.store.surveying import survey
-from stepfleet.orchestrator.troubles import Trouble, Watch, trouble_of
+from stepfleet.orchestrator.troubles import Trouble, Watch, explained, trouble_of
 
 MOST_HOPS = 5
 MOST_ASKED = 8
@@ -77,6 +78,22 @@ class Cluster:
         call = self._call(command, patient=False)
         self._route(call)
         return await call.reply
+
+    async def attempt_soon(self, *command: Any) -> Any:
+        """Return the reply to one command that is not repeated, by what is known of the slots.
+
+        Raises `StoreError` at once where others of its slot wait, or what was met.
+        """
+        call = self._call(command, patient=False)
+        if call.slot in self._groups:
+            raise StoreError("this part of Redis is in trouble; other calls wait for it")
+        self._route(call)
+        try:
+            return await call.reply
+        except (exceptions.RedisError, OSError) as error:
+            if isinstance(error, exceptions.NoScriptError):
+                raise
+            raise explained(error) from None
 
     async def everywhere(self, *command: Any) -> list[Any]:
         """Return the replies of all masters to a command that has no key, and is not repeated."""

@@ -43,6 +43,8 @@ class Connection:
     def __init__(self, client: Redis, *, patience: float = 20.0, trips: int = 2) -> None:
         self.client = client
         self.patience = patience
+        self.takes_flags = True
+        """Whether its servers know flags of scripts; found out by the first call with some."""
         self._pending: deque[_Call] = deque()
         self._trips = trips
         self._under_way: set[asyncio.Task[None]] = set()
@@ -78,6 +80,18 @@ class Connection:
         self._pending.append(_Call(command, reply, time.monotonic()))
         self._go()
         return reply
+
+    async def attempt(self, *command: Any) -> Any:
+        """Return the reply to a command that is of use now or never: it waits for no trouble's end.
+
+        Raises `StoreError` at once while other calls wait, else as `execute`.
+        """
+        if self._rest is not None or self._refused:
+            raise StoreError("Redis is in trouble; other calls wait for it")
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Call(command, reply, time.monotonic(), patient=False))
+        self._go()
+        return await reply
 
     async def execute_all(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Return the replies to several commands, which travel together."""
@@ -151,7 +165,7 @@ class Connection:
         failed: list[tuple[_Call, Trouble]] = []
         for call, value in zip(calls, values, strict=True):
             trouble = trouble_of(value)
-            if trouble is None:
+            if trouble is None or not call.patient:
                 call.answer(value)
                 if call is self._asking:
                     self._let_in()
@@ -254,12 +268,16 @@ def _renew(pool: Any) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One command on its way, asked for at a monotonic time; `error` is what it met last."""
+    """One command on its way, asked for at a monotonic time; `error` is what it met last.
+
+    One that is not `patient` is answered with the first error.
+    """
 
     command: tuple[Any, ...]
     reply: "asyncio.Future[Any]"
     asked: float
     error: Any = None
+    patient: bool = True
 
     def answer(self, value: Any) -> None:
         """Let the caller go on: with the value, or with the error that it is."""

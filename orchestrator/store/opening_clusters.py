@@ -31,6 +31,10 @@ class ClusterConnection(Connection):
         """Put one command on its way and return the future of its reply; fails as `execute`."""
         return self.cluster.send(*command)
 
+    async def attempt(self, *command: Any) -> Any:
+        """Return the reply to a command that waits for no trouble's end; raises `StoreError`."""
+        return await self.cluster.attempt_soon(*command)
+
     async def everywhere(self, *command: Any) -> list[Any]:
         """Return all masters' replies to a command without a key; it is not repeated."""
         return await self.cluster.everywhere(*command)

@@ -150,7 +150,7 @@ class StepStore:
         for index, record in (results or {}).items():
             entries += [f"r:{index}", record.to_json()]
         reply = await self._run(
-            "journal",
+            "journal" if entries else "renew",
             claim.run_id,
             claim.step,
             claim.token,

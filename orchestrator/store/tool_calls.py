@@ -124,7 +124,7 @@ class ToolCalls:
 
     async def keep(self, hint: ToolHint, token: str, seconds: float) -> Kept:
         """Renew the lease; `seconds` since it was taken."""
-        reply = await self._run("keep", hint, token, _ms(self.lease), _ms(seconds))
+        reply = await self._run("retain", hint, token, _ms(self.lease), _ms(seconds))
         return Kept(ours=reply[0] == "held")
 
     async def leave(

@@ -16,8 +16,13 @@ STRICT = "#!lua\n"
 @pytest.fixture
 def one_slot_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Redis refuse a script that touches two slots, also where one node has both."""
-    source = calls.source
-    monkeypatch.setattr(calls, "source", lambda name: STRICT + source(name))
+    text = calls.text
+
+    def strict(name: str) -> str:
+        given = text(name)
+        return given if given.startswith("#!") else STRICT + given
+
+    monkeypatch.setattr(calls, "text", strict)
     monkeypatch.setattr(calls, "digest", calls.digest.__wrapped__)
 
 
