@@ -23,6 +23,7 @@ from stepfleet.orchestrator.store.opening import OpenStore, client_app, open_sto
 from stepfleet.orchestrator.store.reading import Runs
 from stepfleet.orchestrator.store.snapshots import Snapshots
 from stepfleet.orchestrator.store.submission import Submission
+from stepfleet.orchestrator.watching import RunWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Client:
     batch_submission: BatchSubmission
     snapshots: Snapshots
     following: Following
+    watch: RunWatch
     adoption: Adoption
     brings: frozenset[str] = frozenset()
     _accepted: set[str] = field(default_factory=set)
@@ -53,6 +55,7 @@ class Client:
             connection, keys, dispatch, grace=settings.grace, retention=settings.retention
         )
         batches = Batches(connection, keys, retention=settings.retention)
+        watch = RunWatch(connection, keys)
         submission = Submission(connection, keys, dispatch, grace=settings.grace)
         return cls(
             store=store,
@@ -63,7 +66,8 @@ class Client:
             submission=submission,
             batch_submission=BatchSubmission(batches, store.configs, submission),
             snapshots=Snapshots(connection, keys, store.configs),
-            following=Following(store, runs, batches),
+            following=Following(store, runs, watch),
+            watch=watch,
             adoption=Adoption(
                 connection, keys, dispatch, grace=settings.grace, retention=settings.retention
             ),
@@ -72,6 +76,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Disconnect."""
+        await self.watch.aclose()
         await self.store.aclose()
         self.app.close()
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from stepfleet.orchestrator.batch_results import Pause
 from stepfleet.orchestrator.fleet_connection import FleetConnection
 from stepfleet.orchestrator.following import Steps
 from stepfleet.orchestrator.records.results import AgentRunResult
@@ -35,28 +34,24 @@ class RunVerbs(FleetConnection):
         client = await self._open()
         await client.runs.get(run_id)
         async with asyncio.timeout(timeout):
-            pause = Pause()
-            while True:
-                (status,) = await client.batches.statuses([run_id])
-                if status is None or status.is_terminal:
-                    return await self.result(run_id)
-                await pause.wait(idle=True)
+            await client.watch.ended(run_id)
+            return await self.result(run_id)
 
     async def events(self, run_id: str, *, follow: bool = False) -> Events:
         """Yield a run's events in order; with `follow`, new ones until the run has ended."""
         client = await self._open()
         await client.runs.get(run_id)
+        if follow:
+            async for event in client.following.events(run_id):
+                yield event
+            return
         after = "0"
-        pause = Pause()
         while True:
-            (status,) = await client.batches.statuses([run_id])
             told, after = await client.runs.events(run_id, after)
             for event in told:
                 yield event
             if not told:
-                if not follow or status is None or status.is_terminal:
-                    return
-                await pause.wait(idle=True)
+                return
 
     async def stream(self, run_id: str, *, since: int = 0, chunks: bool = False) -> Events:
         """Yield a run's events behind number `since`, those to come too, until it has ended.

@@ -1,0 +1,168 @@
+"""One look at all runs that a client waits for or follows, however many wait.
+
+A look asks for the standing of every watched run in one round trip, and wakes those whose run has
+moved. Looks follow each other quickly while something moves. With many runs they become rarer, so
+that the work of looking is bounded, whoever waits for how many.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+
+SHORTEST_LOOK = 0.02
+LONGEST_LOOK = 0.25
+MOST_SECONDS = 2.0
+ASKED_PER_SECOND = 1000
+"""Runs that looks ask for; with more of them looks become rarer, up to `MOST_SECONDS` apart."""
+ASKED_AT_ONCE = 500
+_FIELDS = ("status", "seq", "step", "updated")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a run is: equal ones mean that nothing has happened that a client could read.
+
+    `status` is None for a run that is not there (any more); `events` counts what it has told.
+    """
+
+    status: Lifecycle | None = None
+    events: int = 0
+    step: str = ""
+    updated: str = ""
+    chunk: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, or is not there."""
+        return self.status is None or self.status.is_terminal
+
+
+class _Waiter:
+    def __init__(self, run_id: str, seen: Standing | None, *, chunks: bool, end: bool) -> None:
+        self.run_id = run_id
+        self.chunks = chunks
+        self._seen = seen
+        self._end = end
+        self.answer: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it knows nothing of its run yet."""
+        return self._seen is None
+
+    def hear(self, standing: Standing) -> bool:
+        """Answer if this is what was waited for, and tell whether it is."""
+        if self.answer.done() or standing == self._seen or (self._end and not standing.is_over):
+            return False
+        self.answer.set_result(standing)
+        return True
+
+
+class RunWatch:
+    """Watches runs for everybody in one event loop. `aclose` lets nobody wait any more."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._waiters: set[_Waiter] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._joined = asyncio.Event()
+
+    async def moved(
+        self, run_id: str, seen: Standing | None = None, *, chunks: bool = False
+    ) -> Standing:
+        """Return the run's standing when it differs from `seen`: at once where that is None.
+
+        `chunks` counts text that is being written. Raises `StoreError`.
+        """
+        return await self._answer(_Waiter(run_id, seen, chunks=chunks, end=False))
+
+    async def ended(self, run_id: str) -> Standing:
+        """Return the run's standing when it has ended. Raises `StoreError`."""
+        return await self._answer(_Waiter(run_id, None, chunks=False, end=True))
+
+    async def aclose(self) -> None:
+        """End the looks; who still waits gets a `StoreError`."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        self._fail(StoreError("the fleet was closed while a run was waited for"))
+
+    async def _answer(self, waiter: _Waiter) -> Standing:
+        self._waiters.add(waiter)
+        if waiter.is_new:
+            self._joined.set()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            return await waiter.answer
+        finally:
+            self._waiters.discard(waiter)
+
+    async def _look(self) -> None:
+        pause = SHORTEST_LOOK
+        while self._waiters:
+            self._joined.clear()
+            waiting = tuple(self._waiters)
+            try:
+                standings = await self._standings(waiting)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is those who wait's
+                self._fail(error)
+                return
+            heard = sum(one.hear(standings[one.run_id]) for one in waiting)
+            pause = SHORTEST_LOOK if heard else min(pause * 1.5, LONGEST_LOOK)
+            least = min(max(len(standings) / ASKED_PER_SECOND, SHORTEST_LOOK), MOST_SECONDS)
+            await self._rest(least, max(pause - least, 0.0))
+
+    async def _rest(self, seconds: float, more: float) -> None:
+        """Wait for the next look, which comes without `more` seconds where somebody joins."""
+        await asyncio.sleep(seconds)
+        if more:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._joined.wait(), more)
+
+    async def _standings(self, waiting: Iterable[_Waiter]) -> dict[str, Standing]:
+        chunks: dict[str, bool] = {}
+        for one in waiting:
+            chunks[one.run_id] = one.chunks or chunks.get(one.run_id, False)
+        found: dict[str, Standing] = {}
+        asked = list(chunks.items())
+        for at in range(0, len(asked), ASKED_AT_ONCE):
+            found |= await self._page(asked[at : at + ASKED_AT_ONCE])
+        return found
+
+    async def _page(self, asked: list[tuple[str, bool]]) -> dict[str, Standing]:
+        heads = [("HMGET", self._keys.run(run_id), *_FIELDS) for run_id, _ in asked]
+        told = [
+            ("XREVRANGE", f"{self._keys.run(run_id)}:chunks", "+", "-", "COUNT", 1)
+            for run_id, chunks in asked
+            if chunks
+        ]
+        replies = await self._connection.execute_all(*heads, *told)
+        newest = iter(replies[len(heads) :])
+        return {
+            run_id: _standing(head, next(newest) if chunks else ())
+            for (run_id, chunks), head in zip(asked, replies, strict=False)
+        }
+
+    def _fail(self, error: Exception) -> None:
+        for waiter in self._waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)
+
+
+def _standing(head: Sequence[str | None], newest: Sequence[tuple[str, object]]) -> Standing:
+    status, events, step, updated = head
+    return Standing(
+        status=Lifecycle(status) if status else None,
+        events=int(events or 0),
+        step=step or "",
+        updated=updated or "",
+        chunk=str(newest[0][0]) if newest else "",
+    )
