@@ -4,6 +4,7 @@ Knows no verbs: those stand in the modules that build on it.
 """
 
 import asyncio
+import os
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
@@ -16,10 +17,13 @@ from stepfleet.orchestrator.embedded import EmbeddedRedis
 from stepfleet.orchestrator.embedded.folder import Folder
 from stepfleet.orchestrator.overview import FleetOverview
 from stepfleet.orchestrator.settings import Settings, load_settings
+from stepfleet.orchestrator.store.brokers import forget_pools
 from stepfleet.orchestrator.store.fleet_facts import overview
 from stepfleet.orchestrator.store.soundness import server_info, warnings
 
 DATA_FOLDER = Path(".stepfleet")
+_LEFT: list[object] = []
+"""Connections of a parent process, which must not be collected here: that would close them."""
 
 
 class FleetConnection:
@@ -38,6 +42,7 @@ class FleetConnection:
         self._brings = frozenset(brings)
         self._opening: asyncio.Task[Client] | None = None
         self._private: EmbeddedRedis | None = None
+        self._process = os.getpid()
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -62,6 +67,18 @@ class FleetConnection:
         if private is not None:
             await asyncio.to_thread(private.stop)
 
+    def forget(self) -> object:
+        """Leave the connection to the process that made it, and return it; for a forked child.
+
+        The next use connects anew. Nothing is closed: sockets and server are the parent's.
+        """
+        left = (self._opening, self._private)
+        opening = self._opening
+        if opening and opening.done() and not (opening.cancelled() or opening.exception()):
+            forget_pools(opening.result().app)
+        self._opening, self._private, self._process = None, None, os.getpid()
+        return left
+
     async def check(self) -> None:
         """Make sure that Redis answers and lets us in.
 
@@ -79,6 +96,8 @@ class FleetConnection:
         return await overview((await self._open()).store)
 
     async def _open(self) -> Client:
+        if self._process != os.getpid():
+            _LEFT.append(self.forget())
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._connect())
         return await asyncio.shield(self._opening)

@@ -30,7 +30,8 @@ class Fleet(SyncRuns, SyncHistory, SyncCache):
     """A fleet as its client sees it; see `AsyncFleet` for what each verb does.
 
     Use it as a context manager, or `close` it; one that is forgotten is closed when it is
-    collected or the interpreter ends.
+    collected or the interpreter ends. One that was made, or used, before the process was forked
+    (by a pool of workers, say) connects anew in the child.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Fleet(SyncRuns, SyncHistory, SyncCache):
         settings: Settings | None = None,
     ) -> None:
         self._fleet = AsyncFleet(redis_url, broker_url=broker_url, settings=settings)
-        self._portal = Portal(self._fleet.aclose)
+        self._portal = Portal(self._fleet.aclose, self._fleet.forget)
 
     def __enter__(self) -> Self:
         self.check()
@@ -146,11 +147,12 @@ class Fleet(SyncRuns, SyncHistory, SyncCache):
             on_progress=on_progress,
             **overrides,
         )
-        return Batch(self._portal.call(work), self._portal)
+        return Batch(self._portal.call(work), self._portal, self._fleet.batch)
 
     def batch(self, batch_id: str) -> Batch:
         """Return a submitted batch."""
-        return Batch(self._portal.call(self._fleet.batch(batch_id)), self._portal)
+        found = self._portal.call(self._fleet.batch(batch_id))
+        return Batch(found, self._portal, self._fleet.batch)
 
     def batches(self, limit: int = 50) -> list[BatchProgress]:
         """Return the progress of the newest batches."""

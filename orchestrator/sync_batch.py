@@ -1,6 +1,6 @@
 """A batch for plain code. Holds no logic: `async_batch.AsyncBatch` does everything."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from stepfleet.orchestrator.async_batch import AsyncBatch
@@ -12,24 +12,40 @@ from stepfleet.orchestrator.records.results import AgentRunResult
 class Batch:
     """A batch; see `AsyncBatch` for what each verb does."""
 
-    def __init__(self, batch: AsyncBatch, portal: Portal) -> None:
-        self._batch = batch
+    def __init__(
+        self,
+        batch: AsyncBatch,
+        portal: Portal,
+        find: Callable[[str], Coroutine[Any, Any, AsyncBatch]],
+    ) -> None:
+        self._known = batch
         self._portal = portal
+        self._find = find
+        self._forks = portal.forks
+
+    @property
+    def _batch(self) -> AsyncBatch:
+        """The batch as this process reads it; found again where the process was forked."""
+        if self._forks != self._portal.forks:
+            here = self._portal.call(self._find(self._known.id))
+            here.skipped, here.skipped_count = self._known.skipped, self._known.skipped_count
+            self._known, self._forks = here, self._portal.forks
+        return self._known
 
     @property
     def id(self) -> str:
         """The batch's id (UUID)."""
-        return self._batch.id
+        return self._known.id
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """What was wrong with the lines that this submission left out."""
-        return self._batch.skipped
+        return self._known.skipped
 
     @property
     def skipped_count(self) -> int:
         """How many lines this submission left out."""
-        return self._batch.skipped_count
+        return self._known.skipped_count
 
     def progress(self) -> BatchProgress:
         """Return how far the batch is."""

@@ -4,8 +4,12 @@ Knows settings' URLs and kombu's; opens nothing.
 """
 
 import re
+from contextlib import suppress
 from typing import Any
 
+from celery import Celery
+from kombu.pools import connections, producers
+from kombu.utils.collections import eqhash
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -13,6 +17,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.sentinel_url import SentinelUrl, is_sentinel, parse_sentinel
 from stepfleet.orchestrator.store.sentinel import sentinel_options
 
+_LEFT: list[object] = []
 SILENCE_SECONDS = 5.0
 """How long a server may be silent before its connection counts as dead."""
 
@@ -25,6 +30,17 @@ _BOUNDED = {
 }
 # For whoever publishes: kombu's default tries for ever to connect, and its caller waits.
 _IMPATIENT = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
+
+
+def forget_pools(app: Celery) -> None:
+    """Leave the connections that an app publishes by to the process that this one was forked of.
+
+    kombu shares its pools by address, so a new app would find them again. Nothing is closed.
+    """
+    with suppress(Exception):  # whatever a transport says about its address
+        address = app.connection_for_write()
+        found = eqhash(address)  # type: ignore[no-untyped-call]
+        _LEFT.extend(dict.pop(pools, found, None) for pools in (connections, producers))
 
 
 def kombu_url(url: str) -> str:
