@@ -8,15 +8,20 @@ from pydantic import BaseModel, ValidationError
 
 
 def explain_invalid(
-    error: ValidationError, *, limit: int = 3, record: type[BaseModel] | None = None
+    error: ValidationError,
+    *,
+    limit: int = 3,
+    record: type[BaseModel] | None = None,
+    count: int | None = None,
 ) -> str:
     """Return the first `limit` problems of `error` as `field 'a.b': message`, joined by `; `.
 
     With the `record` that was read, unknown fields are told with the one that may be meant.
+    `count` is how many problems there are, where `error` has only some of them.
     """
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     said = [_problem(one["loc"], one["type"], one["msg"], record) for one in problems[:limit]]
-    more = len(problems) - limit
+    more = (count or len(problems)) - len(said)
     return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
 
 

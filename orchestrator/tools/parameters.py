@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
@@ -23,6 +24,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
 from stepfleet.orchestrator.validation import explain_invalid
 
+_READ_OUT = 500
+"""Problems that are read out; of more, those in the beginning of each list and object."""
+_ITEMS, _NAMES = 20, 200
+"""Items of each list, and names of each object, that make its beginning."""
 _EXACT_FLOAT = 2.0**53
 _STRICT = json.JSONEncoder(allow_nan=False)
 _REFUSED_KINDS: Mapping[inspect._ParameterKind, str] = {
@@ -54,7 +59,9 @@ class Parameters:
             text = _STRICT.encode(_one_number_type(arguments))
             checked = self.model.model_validate_json(text, strict=True)
         except ValidationError as error:
-            raise ToolArgumentsError(f"tool {self.tool!r}: {explain_invalid(error)}") from None
+            raise ToolArgumentsError(
+                f"tool {self.tool!r}: {self._told(error, arguments)}"
+            ) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolArgumentsError(
                 f"tool {self.tool!r}: the arguments are no JSON data: {error}"
@@ -64,6 +71,21 @@ class Parameters:
             for field, parameter in self.names.items()
             if field in checked.model_fields_set or field not in self.optional
         }
+
+    def _told(self, error: ValidationError, arguments: Mapping[str, Any]) -> str:
+        """Return what is wrong: of very many problems the first ones.
+
+        Each costs some microseconds and a kilobyte to be read out, and pydantic reads out all.
+        """
+        count = error.error_count()
+        if count <= _READ_OUT:
+            return explain_invalid(error)
+        try:
+            text = _STRICT.encode(_one_number_type(_beginning(arguments)))
+            self.model.model_validate_json(text, strict=True)
+        except ValidationError as some:
+            return explain_invalid(some, count=count)
+        return f"{count} of the values in it are wrong; give fewer at once"
 
 
 def parameters_of(function: Callable[..., Any], tool: str) -> Parameters:
@@ -188,4 +210,13 @@ def _one_number_type(value: Any) -> Any:
         return {key: _one_number_type(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_one_number_type(one) for one in value]
+    return value
+
+
+def _beginning(value: Any) -> Any:
+    """Return data with the first items of each list and object."""
+    if isinstance(value, Mapping):
+        return {key: _beginning(value[key]) for key in islice(value, _NAMES)}
+    if isinstance(value, list | tuple):
+        return [_beginning(one) for one in value[:_ITEMS]]
     return value
