@@ -18,7 +18,7 @@ BOMB = gzip.compress(b" " * 200_000_000)
 async def test_an_answer_of_a_web_server_is_neither_unpacked_nor_kept(
     status: int, kind: str
 ) -> None:
-    """EVT-24: it says nothing that anybody needs, and 0.2 MB of it can be 200 MB."""
+    """It says nothing that anybody needs, and 0.2 MB of it can be 200 MB."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await request.read()

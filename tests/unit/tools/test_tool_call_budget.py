@@ -31,7 +31,7 @@ MEGABYTE = 1024 * 1024
     ids=["lists", "numbers", "names"],
 )
 def test_data_of_very_many_values_are_refused(text: str) -> None:
-    """TOOL-10: 1 MiB of `[]` is 350,000 lists, each copied, checked and told of."""
+    """1 MiB of `[]` is 350,000 lists, each copied, checked and told of."""
     with pytest.raises(BoundsError, match="more than 30000 values; give less data"):
         load_bounded(text)
     raw = {"id": "c", "function": {"name": "n", "arguments": f'{{"a": {text}}}'}}

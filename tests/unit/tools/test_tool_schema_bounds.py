@@ -51,7 +51,7 @@ def doubling(levels: int) -> dict[str, Any]:
 def test_a_dialect_named_inside_a_schema_leaves_the_bounds_on(
     dialect: str, inner: dict[str, Any]
 ) -> None:
-    """TOOL-10, TOOL-24: without bounds this takes years, whatever comes of it (some lack allOf)."""
+    """TOOL-10: without bounds this takes years, whatever comes of it (some lack allOf)."""
     inner = {"$schema": dialect, "type": "string", **inner}
     schema = {"type": "object", "properties": {"data": inner}}
     with suppress(ToolArgumentsError, ConfigurationError):
