@@ -95,6 +95,7 @@ ARGUMENTS = {
     "no JSON": ('{"value": ', "not valid JSON"),
     "no number": ('{"value": NaN}', "no JSON number"),
     "large": ('{"value": "' + "x" * 2_000_000 + '"}', "longer than the limit of 1048576 bytes"),
+    "many values": ('{"value": [' + "[]," * 300_000 + "[]]}", "more than 30000 values"),
     "a list": ("[1]", "must be a JSON object"),
 }
 
@@ -134,9 +135,10 @@ def test_an_answer_of_100_mb_is_refused_and_the_worker_goes_on(
 def test_patterns_that_backtrack_for_ever_elsewhere_refuse_at_once(
     model: ModelServer, worker: FleetWorker, fleet: Fleet
 ) -> None:
-    """TOOL-24: in a signature, and in a schema that somebody else wrote."""
+    """TOOL-24: in a signature, and in schemas that somebody else wrote, with another one inside."""
     given = {"text": "a" * 50_000 + "!"}
-    model.follow(orders(ToolCallReply("picky", given), ToolCallReply("evil_pattern", given)))
+    names = ("picky", "evil_pattern", "evil_inside")
+    model.follow(orders(*(ToolCallReply(name, given) for name in names)))
     result = outcome(fleet)
     for call in result.steps[0].tool_calls:
         assert call.error is not None

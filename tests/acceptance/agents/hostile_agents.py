@@ -75,6 +75,27 @@ class EvilPattern:
         return f"{len(text)} characters"
 
 
+class EvilInside:
+    """A tool whose schema names a dialect inside, with a pattern that backtracks for ever."""
+
+    name = "evil_inside"
+    description = "Takes text by a schema within a schema."
+    schema: dict[str, Any] = {  # noqa: RUF012 - the protocol's own shape
+        "type": "object",
+        "properties": {
+            "text": {
+                "$schema": "https://json-schema.org/draft/2020-12/schema",
+                "type": "string",
+                "pattern": "^(a+)+$",
+            }
+        },
+    }
+
+    async def execute(self, text: str) -> str:
+        """Return the length."""
+        return f"{len(text)} characters"
+
+
 @tool
 def forbidden(what: str) -> str:
     """Be a tool of another agent in the same process."""
@@ -103,7 +124,7 @@ def leak(how: str) -> Any:
 hostile = Agent(
     "hostile",
     model="openai:scripted",
-    tools=[odd, echo, picky, EvilPattern(), http_get, obey],
+    tools=[odd, echo, picky, EvilPattern(), EvilInside(), http_get, obey],
     time_limit=None,
     token_limit=None,
     error_policy=ErrorPolicy.ignore_tool_errors(),
