@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.records.tool_text import value_text
 
 CHANNEL = "agent."
@@ -41,7 +39,7 @@ class Event:
     parent_agent_id: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the envelope as it is stored."""
+        """Return the envelope without its number."""
         envelope = {
             "type": self.type.value,
             "session_id": self.session_id,
@@ -58,10 +56,6 @@ class Events(tuple[Event, ...]):
     """Events of one write, in order."""
 
     __slots__ = ()
-
-    def to_json(self) -> str:
-        """Return the list as it is stored; empty text for no events."""
-        return orjson.dumps([event.to_dict() for event in self]).decode() if self else ""
 
 
 def numbered(events: list[dict[str, Any]], first: int, written: datetime) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.adoption import Legacy
-from stepfleet.orchestrator.store.loading import MESSAGES
+from stepfleet.orchestrator.store.loading import MESSAGES, stored_outcome
 from stepfleet.orchestrator.store.reading import StoredRun
 from stepfleet.orchestrator.store.submission import NewRun
 from stepfleet.orchestrator.taking_up import check_goes_on
@@ -74,7 +74,7 @@ def forked(run: StoredRun, order: ForkOrder) -> Legacy:
         step=at,
         log=log,
         outcomes={
-            str(number): logged.outcome.to_json()
+            str(number): stored_outcome(logged.outcome)
             for number, logged in enumerate(run.log[:at])
             if logged.outcome is not None
         },

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.protocol.rewind import renamed
 from stepfleet.orchestrator.records.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.store.adoption import Legacy
-from stepfleet.orchestrator.store.loading import MESSAGES, milliseconds, stored_step
+from stepfleet.orchestrator.store.loading import MESSAGES, milliseconds, stored_outcome, stored_step
 from stepfleet.orchestrator.store.submission import NewRun
 
 
@@ -56,7 +56,7 @@ def _fields(checkpoint: AgentCheckpoint) -> tuple[dict[str, str], dict[str, str]
         if logged is not None:
             log[str(number)] = stored_step(logged)
             if logged.outcome is not None:
-                outcomes[str(number)] = logged.outcome.to_json()
+                outcomes[str(number)] = stored_outcome(logged.outcome)
     return log, outcomes
 
 
@@ -65,7 +65,7 @@ def _header(checkpoint: AgentCheckpoint, state: AgentState) -> dict[str, Any]:
     header: dict[str, Any] = {
         "created": milliseconds(info.started_at),
         "updated": milliseconds(info.updated_at),
-        "outcome": outcome.to_json() if outcome else "",
+        "outcome": stored_outcome(outcome),
     }
     if ending is not None:
         header |= {

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the records as stored. Readers accept this one and the one before it."""
 
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
@@ -27,7 +26,9 @@ from stepfleet.orchestrator.serialization.slim_messages import (
 )
 from stepfleet.orchestrator.validation import explain_invalid
 
-OLDEST_READABLE = SCHEMA_VERSION - 1
+VERSION = 1
+"""Version of snapshots. Readers accept this one and the one before it."""
+OLDEST_READABLE = VERSION - 1
 
 
 class CanSerializeAgentState(Protocol):
@@ -53,7 +54,7 @@ class SlimSerializer:
         recent = steps[-config.kept_steps :] if config.kept_steps else ()
         info, failures = state.info, state.failures
         return {
-            "version": SCHEMA_VERSION,
+            "version": VERSION,
             "agent_id": state.agent_id,
             "parent_agent_id": state.parent_agent_id,
             "status": state.status.value,
@@ -119,11 +120,11 @@ class _Snapshot(BaseModel):
 
 
 def _check_version(version: Any) -> None:
-    if isinstance(version, int) and OLDEST_READABLE <= version <= SCHEMA_VERSION:
+    if isinstance(version, int) and OLDEST_READABLE <= version <= VERSION:
         return
     msg = (
         f"field 'version' of the snapshot is {version!r}; this version of Stepfleet reads "
-        f"{OLDEST_READABLE} and {SCHEMA_VERSION}: upgrade Stepfleet"
+        f"{OLDEST_READABLE} and {VERSION}: upgrade Stepfleet"
     )
     raise SerializationError(msg)
 

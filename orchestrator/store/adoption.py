@@ -16,8 +16,10 @@ from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.serialization.handoff import handoff
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import stored_events
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import log_end
+from stepfleet.orchestrator.store.packing_records import unpacked
 from stepfleet.orchestrator.store.submission import NewRun, header_of
 
 _AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
@@ -85,20 +87,23 @@ class Adoption:
         header = [*header_of(run, handoff(state)), *_flat(legacy.header)]
         if since := log_end(state.window):
             header += ["since", since]
-        parts = [header, *map(_flat, (legacy.log, legacy.outcomes, legacy.lost))]
+        log, outcomes = legacy.log, legacy.outcomes
+        parts = [header, *map(_flat, (log, outcomes, legacy.lost))]
+        # Other releases may pack the same records in another way.
+        content = [header, *(_flat(_plain(part)) for part in (log, outcomes)), parts[3]]
         told = _status(state, await self._connection.now())
         return await run_script(
             self._connection,
             "adopt",
             self._keys.script_keys(run.run_id, self._dispatch.queue_key),
             run.run_id,
-            _digest(parts),
+            _digest(content),
             state.status.value,
             legacy.step,
             self._grace_ms,
             self._retention,
             self._dispatch.message(_hint(legacy), run.agent),
-            told.to_json(),
+            stored_events(told),
             len(told),
             *map(len, parts),
             *(value for part in parts for value in part),
@@ -109,9 +114,17 @@ def _hint(legacy: Legacy) -> StepHint:
     return StepHint(legacy.run.run_id, legacy.step)
 
 
+def _plain(stored: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: unpacked(value) for name, value in stored.items()}
+
+
 def _digest(parts: list[list[Any]]) -> str:
-    text = "\0".join(str(value) for part in parts for value in part)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    digest = hashlib.sha256()
+    for part in parts:
+        for value in part:
+            digest.update(value if isinstance(value, bytes) else str(value).encode())
+            digest.update(b"\0")
+    return digest.hexdigest()[:32]
 
 
 def _status(state: AgentState, now: datetime) -> Events:

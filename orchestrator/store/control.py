@@ -17,6 +17,7 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import stored_events
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import MESSAGES, check_version, log_end, slim
 from stepfleet.orchestrator.store.reading import StoredRun
@@ -136,7 +137,7 @@ class Control:
             "tokens": revision.removed.total_tokens,
             "calls": revision.removed.llm_calls,
             "cost": nano_usd(revision.removed_cost_usd),
-            "events": Events([told]).to_json(),
+            "events": stored_events(Events([told])),
             "event_count": 1,
             "lost": revision.lost.to_json() if revision.lost else "",
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.events import numbered
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import load_events
 from stepfleet.orchestrator.store.keys import PREFIX, Keys
 from stepfleet.orchestrator.store.loading import Fields, moment, pairs
 
@@ -157,11 +156,12 @@ class Feeds:
             )
         )
         envelopes: list[dict[str, Any]] = []
-        for found in writes:
+        for (_, pointer), found in zip(entries, writes, strict=True):
             for entry, raw in found:
                 fields = _fields(raw)
                 written = moment(entry.partition("-")[0])
-                envelopes += numbered(orjson.loads(fields["events"]), int(fields["first"]), written)
+                told = load_events(pointer["run"], fields["events"])
+                envelopes += numbered(told, int(fields["first"]), written)
         last, fields = entries[-1]
         number = int(fields["n"])
         gone = sum(not found for found in writes)

@@ -21,6 +21,7 @@ from stepfleet.orchestrator.records.state import AgentState, Lifecycle, ToolResu
 from stepfleet.orchestrator.records.steps import LoggedStep, SaidStep
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.serialization.handoff import handoff
+from stepfleet.orchestrator.store.packing_records import packed, unpacked
 
 Fields = dict[str, str]
 READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
@@ -48,9 +49,12 @@ def pairs(flat: list[str]) -> Fields:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def slim(state: AgentState) -> str:
-    """Return the hand-off form of a state: all counters, no messages."""
-    return handoff(state)
+def slim(state: AgentState, *, ended: bool = False) -> str:
+    """Return the hand-off form of a state: all counters, no messages.
+
+    Scripts look into that of a run which goes on; that of one which has `ended` is packed.
+    """
+    return packed(handoff(state)) if ended else handoff(state)
 
 
 def check_version(header: Fields) -> bool:
@@ -58,7 +62,7 @@ def check_version(header: Fields) -> bool:
 
     Raises `SerializationError` for a run written by a newer or a far older version.
     """
-    version = int(header.get("v", "0"))  # the very first records had no number
+    version = int(header.get("v", "0"))
     if version not in READABLE_VERSIONS:
         msg = (
             f"the run's records have version {version}; this version reads "
@@ -70,7 +74,12 @@ def check_version(header: Fields) -> bool:
 
 def stored_step(logged: LoggedStep) -> str:
     """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
-    return logged.model_copy(update={"outcome": None}).to_json()
+    return packed(logged.model_copy(update={"outcome": None}).to_json())
+
+
+def stored_outcome(outcome: ContinuationOutcome | None) -> str:
+    """Return an outcome as it is stored; '' for none."""
+    return packed(outcome.to_json()) if outcome else ""
 
 
 def log_end(window: Window | None) -> str:
@@ -109,7 +118,7 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
     Raises `SerializationError` when a record cannot be read.
     """
     with _reading():
-        log = [LoggedStep.from_json(stored) for stored in _steps(fields, first)]
+        log = [LoggedStep.from_json(step) for step in _steps(fields, first)]
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
 
@@ -118,19 +127,24 @@ def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCal
 
     Raises `SerializationError` when a record cannot be read.
     """
-    stored = _steps(fields, first)
     with _reading():
-        return [SaidStep.from_json(one).messages for one in stored], LoggedCalls(stored)
+        steps = _steps(fields, first)
+        # Without pydantic's wrapper, a tenth of it: a claim does this for every earlier step.
+        read = SaidStep.__pydantic_validator__.validate_json
+        return [read(one).messages for one in steps], LoggedCalls(steps)
 
 
-def _steps(fields: Fields, first: int) -> list[str]:
+def _steps(fields: Fields, first: int) -> list[bytes]:
     numbers = sorted(int(name) for name in fields if name.isdigit())
-    return [fields[str(number)] for number in numbers if number >= first]
+    return [unpacked(fields[str(number)]) for number in numbers if number >= first]
 
 
 def load_outcome(stored: str | None) -> ContinuationOutcome | None:
-    """Return a stored outcome, if there is one."""
-    return ContinuationOutcome.from_json(stored) if stored else None
+    """Return a stored outcome, if there is one. Raises `SerializationError`."""
+    if not stored:
+        return None
+    with _reading():
+        return ContinuationOutcome.from_json(unpacked(stored))
 
 
 def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
@@ -174,7 +188,7 @@ def load_history(
         }
         summary = None
         if window and window.summary is not None:
-            made = LoggedStep.from_json(fields[str(window.summary)])
+            made = LoggedStep.from_json(unpacked(fields[str(window.summary)]))
             summary = made.remembered.summary if made.remembered else None
     told = tuple(one for one in inputs.get(0, ()) if one.is_system())
     if told:
@@ -205,7 +219,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
     """
     check_version(header)
     with _reading():
-        state = AgentState.from_json(header["slim"])
+        state = AgentState.from_json(unpacked(header["slim"]))
         started = header.get("execution_started")
         info = state.info.model_copy(
             update={

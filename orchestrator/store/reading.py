@@ -17,6 +17,7 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import load_events
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import (
     Fields,
@@ -154,7 +155,9 @@ class Runs:
         for position, fields in _entries(reply):
             first = int(fields["first"])
             told += numbered(
-                orjson.loads(fields["events"]), first, moment(position.partition("-")[0])
+                load_events(run_id, fields["events"]),
+                first,
+                moment(position.partition("-")[0]),
             )
             after = position
         return told, after

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.store.calls import load, run_script
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import stored_events
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import (
     Fields,
@@ -36,6 +37,7 @@ from stepfleet.orchestrator.store.loading import (
     moment,
     pairs,
     slim,
+    stored_outcome,
     stored_step,
 )
 from stepfleet.orchestrator.store.tool_calls import ToolCalls
@@ -184,14 +186,14 @@ class StepStore:
         state = verdict.state
         fields: dict[str, Any] = {
             "verdict": verdict.move,
-            "slim": slim(state),
-            "outcome": verdict.outcome.to_json() if verdict.outcome else "",
+            "slim": slim(state, ended=verdict.move is Move.FINISH),
+            "outcome": stored_outcome(verdict.outcome),
             "log": stored_step(verdict.logged) if verdict.logged else "",
             "want": "cancel" if state.stop_requested else "",
             "delay": _ms(verdict.delay),
             "grace": _ms(self.terms.grace),
             "message": message,
-            "events": events.to_json(),
+            "events": stored_events(events),
             "event_count": len(events),
             "tokens": usage.total_tokens if usage else 0,
             "calls": usage.llm_calls if usage else 0,

@@ -21,6 +21,7 @@ from stepfleet.orchestrator.records.origin import RunOrigin
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.calls import loaded, run_script
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import stored_events
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import MESSAGES
 
@@ -96,7 +97,7 @@ class Submission:
             round(self._grace * 1000),
             MESSAGES.dump_json(run.messages, exclude_defaults=True),
             self._dispatch.message(StepHint(run.run_id, 0), run.agent),
-            queued.to_json(),
+            stored_events(queued),
             len(queued),
             round(run.delay * 1000),
             *header_of(run, first_handoff(run, now)),

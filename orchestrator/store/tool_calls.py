@@ -31,8 +31,10 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.event_records import stored_events
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.loading import Fields, check_version, moment, pairs
+from stepfleet.orchestrator.store.packing_records import unpacked
 from stepfleet.orchestrator.store.versions import note_version
 
 
@@ -75,7 +77,7 @@ class ToolCalls:
             "spent": _ms(waiting.seconds),
             "paid": _ledger(verdict.lost),
             "dropped": _ledger(verdict.dropped),
-            "events": events.to_json(),
+            "events": stored_events(events),
             "event_count": len(events),
         }
         calls = [
@@ -183,7 +185,7 @@ class ToolCalls:
         config = with_stored_overrides(config, header.get("overrides"))
         try:
             response = LLMResponse.from_json(reply[3])
-            state = AgentState.from_json(header["slim"])
+            state = AgentState.from_json(unpacked(header["slim"]))
         except ValidationError as error:
             raise SerializationError(f"a record of the run cannot be read: {error}") from error
         return TakenCall(

@@ -17,6 +17,7 @@ from busy_runs import NO_LIMITS, Busy
 from deadlines import wait_until
 from fleet_workers import AGENTS, FleetWorker
 from known_agents import until_known
+from packed_records import read
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.errors import SerializationError
@@ -85,9 +86,9 @@ def headers(store: redis.Redis) -> dict[str, dict[str, str]]:
 
 def logged(store: redis.Redis, key: str) -> list[dict[str, Any]]:
     """Return a run's steps as they are stored."""
-    log = store.hgetall(f"{key}:log")
+    log = cast("dict[str, str]", store.hgetall(f"{key}:log"))
     numbers = sorted(int(name) for name in log if name.isdigit())
-    return [orjson.loads(log[str(number)]) for number in numbers]
+    return [read(log[str(number)]) for number in numbers]
 
 
 def made_once(model: ModelServer, steps: int) -> None:

@@ -90,6 +90,18 @@ def test_submission_is_measured_through_library_and_command_line(tmp_path: Path)
     assert found["ratios"]["runs/s, library over the floor's, 5 lines"]["count"] == 2
 
 
+def test_memory_of_ended_runs_is_measured_by_kind_of_key(tmp_path: Path) -> None:
+    found = measured(tmp_path, "memory", "--steps", "3", "--runs", "4", "--stub")
+
+    for agent in ("runner", "reader"):
+        (row,) = rows(found, agent=agent)
+        parts = [row[part] for part in ("header", "log", "outcomes", "events", "journal", "lost")]
+        assert row["bytes"] == pytest.approx(sum(parts))
+        assert all(row[name] > 0 for name in ("header", "log", "outcomes", "events"))
+        assert row["read_ms"] > 0
+    assert rows(found, agent="reader")[0]["log"] > rows(found, agent="runner")[0]["log"]
+
+
 def test_a_workers_start_is_measured_beside_a_stock_one(tmp_path: Path) -> None:
     found = measured(tmp_path, "startup", "--top", "3")
 

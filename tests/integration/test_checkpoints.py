@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from deadlines import until
 from opened_runs import opened_run
+from packed_records import hidden
 from redis_servers import RedisServer
 from scripted_steps import Hands, Script, call, say
 from stored_runs import Bench, answered, bench, called, failed, plain_agent
@@ -402,7 +403,8 @@ async def everything(desk: Bench) -> str:
             "stream": ("XRANGE", key, "-", "+"),
             "list": ("LRANGE", key, 0, -1),
         }.get(kind, ("GET", key))
-        told += f"{key} {await execute(*reading)}\n"
+        found = await execute(*reading)
+        told += f"{key} {found}\n{hidden(found)}\n"
     return told
 
 

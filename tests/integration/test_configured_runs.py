@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from packed_records import hidden
 from redis.asyncio import Redis
 from scripted_steps import Hands, Script, call, say
 from stored_runs import bench
@@ -22,6 +23,11 @@ def look(what: str) -> str:
     return f"seen {what}"
 
 
+def said(found: Any) -> bytes:
+    """Return a reply of Redis, and what is packed in it."""
+    return f"{found!r} {hidden(found)}".encode()
+
+
 async def dumped(redis_url: str) -> bytes:
     """Return everything that is in Redis, as its own dump holds it."""
     client = Redis.from_url(redis_url)
@@ -32,9 +38,9 @@ async def dumped(redis_url: str) -> bytes:
             kind = await client.type(key)
             match kind:
                 case b"hash":
-                    found += repr(await client.hgetall(key)).encode()
+                    found += said(await client.hgetall(key))
                 case b"stream":
-                    found += repr(await client.xrange(key)).encode()
+                    found += said(await client.xrange(key))
                 case b"string":
                     found += await client.get(key) or b""
                 case b"list":

@@ -14,6 +14,9 @@ from typing import Any
 import orjson
 import redis
 from chaos_plan import plan_of
+from packed_records import plain_log, read
+
+from stepfleet.orchestrator.store.event_records import load_events
 
 SHARDS = 16
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped"})
@@ -154,12 +157,12 @@ def _read(client: "redis.Redis", key: str, run_id: str, shard: int, due: set[str
     gaps = False
     for _, fields in stream:
         gaps = gaps or int(fields["first"]) != len(events) + 1
-        events += orjson.loads(fields["events"])
+        events += load_events(run_id, fields["events"])
     return RawRun(
         run_id=run_id,
         shard=shard,
         header=header,
-        log=log,
+        log=plain_log(log),
         journal=journal,
         lost={name: orjson.loads(text) for name, text in lost.items()},
         events=events,
@@ -243,7 +246,7 @@ def _of_sums(run: RawRun) -> Iterable[str]:
     """Usage, cost and time are those of the newest turn: of the steps behind its message."""
     newest = max(int(name[6:]) for name in run.log if name[:6] == "input:")
     steps = run.steps[newest:]
-    state = orjson.loads(run.header["slim"])
+    state = read(run.header["slim"])
     usage = state.get("usage", {})
     pairs = {
         "steps": (state.get("step_count", 0), len(steps)),

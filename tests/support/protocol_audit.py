@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from packed_records import plain_log, read
 from protocol_call_model import WaitingModel
 from protocol_model import ENDED, SHARDS, Run, shard_of
 from redis import Redis
+
+from stepfleet.orchestrator.store.event_records import load_events
 
 BATCHES = ("b0", "b1")
 NO_KEY = -2
@@ -129,7 +132,7 @@ class Auditor:
         raw = {
             run_id: Raw(
                 header=_pairs(one[0]),
-                log=_pairs(one[1]),
+                log=plain_log(_pairs(one[1])),
                 journal=_pairs(one[2]),
                 lost=_pairs(one[3]),
                 newest_events=one[4],
@@ -231,7 +234,7 @@ def check_invariants(dump: Dump) -> None:
         _check_expiry(run_id, raw)
         if raw.newest_events:
             newest = dict(zip(*[iter(raw.newest_events[0][1])] * 2, strict=True))
-            last = int(newest["first"]) + len(orjson.loads(newest["events"])) - 1
+            last = int(newest["first"]) + len(load_events(run_id, newest["events"])) - 1
             assert raw.number("seq") == last, f"{run_id}: the events have a gap"
     assert set(dump.due) <= dump.runs.keys(), "an unknown run is due"
     for (shard, batch), counted in dump.counted.items():
@@ -244,7 +247,7 @@ def _check_log(run_id: str, raw: Raw) -> None:
     outcomes = {int(name) for name in raw.outcomes}
     assert outcomes == numbers, f"{run_id}: outcomes of steps {outcomes}, the log has {numbers}"
     steps = [_result(raw.log[str(number)]) for number in sorted(numbers)]
-    state = orjson.loads(raw.header["slim"])
+    state = read(raw.header["slim"])
     usage = state.get("usage", {})
     sums = {
         "steps": (state.get("step_count", 0), len(steps)),

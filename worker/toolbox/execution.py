@@ -79,7 +79,7 @@ async def execute_call(
         arguments=call.arguments,
         result=result,
         is_error=error is not None,
-        duration_ms=(time.monotonic() - begun) * 1000,
+        duration_ms=round((time.monotonic() - begun) * 1000, 3),
         timestamp=timestamp,
         error=error,
         repeated=invocation.attempt > 1,

@@ -40,7 +40,7 @@ async def call_through_layers(
         call_id=call.id,
         arguments=call.arguments,
         is_error=True,
-        duration_ms=(time.monotonic() - begun) * 1000,
+        duration_ms=round((time.monotonic() - begun) * 1000, 3),
         timestamp=timestamp,
         error=described(error, call),
         repeated=invocation.attempt > 1,

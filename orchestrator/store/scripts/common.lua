@@ -85,15 +85,23 @@ end
 -- Whether the events of a run that begins now are broadcast: some worker has asked for it.
 local function feeds() return redis.call('EXISTS', shard .. 'feed:on') == 1 and '1' or '0' end
 
--- Tells a change of status that no caller tells. Readers take its time from the stream's entry.
+-- Tells a change of status that no caller tells. Readers take its time from the stream's entry, and
+-- make the envelope from the list (see event_records.py); those of version 1 read envelopes only.
 local function tell_status(from, to)
-  local h = redis.call('HMGET', run_key, 'slim', 'feed')
+  local h = redis.call('HMGET', run_key, 'slim', 'feed', 'v')
   local readable, state = pcall(cjson.decode, h[1])
   if not readable or type(state) ~= 'table' then state = {} end
+  local execution = state.info and state.info.execution_id or run_id .. ':1'
+  if number(h[3]) > 1 then
+    if execution == run_id .. ':1' then execution = cjson.null end
+    local told = { to, from, state.step_count or 0, state.last_output or cjson.null, execution,
+      state.parent_agent_id or cjson.null }
+    return emit('s' .. cjson.encode(told), 1, h[2])
+  end
   local payload = { status = to, previous_status = from, step_count = state.step_count or 0,
     error_message = cjson.null, last_response = state.last_output or cjson.null }
   local event = { type = 'agent.status', session_id = run_id, payload = payload,
-    execution_id = state.info and state.info.execution_id or run_id .. ':1',
+    execution_id = execution,
     parent_agent_id = state.parent_agent_id }
   emit('[' .. cjson.encode(event) .. ']', 1, h[2])
 end
