@@ -145,8 +145,7 @@ def test_secrets_of_the_environment_are_nowhere(
         heard = b"".join(published(told))
         stored = b"".join(everything(client))
     assert heard
-    file = b"".join(one.read_bytes() for one in server.folder.rglob("*.aof"))
-    file += hidden(re.findall(rb"\r\n(a[A-Za-z0-9+/=]+)\r\n", file)).encode()
+    file = append_only(server)
     flower_log = commands.said
     for secret in ENVIRONMENTS:
         for place, text in {
@@ -189,7 +188,7 @@ def test_secrets_in_failures_of_others_code_are_nowhere(
         shown = [one.model_dump_json() for one in results.values()]
         shown += [str(list(fleet.events(one.run_id))) for one in results.values()]
         stored = b"".join(everything(client))
-    file = b"".join(one.read_bytes() for one in server.folder.rglob("*.aof"))
+    file = append_only(server)
     for place, text in {
         "the store": stored,
         "the append-only file": file,
@@ -240,6 +239,12 @@ def published(told: Any) -> list[bytes]:
         if message["type"] == "pmessage":
             found += [message["channel"], message["data"]]
     return found
+
+
+def append_only(server: RedisServer) -> bytes:
+    """Return the append-only files, and what is packed in them."""
+    file = b"".join(one.read_bytes() for one in server.folder.rglob("*.aof"))
+    return file + hidden(re.findall(rb"\r\n(a[A-Za-z0-9+/=]+)\r\n", file)).encode()
 
 
 def everything(client: redis.Redis) -> Iterator[bytes]:

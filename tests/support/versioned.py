@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.records import base
+from stepfleet.orchestrator.store import packing_records
 
 OURS = base.SCHEMA_VERSION
 NEWS = "news_of_the_next_version"
@@ -36,6 +37,17 @@ def become(version: int) -> None:
         fields.pop(NEWS, None)
         return read(cls, orjson.dumps(fields))
 
+    unpack = packing_records.unpacked
+
+    def unpacked(stored: str) -> bytes:
+        record = unpack(stored)
+        if NEWS.encode() not in record:
+            return record
+        fields = orjson.loads(record)
+        fields.pop(NEWS, None)
+        return orjson.dumps(fields)
+
+    packing_records.unpacked = unpacked
     base.Record.to_json = to_json  # type: ignore[assignment, method-assign]
     base.Record.from_json = classmethod(from_json)  # type: ignore[assignment, method-assign]
 
