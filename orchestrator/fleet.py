@@ -16,6 +16,7 @@ from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.client import Client
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.fleet_cache import FleetCache
+from stepfleet.orchestrator.fleet_purge import FleetPurge
 from stepfleet.orchestrator.following import Steps
 from stepfleet.orchestrator.handing_over import Input, messages_of, origin_of
 from stepfleet.orchestrator.overrides import stored_overrides
@@ -32,7 +33,7 @@ __all__ = ["AsyncBatch", "AsyncFleet"]
 LONGEST_DELAY = 366 * 24 * 3600
 
 
-class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache):
+class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, FleetPurge):
     """A fleet as its client sees it. Connects at its first use, in the loop of that use.
 
     Without a Redis in the arguments, the environment or `stepfleet.toml` it joins the private

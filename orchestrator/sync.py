@@ -21,12 +21,13 @@ from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.sync_batch import Batch
 from stepfleet.orchestrator.sync_cache import SyncCache
 from stepfleet.orchestrator.sync_history import SyncHistory
+from stepfleet.orchestrator.sync_purge import SyncPurge
 from stepfleet.orchestrator.sync_runs import SyncRuns
 
 __all__ = ["Batch", "Fleet"]
 
 
-class Fleet(SyncRuns, SyncHistory, SyncCache):
+class Fleet(SyncRuns, SyncHistory, SyncCache, SyncPurge):
     """A fleet as its client sees it; see `AsyncFleet` for what each verb does.
 
     Use it as a context manager, or `close` it; one that is forgotten is closed when it is

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.cli.commands.checks import register as checks
 from stepfleet.orchestrator.cli.commands.control import register as control
 from stepfleet.orchestrator.cli.commands.fleets import register as fleets
 from stepfleet.orchestrator.cli.commands.history import register as history
+from stepfleet.orchestrator.cli.commands.purging import register as purging
 from stepfleet.orchestrator.cli.commands.running import register as running
 from stepfleet.orchestrator.cli.commands.runs import register as runs
 from stepfleet.orchestrator.cli.exits import INTERRUPTED, refuse
@@ -40,7 +41,10 @@ def build() -> typer.Typer:
         "130 interrupted.",
     )
     app.callback()(_options)
-    for register in (running, fleets, batches, runs, history, control, caching, bench, checks):
+    for register in (
+        *(running, fleets, batches, runs, history),
+        *(control, purging, caching, bench, checks),
+    ):
         register(app)
     return app
 

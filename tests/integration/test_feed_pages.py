@@ -30,7 +30,7 @@ def _fields(raw: Any) -> dict[str, str]:
 
 
 async def test_runs_join_in_pages_each_once_while_others_begin(redis_url: str) -> None:
-    """EVT-20: no call takes more than its page, whoever makes it; runs that begin join alone."""
+    """No call takes more than its page, whoever makes it; runs that begin join alone."""
     async with bench(redis_url, shards=1, lease=600.0, grace=60) as desk:
         before = await asyncio.gather(*(desk.create() for _ in range(RUNS)))
         calls, begun = 0, []

@@ -84,7 +84,7 @@ def test_a_trip_is_bounded_in_calls_and_in_bytes() -> None:
 async def test_long_lines_are_submitted_over_a_slow_link_without_repetition(
     own_redis: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """RUN-02: each line crosses the link once, however long all of them take."""
+    """Each line crosses the link once, however long all of them take."""
     agent = Agent("plain", model="openai:none", instructions="Be brief.")
     lines = [{"id": f"{n}", "input": "y" * 250_000} for n in range(10)]
     with troubled(own_redis().port) as proxy:
