@@ -117,6 +117,11 @@ class Folder:
         """Whether a server has written here before."""
         return (self.root / "appendonlydir").is_dir()
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the folder's server is rewriting its append-only file."""
+        return any(self.root.glob("temp-rewriteaof-*"))
+
     def read_address(self) -> Address | None:
         """Return the address of the last start, if there was one.
 

@@ -5,9 +5,10 @@ standard library only. Users share a file lock, which the operating system drops
 however they end; the guardian waits to hold that lock alone. It lives in a session of its own, so
 that Ctrl-C in the user's terminal reaches neither it nor the server.
 
-A rewrite of the append-only file that is under way when the last user leaves may go on for a while:
-broken off at each end, the file would grow without bound. Where the server dies, the process that
-rewrites for it dies too, since nobody would use what it writes.
+A rewrite of the append-only file that is under way when the last user leaves goes on to its end,
+for minutes where there are many GB: broken off each time, the file would grow without bound.
+Whoever comes meanwhile uses the server as it is. Where the server dies, the process that rewrites
+for it dies too, since nobody would use what it writes.
 
 Should the guardian itself be killed, Linux ends the server too. Elsewhere the server stays until
 the folder's next start, which ends it and starts anew.
@@ -27,7 +28,7 @@ from pathlib import Path
 
 ALREADY_GUARDED = 3
 _PR_SET_PDEATHSIG = 1
-_REWRITE_SECONDS = 30.0
+_REWRITE_SECONDS = 900.0
 _PAUSE_SECONDS = 0.2
 _ENDING_SECONDS = 60.0
 

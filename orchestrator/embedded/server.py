@@ -34,9 +34,9 @@ from stepfleet.orchestrator.embedded.locks import (
 from stepfleet.orchestrator.embedded.ports import choose_port
 
 _PORT_TRIES = 20
-_ENDING_SECONDS = 100.0
-"""The guardian's 30 s for a rewrite under way and 60 s for the server's end, and some more."""
-_QUIET_SECONDS = 3.0
+_ENDING_SECONDS = 70.0
+_REWRITE_SECONDS = 10.0
+"""How long a stop waits for a rewrite of the file, which goes on without it."""
 
 Say = Callable[[str], None]
 """Takes a line for the user about what takes long."""
@@ -49,10 +49,13 @@ def _unsaid(line: str) -> None:
 class EmbeddedRedis:
     """A user's hold on a folder's private server; ``url`` is its address with password."""
 
-    def __init__(self, folder: Folder, address: Address, users: FileLock, say: Say) -> None:
+    def __init__(
+        self, folder: Folder, address: Address, users: FileLock, *, brief: bool, say: Say
+    ) -> None:
         self.url = address.url
         self._folder = folder
         self._users = users
+        self._brief = brief
         self._say = say
         self._stopped = False
 
@@ -96,20 +99,24 @@ class EmbeddedRedis:
             ) from error
         if not brief:
             rewrite_as_it_grows(address)
-        return cls(place, address, users, say)
+        return cls(place, address, users, brief=brief, say=say)
 
     def stop(self) -> None:
         """Leave the server; the last user waits until it has saved everything and ended.
 
-        A rewrite of its file that is under way may end before that, within half a minute.
+        A rewrite of its file that is under way goes on to its end, and so does the server: that is
+        waited for 10 seconds, by a user who is not brief. Who starts meanwhile joins it.
         """
         if self._stopped:
             return
         self._stopped = True
         try:
             with held_alone(self._folder.start_lock, within=_ENDING_SECONDS):
-                if _is_last(self._users):
-                    _wait_until_ended(self._folder, self._say)
+                if not _is_last(self._users):
+                    return
+                patience = 0.0 if self._brief else _REWRITE_SECONDS
+                if not _is_left_to_rewrite(self._folder, self._say, within=patience):
+                    _wait_until_ended(self._folder)
         except TimeoutError as error:
             raise EmbeddedRedisError(
                 f"The server in {self._folder.root} has not ended yet. Fix: see {self._folder.log}."
@@ -138,15 +145,24 @@ def _is_last(users: FileLock) -> bool:
     return not users.try_shared()  # others share it; else the guardian has it, and is at work
 
 
-def _wait_until_ended(place: Folder, say: Say) -> None:
+def _is_left_to_rewrite(place: Folder, say: Say, *, within: float) -> bool:
+    """Wait for the end of a rewrite of the file; tell whether it goes on without us."""
+
+    def rewrites() -> bool:
+        return place.is_rewritten and is_held(place.guardian_lock)
+
+    if poll(lambda: not rewrites(), within=within):
+        return False
+    say("Redis rewrites its file to the end and stops then; commands may use it meanwhile")
+    return True
+
+
+def _wait_until_ended(place: Folder) -> None:
     """Wait for server and guardian to be gone; raises TimeoutError."""
 
     def ended() -> bool:
         return not has_process(place.server_lock) and not is_held(place.guardian_lock)
 
-    if poll(ended, within=_QUIET_SECONDS):
-        return
-    say("Redis is ending: it writes its file to the end, for half a minute at most")
     if not poll(ended, within=_ENDING_SECONDS):
         raise TimeoutError
 
@@ -181,7 +197,7 @@ class _Start:
                 raise self._no_answer()
         if has_process(self._place.server_lock):
             shut_down(last)  # a server whose guardian was killed
-        _wait_until_ended(self._place, self._say)
+        _wait_until_ended(self._place)
         return self._launch(last)
 
     def _launch(self, last: Address | None) -> Address:

