@@ -7,14 +7,15 @@ python benchmarks/recovery.py --only outside-kills --kills 15 --every 3
 `rescue`: one of two workers is killed; the time until each of its runs calls the model again.
 `two-kills`: all runs are in their model call, and twice the worker that has them is killed; the
 time from the first kill to the last run's end, beside the bound: call + 2 leases + 20 s.
-`outside-kills`: workers are killed in turn, every few seconds, and replaced; how many innocent runs
-are given up as poison, and how many model calls were made again.
+`outside-kills`: every few seconds the worker that has the most runs is killed, and replaced; how
+many innocent runs are given up as poison, and how many model calls were made again.
 
 Kills are SIGKILL. Times are in seconds. `lines` is what the workers logged.
 """
 
 import argparse
 import itertools
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,7 +58,7 @@ class Sizes:
 SMALL = {
     "rescue": Sizes(200, 1.0, 30, 5.0, workers=2, kills=1, every=0.0),
     "two-kills": Sizes(200, 8.0, 1, 5.0, workers=1, kills=2, every=0.0),
-    "outside-kills": Sizes(200, 1.0, 20, 2.0, workers=2, kills=15, every=3.0),
+    "outside-kills": Sizes(200, 3.0, 4, 2.0, workers=3, kills=15, every=3.0),
 }
 
 
@@ -191,7 +192,7 @@ def _all_in_flight(on: Scene, batch: Batch, runs: Mapping[str, str], worker: str
 
 
 def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
-    """Kill workers in turn at fixed intervals; tell what became of the runs."""
+    """Kill the busiest worker at fixed intervals; tell what became of the runs."""
     with scene(sizes, within) as on:
         on.crew.start(sizes.workers)
         batch, runs = on.submit()
@@ -199,7 +200,7 @@ def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
         began = time.monotonic()
         for number in range(sizes.kills):
             _wait_till(began + number * sizes.every)
-            on.crew.kill(on.crew.workers[0])
+            on.crew.kill(_busiest(on, runs))
             on.crew.start()
         progress.print(f"the last kill: {batch.progress().done} of {sizes.runs} had ended")
         ended, done = on.ended(batch), batch.progress().done
@@ -213,6 +214,11 @@ def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
         "repeated": repeated(on.calls),
         "lines": said,
     }
+
+
+def _busiest(on: Scene, runs: Mapping[str, str]) -> "subprocess.Popen[str]":
+    shares = held(on.store, runs)
+    return max(on.crew.workers, key=lambda worker: len(shares.get(name_of(worker), [])))
 
 
 def _wait_till(moment: float) -> None:

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,20 +21,11 @@ ROUND_SECONDS = 0.1
 """So long a round waits for renewals: for steps and then calls, less than the shortest lease."""
 
 
-class Term(StrEnum):
-    """How long a renewal lasts."""
-
-    ORDINARY = "ordinary"
-    LONG = "long"  # in the hands of a process of its own, which may not be renewing yet
-    OVER = "over"  # that process has died; whoever is next may have it
-
-
 class Holding:
     """Work in the hands of this process since `since` (UTC, by Redis's clock)."""
 
     def __init__(self, since: datetime, elapsed: Callable[[], float]) -> None:
         self.interruption: Interruption | None = None
-        self.term = Term.ORDINARY
         self._since = since
         self._elapsed = elapsed
         self._began = elapsed()
@@ -93,7 +83,7 @@ class Holding:
 
     async def is_kept(self) -> bool:
         """Tell whether the attempt goes on; one that only commits is waited for, and has ended."""
-        if self._work is not None and self.term is not Term.OVER:
+        if self._work is not None:
             return True
         if self._released is None:
             self._released = asyncio.get_running_loop().create_future()

@@ -175,7 +175,7 @@ class Ports:
     worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
     `cost` prices a call in USD; `patience` is how many seconds pass before another worker is
     asked for a tool call whose code is not here; `tokens` returns what counts a message's tokens
-    for a model; `alone` is None where each step has its process for itself anyway.
+    for a model; `alone` is None where suspects are done as they come.
     """
 
     store: Store

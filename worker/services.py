@@ -33,7 +33,6 @@ from stepfleet.orchestrator.store.quarantine import keep_aside
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.soundness import server_info, warnings
 from stepfleet.orchestrator.store.steps import StepStore, Terms
-from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.agents import LocalAgents
 from stepfleet.worker.batch_upkeep import keep_up
 from stepfleet.worker.bridge import PerLoop, end_tasks, home_loop
@@ -41,6 +40,7 @@ from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.chunks import ChunkSender
 from stepfleet.worker.courier import Courier
 from stepfleet.worker.crash import Visit, crash_points, unharmed
+from stepfleet.worker.isolation import Isolation
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.outlets import couriers
@@ -72,8 +72,6 @@ LAST_SECONDS = 1.0
 class LoopServices:
     """The collaborators of the steps that run in one event loop."""
 
-    least_lease = 0.0
-    """Seconds that a lease lasts, however short it is elsewhere."""
     consumes = True
     """Whether this process takes tasks from the queues."""
 
@@ -89,7 +87,6 @@ class LoopServices:
         alone: bool = False,
     ) -> None:
         self._settings = settings
-        self._lease = max(settings.lease, self.least_lease)
         self._patience = settings.patience if patience is None else patience
         self._agents = list(agents)
         self._alone = alone
@@ -111,6 +108,7 @@ class LoopServices:
         self._store: OpenStore | None = None
         self._has_ended = False
         self._sources: OpenSources | None = None
+        self._trials: Trials | None = None
         self._upkeep: Upkeep
         self._seen_calls: CallStore
 
@@ -171,6 +169,8 @@ class LoopServices:
         if self._opening:
             await end_tasks([self._opening])
         await end_tasks(self._watches)
+        if self._trials:
+            await self._trials.aclose()
         await self.settle()
         await self._listening.aclose()
         await self._watching.aclose()
@@ -205,11 +205,11 @@ class LoopServices:
         opened.connection.patience = self._patience
         for warning in warnings(await server_info(opened.connection)):
             log.warning(warning)
-        terms = Terms(self._lease, settings.grace, settings.retention, worker_name())
+        terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
-        # A process that consumes nothing has one piece of work, and ends itself when it is stuck.
+        # A process that consumes nothing ends itself when it is stuck.
         held, app = (self._leases, self._calls), self._app if self.consumes else None
         self._upkeep = Upkeep.over(opened, terms, *held, app)
         self._seen_calls = self._watching.calls(store.calls)
@@ -218,7 +218,10 @@ class LoopServices:
             await opened.configs.announce(agent.config)
         await forget_workers(opened)
         self._sources = self._sources or sources_of(self._agents)
-        self._couriers = await couriers(opened, worker_name(), random.random)
+        if self.consumes:
+            self._couriers = await couriers(opened, worker_name(), random.random)
+        isolation = Isolation(draining=lambda: self._leases.draining) if self._alone else None
+        self._trials = Trials.over(opened, self._upkeep.renewals, isolation)
         ports = self._ports(opened, store)
         self._watches = self._watching_over(opened)
         self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
@@ -250,7 +253,7 @@ class LoopServices:
             poison_limit=settings.poison_limit,
             patience=settings.grace,
             tokens=self._counters.of,
-            alone=self._trials() if self._alone else None,
+            alone=self._trials if self.consumes else None,
         )
 
     def _watching_over(self, opened: OpenStore) -> list[asyncio.Task[None]]:
@@ -283,12 +286,6 @@ class LoopServices:
             asyncio.create_task(keep_up(opened, random.random), name="stepfleet-upkeep"),
         ]
         return [*watches, *(asyncio.create_task(one) for one in lookouts)]
-
-    def _trials(self) -> Trials:
-        marks = TrialMarks(self.store.connection, self.store.keys)
-        return Trials(
-            self._settings.poison_limit, self._settings.grace, self._upkeep.renewals, marks
-        )
 
 
 class Services:

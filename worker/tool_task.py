@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.refusals import not_run
+from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.protocol.waiting import (
     NotTaken,
     NotTakenNow,
@@ -78,7 +79,7 @@ async def _attempt(
 ) -> ToolCallRecord | None:
     """Return the call's record, whatever happens; None where this worker has to stop."""
     hint, call = taken.hint, taken.call
-    if taken.crashes >= ports.poison_limit:
+    if taken.losses.suspicion(ports.poison_limit).stance is Stance.PROVEN:
         return gave_up(call, lease.now, taken.crashes)
     invocation = ToolInvocation.of(
         call,

@@ -1,43 +1,28 @@
-"""Work that has ended its workers is tried in a process of its own before it is given up.
+"""What is suspect of ending its workers is tried in processes for suspects.
 
-When a worker dies, everything in its hands is suspect, and at most one thing of it is to blame.
-Whoever dies alone is; the others are done, and are suspect no more. Decides who is tried so, and
-how many at a time; knows nothing of what a step or a tool call does.
+Decides who is tried so, and who waits first; `suspicion` says what losses mean. Knows nothing of
+what a step or a tool call does.
 """
 
 import asyncio
-import contextlib
-import logging
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, Self
 
-from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.store.opening import OpenStore
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.call_leases import CallLease
-from stepfleet.worker.leases import Holding, Lease, Term
+from stepfleet.worker.isolation import Isolation, Member, Outcome
+from stepfleet.worker.leases import Holding, Lease
 from stepfleet.worker.ports import CallStore, Store
 from stepfleet.worker.step import CANCELLED
-
-log = logging.getLogger(__name__)
-
-PLACES = 2
-"""Processes of this kind that one worker starts at a time; each is a whole interpreter."""
-
-FEWEST = 3
-"""Below so many crashes a run is given up without a trial."""
-
-SPARED = 5
-"""So many workers may die on the way to a trial, beyond the limit, without that it has begun."""
-
-STOP_SECONDS = 30.0
-BEGAN = b"began\n"
-"""What a process of its own says when the work is its own."""
 
 Release = Callable[[float], Awaitable[None]]
 
@@ -51,7 +36,7 @@ class Renewed(Protocol):
 
 
 class Renewing(Protocol):
-    """Renews leases for as long as their term says."""
+    """Renews leases."""
 
     async def step(self, lease: Lease) -> Renewed:
         """Renew a step's lease."""
@@ -61,159 +46,108 @@ class Renewing(Protocol):
 
 
 class Marks(Protocol):
-    """Tells what has ended a process of its own."""
+    """Counts what a process for suspects has died with."""
 
-    async def has_died(self, hint: StepHint | ToolHint) -> bool:
-        """Return whether the last process of its own that began with it has died of it."""
+    async def died(self, hint: StepHint | ToolHint, token: str, group: int, agent: str) -> None:
+        """Count the death of the process that had it, one of `group`; dispatch it again."""
 
 
 class Trials:
-    """Tries work alone. `limit` crashes end it; without a place it waits `wait` seconds.
+    """Tries suspects in the processes of `isolation` (None: there are none).
 
-    A worker that dies between taking suspect work and its trial is counted against that work,
-    too. So what has not died alone, as `marks` tell, is tried again.
+    `limit` workers may be lost with work before it is suspect; `grace` is in seconds. Suspects
+    wait here for their turn, under leases that are renewed, and not in anybody's queue.
     """
 
     def __init__(
         self,
         limit: int,
-        wait: float,
+        grace: float,
         renewing: Renewing,
         marks: Marks,
-        command: Sequence[str] = (),
+        isolation: Isolation | None,
     ) -> None:
         self._limit = limit
-        self._wait = wait
+        self._grace = grace
         self._renewing = renewing
         self._marks = marks
-        self._command = command or (sys.executable, "-m", "stepfleet.worker.alone")
-        self._places = PLACES
+        self._isolation = isolation
+
+    @classmethod
+    def over(cls, opened: OpenStore, renewing: Renewing, isolation: Isolation | None) -> Self:
+        """Return the trials of a worker that works over an open store."""
+        marks = TrialMarks(opened.connection, opened.keys, opened.dispatch)
+        settings = opened.settings
+        return cls(settings.poison_limit, settings.grace, renewing, marks, isolation)
 
     async def tried(self, lease: Lease, store: Store) -> bool:
-        """Try the claimed step alone if it is its last chance; False where it is to be done here.
+        """Try the claimed step elsewhere, or put it off; False where it is to be done here.
 
-        Its process goes on under the same token. When one has died the lease is over, and with
-        that the last crash is counted. Raises `StoreError` when Redis stays out of reach.
+        Its process goes on under the same token. Raises `StoreError` when Redis stays out of
+        reach.
         """
         claim = lease.claim
         hint = StepHint(claim.run_id, claim.step)
-        if not await self._is_last_chance(hint, claim.crashes):
-            return False
-        what = f"step {claim.number} of run {claim.run_id}"
-        return await self._tried(
-            lease,
-            partial(self._renewing.step, lease),
-            partial(_release_step, claim, store),
-            (what, claim.crashes),
-            (claim.run_id, str(claim.step), claim.token),
-        )
+        release = partial(_release_step, claim, store)
+        if delay := claim.losses.delay(self._limit, self._grace):
+            await release(delay)
+            return True
+        member = self._member(lease, hint, claim)
+        renew = partial(self._renewing.step, lease)
+        return member is not None and await self._tried(lease, member, renew, release)
 
     async def tried_call(self, lease: CallLease, calls: CallStore) -> bool:
-        """Try the tool call alone if it is its last chance; as `tried` does with steps."""
-        taken, hint = lease.taken, lease.taken.hint
-        if not await self._is_last_chance(hint, taken.crashes):
-            return False
-        what = f"tool {taken.call.name} in step {hint.step + 1} of run {hint.run_id}"
-        return await self._tried(
-            lease,
-            partial(self._renewing.call, lease),
-            partial(_release_call, lease, calls),
-            (what, taken.crashes),
-            (hint.run_id, str(hint.step), taken.token, str(hint.index)),
-        )
+        """Try the tool call elsewhere, or put it off; as `tried` does with steps."""
+        taken = lease.taken
+        release = partial(_release_call, lease, calls)
+        if delay := taken.losses.delay(self._limit, self._grace):
+            await release(delay)
+            return True
+        member = self._member(lease, taken.hint, taken)
+        renew = partial(self._renewing.call, lease)
+        return member is not None and await self._tried(lease, member, renew, release)
 
-    async def _is_last_chance(self, hint: StepHint | ToolHint, crashes: int) -> bool:
-        if self._limit < FEWEST or not self._limit - 1 <= crashes < self._limit + SPARED:
-            return False
-        return crashes < self._limit or not await self._marks.has_died(hint)
+    async def aclose(self) -> None:
+        """End all processes for suspects; what they have is handed back."""
+        if self._isolation:
+            await self._isolation.aclose()
+
+    def _member(
+        self, lease: Holding, hint: StepHint | ToolHint, work: Claim | TakenCall
+    ) -> Member | None:
+        found = work.losses.suspicion(self._limit)
+        if self._isolation is None or found.stance is not Stance.SUSPECT:
+            return None
+
+        async def died(group: int) -> None:
+            lease.settle()  # what is dispatched again may come to this worker
+            await self._marks.died(hint, work.token, group, work.config.name)
+
+        return Member(hint, work.token, Suspect(found.most, found.by_tools), died)
 
     async def _tried(
         self,
         lease: Holding,
+        member: Member,
         renew: Callable[[], Awaitable[Renewed]],
         release: Release,
-        told: tuple[str, int],
-        arguments: Sequence[str],
     ) -> bool:
-        if not self._places:
-            await release(self._wait)
-            return True
-        log.warning("%s has ended %d workers; it is tried in a process of its own", *told)
-        self._places -= 1
-        lease.term = Term.LONG
+        isolation = self._isolation
+        assert isolation is not None  # noqa: S101 - or there would be no member
         try:
-            return await self._try(lease, renew, release, arguments)
-        finally:
-            lease.term = Term.ORDINARY
-            self._places += 1
-
-    async def _try(
-        self,
-        lease: Holding,
-        renew: Callable[[], Awaitable[Renewed]],
-        release: Release,
-        arguments: Sequence[str],
-    ) -> bool:
-        process, began = None, False
-        try:
-            if not (await renew()).ours:
-                return True
-            try:
-                process = await self._start(arguments)
-            except OSError as error:  # no memory, too many files: a moment later there may be
-                log.warning("a process of its own cannot be started now: %s", error)
-                await release(self._wait)
-                return True
-            began = await process.stdout.readline() == BEGAN
-            await process.wait()
-        except asyncio.CancelledError:
-            if process is None or not (await _stopped(process) or began):
-                await release(0.0)
+            outcome = await isolation.join(member)
+        except asyncio.CancelledError as cancelled:
+            by = lease.broken_off_by(cancelled)
+            lease.settle()
+            if not await isolation.leave(member, by) and by is not Interruption.LEASE_LOST:
+                await release(self._grace if by.from_outside else 0.0)
             return True
-        if not began:
-            log.warning("no process of its own has begun the work of run %s", arguments[0])
+        if outcome is Outcome.NO_ROOM:
+            await release(self._grace)
+            return True
+        if outcome is Outcome.NOT_STARTED:
             return not (await renew()).ours
-        lease.term = Term.OVER
-        with contextlib.suppress(StoreError):  # then the lease has to run out
-            await renew()
         return True
-
-    async def _start(self, arguments: Sequence[str]) -> "_Process":
-        started = await asyncio.create_subprocess_exec(
-            *self._command,
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        return cast("_Process", started)
-
-
-class _Process(Protocol):
-    """A process whose standard output is read."""
-
-    @property
-    def stdout(self) -> asyncio.StreamReader: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    async def wait(self) -> Any: ...
-
-
-async def _stopped(process: _Process) -> bool:
-    """Let the process hand its work back; tell whether it had begun."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(STOP_SECONDS):
-            began = BEGAN in await process.stdout.read()
-            await process.wait()
-    except TimeoutError:  # whatever it has begun is left to the lease
-        began = True
-        process.kill()
-        await process.wait()
-    return began
 
 
 async def _release_step(claim: Claim, store: Store, delay: float) -> None:

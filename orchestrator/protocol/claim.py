@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.memory.window import History
+from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
@@ -66,7 +67,7 @@ class Claim:
 
     `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
     model attempts of this step that failed, `limited` those that were refused for now (429);
-    `crashes` the workers that vanished with this step. `decided` is true when the commit
+    `losses` tells of the workers that vanished with this step. `decided` is true when the commit
     before has evaluated the criteria. `history` is the conversation as a memory policy sees it,
     and None for a run without one.
     """
@@ -80,13 +81,18 @@ class Claim:
     journal: Journal = Journal()
     attempts: int = 0
     limited: int = 0
-    crashes: int = 0
+    losses: Losses = NO_LOSSES
     decided: bool = False
     batch_id: str | None = None
     line_id: str | None = None
     history: History | None = None
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
+
+    @property
+    def crashes(self) -> int:
+        """How many workers have vanished with this step."""
+        return self.losses.count
 
     @property
     def number(self) -> int:

@@ -2,6 +2,7 @@
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,
@@ -42,8 +43,11 @@ def cancelled_outcome(note: str) -> ContinuationOutcome:
 
 
 def poisoned(claim: Claim, limit: int) -> ContinuationOutcome | None:
-    """Return the outcome that ends a run whose step has ended `limit` workers, or None."""
-    if claim.crashes < limit:
+    """Return the outcome that ends a run whose step has ended its workers, or None.
+
+    `limit` is how many may be lost with it before it is given up (see `suspicion`).
+    """
+    if claim.losses.suspicion(limit).stance is not Stance.PROVEN:
         return None
     reason = (
         f"step {claim.number} ended its worker {claim.crashes} times"

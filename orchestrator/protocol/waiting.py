@@ -13,6 +13,7 @@ from typing import Any
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.refusals import refused
+from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
@@ -86,8 +87,8 @@ class TakenCall:
     """A tool call that this worker owns until its lease runs out.
 
     `token` fences every write, `now` is Redis's time. `attempt` counts the starts of this call
-    from 1, `crashes` the workers that vanished with it. `custom_state` and `metadata` are the
-    run's, for reading.
+    from 1, `losses` tells of the workers that vanished with it. `custom_state` and `metadata` are
+    the run's, for reading.
     """
 
     hint: ToolHint
@@ -97,11 +98,16 @@ class TakenCall:
     config: AgentConfig
     execution: int
     attempt: int = 1
-    crashes: int = 0
+    losses: Losses = NO_LOSSES
     custom_state: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     batch_id: str | None = None
     line_id: str | None = None
+
+    @property
+    def crashes(self) -> int:
+        """How many workers have vanished with this call."""
+        return self.losses.count
 
 
 def divided(

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import Connection
 
 STANDALONE = frozenset({"aside", "cache", "courier", "expire", "feed", "rescue", "unused"})
-WAITING = frozenset({"park", "take", "keep", "leave", "deliver"})
+WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
 """Scripts of runs that wait for tool calls: they share more than the others."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They write new numbers

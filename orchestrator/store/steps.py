@@ -11,6 +11,7 @@ from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.overrides import with_stored_overrides
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
+from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
 from stepfleet.orchestrator.records.amounts import nano_usd
@@ -76,7 +77,8 @@ class Committed:
 
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
-    *("status", "step", "attempt", "limited", "crashes", "outcome", "waiting", "want", "want_note"),
+    *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
+    *("want", "want_note"),
 )
 """What a claim reads of a run's header."""
 
@@ -108,6 +110,7 @@ class StepStore:
             grace=terms.grace,
             crash=crash,
         )
+        self.calls.worker = terms.worker
 
     async def prepare(self) -> None:
         """Have Redis know the scripts of a step."""
@@ -235,7 +238,9 @@ class StepStore:
             journal=load_journal(pairs(reply[4])),
             attempts=int(header["attempt"]),
             limited=int(header["limited"]),
-            crashes=int(header["crashes"]),
+            losses=losses(
+                int(header["crashes"]), header.get("losses", ""), hint.step, new=reply[5] == "1"
+            ),
             decided=bool(header.get("outcome")),
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.overrides import with_stored_overrides
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import (
     Delivered,
@@ -42,6 +43,7 @@ class ToolCalls:
     """The store as tasks of single tool calls see it.
 
     `lease` and `grace` are seconds; `crash` is called at points where tests end the process.
+    `worker` is this process's name.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ToolCalls:
     ) -> None:
         self.lease = lease
         self.grace = grace
+        self.worker = ""
         self._connection = connection
         self._keys = keys
         self._configs = configs
@@ -115,7 +118,7 @@ class ToolCalls:
         One that this version cannot read is left to a worker that can. Raises `StoreError` when
         Redis stays out of reach.
         """
-        reply = await self._run("take", hint, token, _ms(self.lease))
+        reply = await self._run("take", hint, token, _ms(self.lease), self.worker)
         if reply[0] != "taken":
             return NotTakenNow(NotTaken(reply[0]), str(reply[1]) if len(reply) > 1 else "")
         try:
@@ -200,7 +203,7 @@ class ToolCalls:
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,
             attempt=int(reply[4]),
-            crashes=int(reply[5]),
+            losses=losses(int(reply[5]), reply[6], hint.step, new=reply[7] == "1"),
         )
 
     async def _run(

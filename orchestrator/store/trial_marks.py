@@ -1,38 +1,56 @@
-"""Which steps and tool calls have ended a process of their own, and so are to blame for it."""
+"""What processes do to the work that they have: who begins it in company, who has died of it."""
 
+from collections.abc import Sequence
+
+from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.suspicion import How
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 
 
 class TrialMarks:
-    """Notes what begins in one, in the journal of the open step, and tells how it went."""
+    """Notes what begins in a process for suspects, and counts what such a process has died with."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(self, connection: Connection, keys: Keys, dispatch: Dispatch) -> None:
         self._connection = connection
         self._keys = keys
+        self._dispatch = dispatch
 
-    async def begin(self, hint: StepHint | ToolHint, token: str) -> None:
-        """Note that the owner of `token` begins; nothing is noted for others."""
-        keys = self._keys.script_keys(hint.run_id, None)
-        given = (hint.run_id, hint.step, token, _index(hint))
-        await run_script(self._connection, "tried", keys, *given)
+    async def begin(self, hint: StepHint | ToolHint, token: str, group: int) -> bool:
+        """Note that the owner of `token` begins, one of `group` in its process.
 
-    async def has_died(self, hint: StepHint | ToolHint) -> bool:
-        """Return whether the last process of its own that began with it has died of it.
-
-        One that let its step wait for tools, or handed it back, has not.
+        Returns False, and notes nothing, where the work is somebody else's by now.
         """
-        field = f"t:{_index(hint)}" if isinstance(hint, ToolHint) else "t"
-        run = self._keys.run(hint.run_id)
-        token = await self._connection.execute("HGET", f"{run}:journal", field)
-        if not token:
-            return False
-        lost = await self._connection.execute("HGET", f"{run}:lost", token)
-        return bool(lost) and LostAttempt.from_json(lost).kind == "crash"
+        keys = self._keys.script_keys(hint.run_id, None)
+        given = (hint.run_id, hint.step, token, _index(hint), group)
+        return bool(await run_script(self._connection, "tried", keys, *given))
+
+    async def died(self, hint: StepHint | ToolHint, token: str, group: int, agent: str) -> None:
+        """Count the death of the process that had it, one of `group`, and dispatch it again.
+
+        `agent` names the run's agent, for people.
+        """
+        step = StepHint(hint.run_id, hint.step)
+        is_step = isinstance(hint, StepHint)
+        message = self._dispatch.message(step, agent) if is_step else ""
+        told = (token, f"{How.ALONE}{group}", message, "")
+        if await self._died(hint, told, self._dispatch.queue_key) and is_step:
+            await self._dispatch.published(step, agent)
+
+    async def child_died(self, hint: StepHint | ToolHint, worker: str) -> bool:
+        """Count the death of a pool's child, known as `worker`, if it had the work."""
+        return await self._died(hint, ("", How.CHILD, "", worker), None)
+
+    async def _died(
+        self, hint: StepHint | ToolHint, told: Sequence[str], queue: str | None
+    ) -> bool:
+        token, how, message, worker = told
+        keys = self._keys.script_keys(hint.run_id, queue)
+        given = (hint.run_id, hint.step, token, _index(hint), how, message, worker)
+        return bool(await run_script(self._connection, "died", keys, *given))
 
 
 def _index(hint: StepHint | ToolHint) -> int | str:

@@ -85,8 +85,42 @@ MUTATIONS = {
     "claim leaves the old time in the index": Mutation(
         "claim", "redis.call('ZADD', due_key, till, run_id)", ""
     ),
+    "an owner that writes late stays counted as lost": Mutation(
+        "common",
+        "if number(redis.call('HGET', key, crashes)) > 0 then "
+        "redis.call('HINCRBY', key, crashes, -1) end",
+        "",
+    ),
+    "a death that was seen is taken back": Mutation(
+        "common",
+        "if not how or string.match(how, '^[ac]') then return end",
+        "if not how then return end",
+    ),
+    "a loss while a tool ran looks like one of a model call": Mutation(
+        "common",
+        "not known['o:' .. index] then return 't' end",
+        "not known['o:' .. index] then end",
+    ),
+    "a loss in a process for suspects looks like any other": Mutation(
+        "common", "if token == owner then return 'p' .. group end", ""
+    ),
+    "a finished tool makes its step suspect": Mutation(
+        "common", "not known['r:' .. index] and not known['o:'", "not known['o:'"
+    ),
+    "take does not know a process for suspects": Mutation(
+        "take", "token == j[1] and 'p' .. group or 't'", "'t'"
+    ),
+    "tried notes what another worker has": Mutation(
+        "tried", "if owner ~= ARGV[3] or h[2] ~= ARGV[2] then return 0 end", ""
+    ),
+    "died takes work from its owner": Mutation("died", "if owner ~= token then", "if false then"),
+    "died does not give the work to others": Mutation("died", "push(ARGV[6])", ""),
+    "died leaves a call to its dead owner": Mutation(
+        "died", "'o:' .. index, '', 'n:'", "'o:' .. index, token, 'n:'"
+    ),
+    "retry keeps what is known of losses": Mutation("retry", "'^[txy]:?%d*$'", "'^t:?%d*$'"),
     "journal writes for anybody": Mutation(
-        "journal", "if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then return { 'lost' } end", ""
+        "journal", "if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then", "if false then"
     ),
     "journal does not renew the lease": Mutation(
         "journal", "'lease', till, 'elapsed'", "'elapsed'"

@@ -1,4 +1,4 @@
-"""Work that has ended two workers: tried in a process of its own, or left for a while."""
+"""Work that has lost its workers again and again: tried with its like in processes for suspects."""
 
 import asyncio
 import signal
@@ -8,24 +8,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trial_starter
 from deadlines import until
 from scripted_steps import Hands
 from stored_runs import Bench, bench
-from trial_starter import LIMIT, call_taken, claimed, marks, trials
+from trial_starter import LIMIT, call_taken, claimed, trials
 
+from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.fleet import AsyncFleet
 from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.orchestrator.protocol.attempt import Prevented, Span
+from stepfleet.orchestrator.protocol.attempt import Interruption, Prevented, Span
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.guards import poisoned
-from stepfleet.orchestrator.protocol.waiting import NotTakenNow, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.suspicion import How, Loss, Stance
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.call_leases import CallLeases
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
-from stepfleet.worker.trials import SPARED, Trials
+from stepfleet.worker.trials import Trials
 
 AGENTS = Path(__file__).parent.parent / "acceptance" / "agents" / "agents.py"
 HEAVY_AGENTS = AGENTS.with_name("heavy_agents.py")
@@ -34,7 +41,7 @@ HEAVY = load_agents(str(HEAVY_AGENTS))["heavy"]
 LOUD = """
 from stepfleet.orchestrator import Agent
 
-print("whatever an agent's module prints is not what a trial says")
+print("whatever an agent's module prints is not what a process for suspects says")
 loud = Agent("loud", model="openai:none")
 """
 STUCK = """
@@ -49,20 +56,44 @@ async def main():
 
 asyncio.run(main())
 """
+Make = Callable[..., Trials]
+
 SHORT, LONG = 0.5, 60.0
 ENDS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('cannot start')")
-BEGINS_AND_DIES = (sys.executable, "-c", "print('began', flush=True); raise SystemExit(9)")
-NEVER_BEGINS = (sys.executable, "-c", "import time; time.sleep(600)")
-BEGINS_WHEN_TOLD = """
-import pathlib, sys, time
-go = pathlib.Path(sys.argv[1])
-go.with_name("starting").touch()
-deadline = time.monotonic() + 120
-while not go.exists() and time.monotonic() < deadline:
+BEGINS_AND_DIES = (
+    sys.executable,
+    "-c",
+    """
+import json, os, sys
+print("ready", flush=True)
+begun = 0
+for line in sys.stdin:
+    order = json.loads(line)
+    print("began", order["token"], flush=True)
+    begun += 1
+    if begun == order["group"]:
+        os._exit(9)
+""",
+)
+DIES_WHEN_TOLD = """
+import json, os, pathlib, sys, time
+print("ready", flush=True)
+order = json.loads(sys.stdin.readline())
+print("began", order["token"], flush=True)
+told = pathlib.Path(sys.argv[1])
+told.touch()
+while told.exists():
     time.sleep(0.01)
-from stepfleet.worker import alone
-alone.main(sys.argv[2:])
+os._exit(9)
 """
+NEVER_BEGINS = (sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)")
+COUNTED = """
+import os, pathlib, sys
+with pathlib.Path(sys.argv[1]).open("a") as file:
+    file.write("started\\n")
+os.execv(sys.executable, [sys.executable, "-m", "stepfleet.worker.alone"])
+"""
+ASKS = LLMResponse(content="", tool_calls=(ToolCall(id="c", name="look", arguments={}),))
 
 
 @pytest.fixture
@@ -82,7 +113,7 @@ def environment(
     monkeypatch: pytest.MonkeyPatch, redis_url: str, tmp_path: Path
 ) -> pytest.MonkeyPatch:
     monkeypatch.setenv("STEPFLEET_REDIS_URL", redis_url)
-    monkeypatch.setenv("STEPFLEET_LEASE", str(SHORT))
+    monkeypatch.setenv("STEPFLEET_LEASE", str(LONG))
     loud = tmp_path / "loud.py"
     loud.write_text(LOUD)
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
@@ -92,8 +123,8 @@ def environment(
     return monkeypatch
 
 
-async def crashed(desk: Bench, crashes: int = LIMIT - 1) -> str:
-    """Return a run whose first step has ended that many workers."""
+async def crashed(desk: Bench, crashes: int = LIMIT) -> str:
+    """Return a run whose first step has lost that many workers, all in their model calls."""
     run_id = await desk.create()
     desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
     for _ in range(crashes):
@@ -101,17 +132,30 @@ async def crashed(desk: Bench, crashes: int = LIMIT - 1) -> str:
     return run_id
 
 
-async def suspect(desk: Bench, crashes: int = LIMIT - 1) -> Claim:
-    """Return the claim of a step that has ended that many workers; it lasts for a minute."""
+async def suspect(desk: Bench, crashes: int = LIMIT) -> Claim:
+    """Return the claim of a step that has lost that many workers; it lasts for a minute."""
     run_id = await crashed(desk, crashes)
+    return await lasting(desk, run_id, crashes)
+
+
+async def lasting(desk: Bench, run_id: str, crashes: int) -> Claim:
+    """Take a run's first step for a minute, when it has lost that many workers."""
     desk.steps.terms = replace(desk.steps.terms, lease=LONG)
     claim = await claimed(desk, run_id)
     assert claim.crashes == crashes
     return claim
 
 
+async def tool_suspect(desk: Bench) -> Claim:
+    """Return the claim of a step that has lost two workers, the second while its tool ran."""
+    run_id = await crashed(desk, 1)
+    claim = await claimed(desk, run_id)
+    await desk.steps.journal(claim, 0.0, response=ASKS, started=(0,))
+    return await lasting(desk, run_id, LIMIT - 1)
+
+
 async def crashed_call(desk: Bench, crashes: int = LIMIT - 1) -> str:
-    """Return a run that waits for a tool call which has ended that many workers."""
+    """Return a run that waits for a tool call which has lost that many workers."""
     run_id = await desk.create()
     async with working(desk) as hands:
         await hands.step(run_id, 0)
@@ -139,6 +183,20 @@ async def suspect_call(desk: Bench, crashes: int = LIMIT - 1) -> TakenCall:
     return taken
 
 
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """Make trials as `trials` does, and leave no process behind."""
+    made: list[Trials] = []
+
+    def make(*given: Any, **told: Any) -> Trials:
+        made.append(trials(*given, **told))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.aclose()
+
+
 def measures(request: RequestRecord) -> Reply:
     """Ask for a tool of a queue of its own, then answer."""
     if request.turn > 1:
@@ -146,81 +204,90 @@ def measures(request: RequestRecord) -> Reply:
     return Reply(None, tool_calls=(ToolCallReply("measure", {"what": "it"}),))
 
 
-@pytest.mark.parametrize("crashes", [0, 1])
-async def test_a_step_with_more_chances_is_done_where_it_was_taken(
-    desk: Bench, crashes: int
+async def attempt(trials: Trials, leases: Leases, desk: Bench, claim: Claim) -> bool:
+    with leases.hold(claim) as lease:
+        return await trials.tried(lease, desk.steps)
+
+
+async def attempt_call(trials: Trials, leases: CallLeases, desk: Bench, taken: TakenCall) -> bool:
+    with leases.hold(taken) as lease:
+        return await trials.tried_call(lease, desk.steps.calls)
+
+
+def held(leases: Leases, claim: Claim) -> Callable[[], Awaitable[bool]]:
+    async def is_held() -> bool:
+        return leases.find(claim.run_id) is not None
+
+    return is_held
+
+
+@pytest.mark.parametrize("crashes", range(LIMIT))
+async def test_a_model_call_that_was_lost_is_repeated_where_it_was_taken(
+    make: Make, desk: Bench, crashes: int
 ) -> None:
+    """DIST-08: two kills from outside make nobody wait for a process of its own."""
     claim = await suspect(desk, crashes)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await trials(desk).tried(lease, desk.steps)
+    assert not await attempt(make(desk, *NEVER_BEGINS), Leases(time.monotonic), desk, claim)
 
 
-async def test_where_a_single_repetition_is_allowed_nothing_is_tried(desk: Bench) -> None:
-    claim = await suspect(desk, 1)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await trials(desk, limit=2).tried(lease, desk.steps)
+async def test_what_ran_a_tool_is_suspect_before_the_limit(desk: Bench) -> None:
+    """DIST-08: a tool that ends its workers does so three times, and not four."""
+    claim = await tool_suspect(desk)
+    found = claim.losses.suspicion(LIMIT)
+    assert (found.stance, found.by_tools) == (Stance.SUSPECT, True)
 
 
-async def test_a_last_chance_is_taken_in_a_process_of_its_own(
-    desk: Bench, environment: pytest.MonkeyPatch
+async def test_suspects_share_a_process_and_go_on_there(
+    make: Make, desk: Bench, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """DIST-08: it goes on under the same claim, and its commit clears the run of suspicion."""
-    claim = await suspect(desk)
+    """DIST-08: under their own claims; what they commit clears them."""
+    claims = [await suspect(desk) for _ in range(3)]
+    starts = tmp_path / "starts"
+    leases = Leases(time.monotonic)
     with ModelServer(lambda _: Reply("alone")) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
-        with Leases(time.monotonic).hold(claim) as lease:
-            assert await trials(desk).tried(lease, desk.steps)
-    run = await desk.stored(claim.run_id)
-    assert run.result().output == "alone"
-    assert [one.kind for one in run.result().lost_attempts] == ["crash"] * (LIMIT - 1)
+        made = make(desk, sys.executable, "-c", COUNTED, str(starts))
+        tried = [attempt(made, leases, desk, claim) for claim in claims]
+        assert await asyncio.gather(*tried) == [True] * 3
+    for claim in claims:
+        result = (await desk.stored(claim.run_id)).result()
+        assert result.output == "alone"
+        assert [one.kind for one in result.lost_attempts] == ["crash"] * LIMIT
+    assert starts.read_text().split() == ["started"]
 
 
-async def test_a_heavy_call_takes_its_last_chance_in_a_process_of_its_own(
-    heavy_desk: Bench, environment: pytest.MonkeyPatch
+async def test_a_heavy_call_is_tried_in_a_process_for_suspects(
+    make: Make, heavy_desk: Bench, environment: pytest.MonkeyPatch
 ) -> None:
     """DIST-08: beside others, whoever ends the worker would be counted against it too."""
     with ModelServer(measures) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         taken = await suspect_call(heavy_desk)
-        calls = heavy_desk.steps.calls
-        with CallLeases(time.monotonic).hold(taken) as lease:
-            assert await trials(heavy_desk).tried_call(lease, calls)
-        run_id = taken.hint.run_id
+        made = make(heavy_desk)
+        assert await attempt_call(made, CallLeases(time.monotonic), heavy_desk, taken)
         async with working(heavy_desk) as hands:
-            await hands.finish(run_id)
-    result = (await heavy_desk.stored(run_id)).result()
-    [record] = result.steps[0].tool_calls
-    assert record.result == "measured it"
+            await hands.finish(taken.hint.run_id)
+    result = (await heavy_desk.stored(taken.hint.run_id)).result()
+    assert result.steps[0].tool_calls[0].result == "measured it"
     assert [one.kind for one in result.lost_attempts] == ["crash"] * (LIMIT - 1)
 
 
-async def test_where_no_process_can_be_started_the_step_is_done_here(desk: Bench) -> None:
+async def test_where_no_process_can_be_started_the_step_is_done_here(
+    make: Make, desk: Bench
+) -> None:
     claim = await suspect(desk)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await trials(desk, *ENDS_AT_ONCE).tried(lease, desk.steps)
+    assert not await attempt(make(desk, *ENDS_AT_ONCE), Leases(time.monotonic), desk, claim)
     assert (await desk.header(claim.run_id))["token"] == claim.token
 
 
-async def test_a_step_that_is_nobodys_any_more_is_not_done_here(
-    desk: Bench, redis_url: str
+async def test_where_the_machine_has_no_process_to_give_the_step_waits_for_one(
+    make: Make, desk: Bench
 ) -> None:
-    """Its process was refused, for the run was taken or ended while it started."""
     claim = await suspect(desk)
-    take = (
-        "import redis, sys; redis.Redis.from_url(sys.argv[1]).hset(sys.argv[2], 'token', 'another')"
-    )
-    taken = (sys.executable, "-c", take, redis_url, desk.opened.keys.run(claim.run_id))
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert await trials(desk, *taken).tried(lease, desk.steps)
-
-
-async def test_where_the_machine_has_no_process_to_give_the_step_waits_for_one(desk: Bench) -> None:
-    claim = await suspect(desk)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert await trials(desk, "./no-such-program").tried(lease, desk.steps)
+    assert await attempt(make(desk, "./no-such-program"), Leases(time.monotonic), desk, claim)
     header = await desk.header(claim.run_id)
     assert header["token"] == ""
-    assert header["crashes"] == str(LIMIT - 1)
+    assert header["crashes"] == str(LIMIT)
 
 
 async def test_a_process_whose_loop_stands_still_ends() -> None:
@@ -233,290 +300,253 @@ async def test_a_process_whose_loop_stands_still_ends() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_what_dies_in_a_process_of_its_own_is_counted_at_once(desk: Bench) -> None:
-    """DIST-08: the lease of a trial is long, and its end is known."""
-    claim = await suspect(desk)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert await trials(desk, *BEGINS_AND_DIES).tried(lease, desk.steps)
-    assert (await desk.claim(claim.run_id)).crashes == LIMIT
+async def test_what_dies_alone_beside_its_worker_is_given_up(make: Make, desk: Bench) -> None:
+    """DIST-08: its death is known at once, and the run is free for whoever gives it up."""
+    claim = await tool_suspect(desk)
+    made = make(desk, *BEGINS_AND_DIES)
+    assert await attempt(made, Leases(time.monotonic), desk, claim)
+    again = await desk.claim(claim.run_id)
+    assert again.crashes == LIMIT
+    assert again.losses.known[-1] == Loss(claim.token, How.ALONE, 1)
+    outcome = poisoned(again, LIMIT)
+    assert outcome is not None
+    assert "while tool look ran" in outcome.reason
 
 
-async def test_a_call_that_dies_in_a_process_of_its_own_is_counted_at_once(
-    heavy_desk: Bench, environment: pytest.MonkeyPatch
+async def test_a_call_that_dies_alone_beside_its_worker_is_given_up(
+    make: Make, heavy_desk: Bench, environment: pytest.MonkeyPatch
 ) -> None:
     """DIST-08"""
     with ModelServer(measures) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         taken = await suspect_call(heavy_desk)
-    calls = heavy_desk.steps.calls
-    with CallLeases(time.monotonic).hold(taken) as lease:
-        assert await trials(heavy_desk, *BEGINS_AND_DIES).tried_call(lease, calls)
-    again = await calls.take(taken.hint, "another")
-    assert isinstance(again, TakenCall)
+    made = make(heavy_desk, *BEGINS_AND_DIES)
+    assert await attempt_call(made, CallLeases(time.monotonic), heavy_desk, taken)
+    again = await call_taken(heavy_desk, taken.hint.run_id, 0)
     assert again.crashes == LIMIT
+    assert again.losses.suspicion(LIMIT).stance is Stance.PROVEN
 
 
-async def test_who_dies_on_the_way_to_a_trial_is_not_counted_against_the_step(
-    desk: Bench, environment: pytest.MonkeyPatch
-) -> None:
-    """DIST-08: what has not begun in a process of its own is tried again."""
-    claim = await suspect(desk, LIMIT + 1)
-    with ModelServer(lambda _: Reply("alone")) as model:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        with Leases(time.monotonic).hold(claim) as lease:
-            assert await trials(desk).tried(lease, desk.steps)
-    assert (await desk.stored(claim.run_id)).result().output == "alone"
+async def test_a_group_that_dies_is_divided(make: Make, desk: Bench) -> None:
+    """DIST-08: nobody of it is given up; each is tried once more, in smaller company."""
+    runs = await asyncio.gather(*(crashed(desk) for _ in range(10)))
+    claims = [await lasting(desk, run_id, LIMIT) for run_id in runs]
+    made, leases = make(desk, *BEGINS_AND_DIES), Leases(time.monotonic)
+    await asyncio.gather(*(attempt(made, leases, desk, claim) for claim in claims))
+    for claim in claims:
+        again = await desk.claim(claim.run_id)
+        found = again.losses.suspicion(LIMIT)
+        assert (again.crashes, found.stance, found.most) == (LIMIT + 1, Stance.SUSPECT, 2)
 
 
-async def test_who_dies_on_the_way_to_a_trial_is_not_counted_against_a_call(
-    heavy_desk: Bench, environment: pytest.MonkeyPatch
-) -> None:
-    """DIST-08: nor a call that waits for a place, in the hands of many."""
-    with ModelServer(measures) as model:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        taken = await suspect_call(heavy_desk, LIMIT)
-        calls = heavy_desk.steps.calls
-        with CallLeases(time.monotonic).hold(taken) as lease:
-            assert await trials(heavy_desk).tried_call(lease, calls)
-        async with working(heavy_desk) as hands:
-            await hands.finish(taken.hint.run_id)
-    [record] = (await heavy_desk.stored(taken.hint.run_id)).result().steps[0].tool_calls
-    assert record.result == "measured it"
-
-
-async def test_what_has_died_alone_has_no_further_chance(desk: Bench) -> None:
-    """DIST-08: it is given up by whoever has it next; who did not own it says nothing."""
-    claim = await suspect(desk)
+async def test_a_process_that_ends_with_its_worker_proves_nothing(desk: Bench) -> None:
+    """DIST-08: a container, a host or its memory ends both, and whatever is in them."""
+    claim = await tool_suspect(desk)
     hint = StepHint(claim.run_id, claim.step)
-    for died in (False, True):
-        await marks(desk).begin(hint, claim.token if died else "of nobody")
-        with Leases(time.monotonic).hold(claim) as lease:
-            assert await trials(desk, *BEGINS_AND_DIES).tried(lease, desk.steps)
-        claim = await desk.claim(claim.run_id)
-        assert await marks(desk).has_died(hint) == died
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await trials(desk, *NEVER_BEGINS).tried(lease, desk.steps)
+    marks = TrialMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
+    assert await marks.begin(hint, claim.token, 1)
+    desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
+    await desk.steps.journal(claim, 0.0)
+    again = await claimed(desk, claim.run_id)
+    assert again.crashes == LIMIT
+    assert again.losses.known[-1].how is How.BOTH
+    assert poisoned(again, LIMIT) is None
 
 
-async def test_a_run_that_is_retried_has_its_chances_again(desk: Bench, redis_url: str) -> None:
+async def test_a_process_that_ends_while_its_worker_stops_proves_nothing(
+    make: Make, desk: Bench, tmp_path: Path
+) -> None:
+    """DIST-08: whoever stops the one may end the other by force."""
+    claim = await tool_suspect(desk)
+    begun, stops = tmp_path / "begun", False
+    command = (sys.executable, "-c", DIES_WHEN_TOLD, str(begun))
+    made = make(desk, *command, draining=lambda: stops)
+    task = asyncio.create_task(attempt(made, Leases(time.monotonic), desk, claim))
+
+    async def has_begun() -> bool:
+        return begun.exists()
+
+    await until(has_begun, within=60)
+    stops = True
+    begun.unlink()
+    assert await task
+    assert (await desk.header(claim.run_id))["crashes"] == str(LIMIT - 1)
+
+
+async def test_a_run_that_is_retried_has_its_chances_again(
+    make: Make, desk: Bench, redis_url: str
+) -> None:
     """DIST-08: what its step did to a process before the retry is not held against it."""
-    claim = await suspect(desk, LIMIT)
-    hint = StepHint(claim.run_id, claim.step)
-    await marks(desk).begin(hint, claim.token)
+    claim = await tool_suspect(desk)
+    assert await attempt(make(desk, *BEGINS_AND_DIES), Leases(time.monotonic), desk, claim)
+    claim = await desk.claim(claim.run_id)
     outcome = poisoned(claim, LIMIT)
     assert outcome is not None
     await desk.commit(claim, Prevented(Span(claim.now, 0.0), outcome))
-    journal = f"{desk.opened.keys.run(claim.run_id)}:journal"
-    assert await desk.opened.connection.execute("HGET", journal, "t") == claim.token
     async with AsyncFleet(redis_url) as fleet:
         await fleet.retry(claim.run_id)
-    assert await desk.opened.connection.execute("HGET", journal, "t") is None
+    again = await desk.claim(claim.run_id)
+    assert (again.crashes, again.losses.known) == (0, ())
 
 
-async def test_a_call_that_has_died_alone_has_no_further_chance(
+async def test_an_owner_that_still_writes_was_not_lost(desk: Bench) -> None:
+    """DIST-08: a worker that stood still, or whose store had another time, makes no suspects."""
+    run_id = await desk.create()
+    late = await claimed(desk, run_id)
+    again = await claimed(desk, run_id)
+    assert again.crashes == 1
+    assert not (await desk.steps.journal(late, 1.0)).ours
+    assert (await desk.header(run_id))["crashes"] == "0"
+    third = await claimed(desk, run_id)
+    assert third.crashes == 1
+    await desk.steps.commit(again, Verdict(Move.RELEASE, again.state), Events([]))
+    assert (await desk.header(run_id))["crashes"] == "0"
+    kinds = [one.kind for one in (await desk.stored(run_id)).result().lost_attempts]
+    assert kinds == ["late", "late"]
+
+
+async def test_a_call_whose_owner_still_writes_was_not_lost(
     heavy_desk: Bench, environment: pytest.MonkeyPatch
 ) -> None:
     """DIST-08"""
     with ModelServer(measures) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
-        taken = await suspect_call(heavy_desk)
-    calls = heavy_desk.steps.calls
-    for died in (False, True):
-        await marks(heavy_desk).begin(taken.hint, taken.token if died else "of nobody")
-        with CallLeases(time.monotonic).hold(taken) as lease:
-            assert await trials(heavy_desk, *BEGINS_AND_DIES).tried_call(lease, calls)
-        taken = await call_taken(heavy_desk, taken.hint.run_id, 0)
-        assert await marks(heavy_desk).has_died(taken.hint) == died
-    with CallLeases(time.monotonic).hold(taken) as lease:
-        assert not await trials(heavy_desk, *NEVER_BEGINS).tried_call(lease, calls)
+        run_id = await crashed_call(heavy_desk, 0)
+    late = await call_taken(heavy_desk, run_id, 0)
+    assert (await call_taken(heavy_desk, run_id, 0)).crashes == 1
+    assert not (await heavy_desk.steps.calls.keep(late.hint, late.token, 1.0)).ours
+    assert (await call_taken(heavy_desk, run_id, 0)).crashes == 1
 
 
-async def test_a_step_that_went_on_to_wait_alone_has_further_chances(
-    heavy_desk: Bench, environment: pytest.MonkeyPatch
+async def test_what_goes_on_losing_workers_is_tried_at_growing_intervals(
+    make: Make, desk: Bench
 ) -> None:
-    """DIST-08: its process let it wait for a tool, and so has not died of it."""
-    with ModelServer(measures) as model:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        claim = await suspect(heavy_desk)
-        hint = StepHint(claim.run_id, claim.step)
-        with Leases(time.monotonic).hold(claim) as lease:
-            assert await trials(heavy_desk).tried(lease, heavy_desk.steps)
-        assert (await heavy_desk.header(claim.run_id))["waiting"]
-        async with working(heavy_desk) as hands:
-            await hands.call(claim.run_id, 0, 0)
-        heavy_desk.steps.terms = replace(heavy_desk.steps.terms, lease=SHORT)
-        for _ in range(2):  # the second one comes when the first one's worker has died
-            claim = await claimed(heavy_desk, claim.run_id)
-        assert claim.crashes == LIMIT
-        assert not await marks(heavy_desk).has_died(hint)
-        with Leases(time.monotonic).hold(claim) as lease:
-            assert await trials(heavy_desk).tried(lease, heavy_desk.steps)
-    assert (await heavy_desk.header(claim.run_id))["step"] == "1"
-
-
-async def test_a_step_whose_trial_never_begins_is_given_up_in_the_end(desk: Bench) -> None:
-    """DIST-08: however often a worker dies of starting it."""
-    claim = await suspect(desk, LIMIT + SPARED)
-    with Leases(time.monotonic).hold(claim) as lease:
-        assert not await trials(desk, *NEVER_BEGINS).tried(lease, desk.steps)
-
-
-async def test_steps_without_a_place_wait_in_nobodys_hands(desk: Bench) -> None:
-    """DIST-08: nobody is blamed for what ends the worker meanwhile."""
-    few = trials(desk, *NEVER_BEGINS, wait=600.0)
-    leases = Leases(time.monotonic)
-    claims = [await suspect(desk) for _ in range(3)]
-    tasks = [asyncio.create_task(attempt(few, leases, desk, claim)) for claim in claims]
-
-    async def a_third_is_free() -> bool:
-        free = [not (await desk.header(claim.run_id))["token"] for claim in claims]
-        return free.count(True) == 1
-
-    await until(a_third_is_free, within=30)
-    [waiting] = [one for one in claims if not (await desk.header(one.run_id))["token"]]
-    due = await desk.due(waiting.run_id)
+    """DIST-08: without a proof it is no suspect's fault that workers end."""
+    claim = await suspect(desk, LIMIT + 5)
+    assert await attempt(make(desk, grace=60.0), Leases(time.monotonic), desk, claim)
+    due = await desk.due(claim.run_id)
     now = (await desk.runs.now()).timestamp() * 1000
     assert due is not None
-    assert due > now + 300_000
+    assert due > now + 200_000
+    assert (await desk.header(claim.run_id))["token"] == ""
+
+
+async def test_suspects_without_a_place_wait_under_their_leases(make: Make, desk: Bench) -> None:
+    """DIST-08: nothing is dispatched again for them, and a place that is free is taken at once."""
+    claims = [await tool_suspect(desk) for _ in range(3)]
+    few, leases = make(desk, *NEVER_BEGINS, places=1), Leases(time.monotonic)
+    tasks = [asyncio.create_task(attempt(few, leases, desk, claim)) for claim in claims]
+
+    async def all_are_held() -> bool:
+        return all([await held(leases, claim)() for claim in claims])
+
+    await until(all_are_held, within=30)
+    for claim in claims:
+        assert (await desk.header(claim.run_id))["token"] == claim.token
     leases.hand_back()
+    await few.aclose()
     assert await asyncio.gather(*tasks) == [True] * 3
 
 
-async def test_a_trial_that_was_not_begun_is_handed_back(desk: Bench) -> None:
+async def test_a_suspect_that_waits_is_handed_back(make: Make, desk: Bench) -> None:
     """DIST-08: a worker that stops counts no crash."""
-    claim = await suspect(desk)
+    claims = [await tool_suspect(desk) for _ in range(2)]
     leases = Leases(time.monotonic)
-    task = asyncio.create_task(attempt(trials(desk, *NEVER_BEGINS), leases, desk, claim))
-    await until(held(leases, claim), within=60)
+    made = make(desk, *NEVER_BEGINS, places=1)
+    tasks = [asyncio.create_task(attempt(made, leases, desk, claim)) for claim in claims]
+    await until(held(leases, claims[-1]), within=60)
     leases.hand_back()
-    assert await task
-    header = await desk.header(claim.run_id)
-    assert not header["token"]
-    assert int(header["crashes"]) == LIMIT - 1
+    await made.aclose()
+    assert await asyncio.gather(*tasks) == [True, True]
+    for claim in claims:
+        assert int((await desk.header(claim.run_id))["crashes"]) == LIMIT - 1
 
 
-async def test_a_trial_of_a_call_that_was_not_begun_is_handed_back(
-    heavy_desk: Bench, environment: pytest.MonkeyPatch
+async def test_what_a_process_for_suspects_does_is_handed_back(
+    make: Make, desk: Bench, environment: pytest.MonkeyPatch
 ) -> None:
-    """DIST-08: another worker may start it, and nobody counts this one's end."""
-    with ModelServer(measures) as model:
+    """DIST-08: the process hears of it, and commits what there is."""
+    claim, leases = await suspect(desk), Leases(time.monotonic)
+    with ModelServer(lambda _: Reply("slow", latency=60.0)) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
-        taken = await suspect_call(heavy_desk)
-    calls, leases = heavy_desk.steps.calls, CallLeases(time.monotonic)
+        made = make(desk)
+        task = asyncio.create_task(attempt(made, leases, desk, claim))
 
-    async def tries() -> bool:
-        with leases.hold(taken) as lease:
-            return await trials(heavy_desk, *NEVER_BEGINS).tried_call(lease, calls)
+        async def is_asked() -> bool:
+            return len(model.requests) > 0
 
-    async def is_held() -> bool:
-        return len(leases) == 1
-
-    task = asyncio.create_task(tries())
-    await until(is_held, within=60)
-    leases.hand_back()
-    assert await task
-    again = await calls.take(taken.hint, "another")
-    assert isinstance(again, TakenCall)
-    assert (again.crashes, again.attempt) == (taken.crashes, taken.attempt)
+        await until(is_asked, within=60)
+        leases.hand_back()
+        assert await task
+    header = await desk.header(claim.run_id)
+    assert (header["token"], header["crashes"]) == ("", str(LIMIT))
 
 
-async def test_a_cancel_that_arrives_before_a_trial_ends_the_run(desk: Bench) -> None:
+async def test_a_cancel_reaches_a_process_for_suspects(
+    make: Make, desk: Bench, environment: pytest.MonkeyPatch
+) -> None:
     """DIST-09"""
-    claim = await suspect(desk)
-    await desk.control.cancel(await desk.stored(claim.run_id), "enough")
+    claim, leases = await suspect(desk), Leases(time.monotonic)
+    with ModelServer(lambda _: Reply("slow", latency=60.0)) as model:
+        environment.setenv("OPENAI_BASE_URL", model.url)
+        made = make(desk)
+        task = asyncio.create_task(attempt(made, leases, desk, claim))
+
+        async def is_asked() -> bool:
+            return len(model.requests) > 0
+
+        await until(is_asked, within=60)
+        await desk.control.cancel(await desk.stored(claim.run_id), "enough")
+        lease = leases.find(claim.run_id)
+        assert lease is not None
+        lease.interrupt(Interruption.CANCELLED)
+        assert await task
+    assert (await desk.stored(claim.run_id)).result().status == "cancelled"
+
+
+async def test_a_cancel_that_arrives_while_a_suspect_waits_ends_the_run(
+    make: Make, desk: Bench
+) -> None:
+    """DIST-09"""
+    claims = [await tool_suspect(desk) for _ in range(2)]
+    await desk.control.cancel(await desk.stored(claims[1].run_id), "enough")
     leases = Leases(time.monotonic)
-    task = asyncio.create_task(attempt(trials(desk, *NEVER_BEGINS), leases, desk, claim))
-    await until(held(leases, claim), within=60)
+    made = make(desk, *NEVER_BEGINS, places=1)
+    tasks = [asyncio.create_task(attempt(made, leases, desk, claim)) for claim in claims]
+    await until(held(leases, claims[1]), within=60)
     leases.hand_back()
-    assert await task
-    again = await desk.claim(claim.run_id)
+    await made.aclose()
+    assert await asyncio.gather(*tasks) == [True, True]
+    again = await desk.claim(claims[1].run_id)
     assert again.state.stop_requested
 
 
-async def test_who_starts_a_steps_process_may_die_before_it_has_begun(
-    desk: Bench, environment: pytest.MonkeyPatch, redis_url: str, tmp_path: Path
+async def test_what_has_begun_goes_on_when_its_worker_dies(
+    desk: Bench, environment: pytest.MonkeyPatch, redis_url: str
 ) -> None:
-    """DIST-08: however short the lease is, the step is not to blame, and it is done."""
+    """DIST-08: its process renews the lease by itself; no call is made again."""
     run_id = await crashed(desk)
-    with ModelServer(lambda _: Reply("alone")) as model:
+    with ModelServer(lambda _: Reply("alone", latency=3.0)) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
-        async with starter_died(redis_url, tmp_path, "plain", run_id, "-1"):
-            assert (await over_the_lease(desk, run_id)) == "leased"
+        given = (redis_url, str(AGENTS), "plain", run_id, "-1", str(LONG))
+        starter = await asyncio.create_subprocess_exec(
+            sys.executable, trial_starter.__file__, *given
+        )
+
+        async def is_asked() -> bool:
+            return len(model.requests) > 0
+
+        try:
+            await until(is_asked, within=60)
+        finally:
+            starter.kill()
+            await starter.wait()
 
         async def has_ended() -> bool:
             return (await desk.stored(run_id)).state.status.is_terminal
 
-        await until(has_ended, within=90)
+        await until(has_ended, within=60)
+        assert len(model.requests) == 1
     result = (await desk.stored(run_id)).result()
     assert result.output == "alone"
-    assert [one.kind for one in result.lost_attempts] == ["crash"] * (LIMIT - 1)
-
-
-async def test_who_starts_a_calls_process_may_die_before_it_has_begun(
-    heavy_desk: Bench, environment: pytest.MonkeyPatch, redis_url: str, tmp_path: Path
-) -> None:
-    """DIST-08: the call is not to blame for it, and it is made."""
-    with ModelServer(measures) as model:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        run_id = await crashed_call(heavy_desk)
-        async with starter_died(redis_url, tmp_path, "heavy", run_id, "0"):
-            assert (await over_the_lease(heavy_desk, run_id, 0)) == "leased"
-
-        async def is_delivered() -> bool:
-            return (await heavy_desk.header(run_id))["waiting"] == ""
-
-        await until(is_delivered, within=90)
-        async with working(heavy_desk) as hands:
-            await hands.finish(run_id)
-    [record] = (await heavy_desk.stored(run_id)).result().steps[0].tool_calls
-    assert record.result == "measured it"
-
-
-@asynccontextmanager
-async def starter_died(
-    url: str, folder: Path, agent: str, run_id: str, index: str
-) -> AsyncIterator[None]:
-    """Kill who starts a process, before it has begun; it begins when this is left."""
-    go = folder / "go"
-    command = (sys.executable, "-c", BEGINS_WHEN_TOLD, str(go))
-    file = HEAVY_AGENTS if agent == "heavy" else AGENTS
-    given = (url, str(file), agent, run_id, index, str(SHORT), *command)
-    starter = await asyncio.create_subprocess_exec(sys.executable, trial_starter.__file__, *given)
-
-    async def is_starting() -> bool:
-        return go.with_name("starting").exists()
-
-    try:
-        await until(is_starting, within=60)
-    finally:
-        starter.kill()
-        await starter.wait()
-    yield
-    go.touch()
-
-
-async def over_the_lease(desk: Bench, run_id: str, index: int | None = None) -> str:
-    """Wait for twice a lease; return why the step, or its call, cannot be taken then."""
-    began = await desk.runs.now()
-
-    async def is_over() -> bool:
-        return (await desk.runs.now() - began).total_seconds() > 2 * SHORT
-
-    await until(is_over, within=30)
-    if index is None:
-        return str((await desk.refused(run_id)).why)
-    found = await desk.steps.calls.take(ToolHint(run_id, 0, index), desk.token())
-    assert isinstance(found, NotTakenNow)
-    return str(found.why)
-
-
-async def attempt(trials: Trials, leases: Leases, desk: Bench, claim: Claim) -> bool:
-    with leases.hold(claim) as lease:
-        return await trials.tried(lease, desk.steps)
-
-
-def held(leases: Leases, claim: Claim) -> Callable[[], Awaitable[bool]]:
-    async def is_held() -> bool:
-        return leases.find(claim.run_id) is not None
-
-    return is_held
+    assert [one.kind for one in result.lost_attempts] == ["crash"] * LIMIT

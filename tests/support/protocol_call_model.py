@@ -6,7 +6,17 @@ Written from the design, not from the scripts; shares no code with the product a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol_model import GRACE, LEASE, MOST_DOUBLINGS, Call, Decision, Model, Run
+from protocol_model import (
+    GRACE,
+    LEASE,
+    MOST_DOUBLINGS,
+    Call,
+    Decision,
+    Model,
+    Run,
+    know_better,
+    take_back,
+)
 
 PATIENCE = 3_000_000
 CallHint = tuple[str, int, int]
@@ -38,6 +48,7 @@ class WaitingModel(Model):
         if token == run.last_token or token in run.committed:
             return "committed", run.status
         if run.token != token or run.step != step:
+            take_back(run, token)
             run.ledger[token] = "late"
             return "lost", run.status
         if run.want == "cancel" and not decision.knows_cancel:
@@ -80,12 +91,14 @@ class WaitingModel(Model):
                 return "leased"
             call.crashes += 1
             run.ledger[call.owner] = "crash"
-            run.journal[f"c:{index}"] = ""
+            in_company = call.trial[0] == call.owner
+            know_better(call, call.owner, f"p{call.trial[1]}" if in_company else "t")
+            run.journal |= {f"c:{index}": "", f"x:{index}": ""}
         call.owner, call.lease, call.look = token, self.now + LEASE, self.now + LEASE
         # A worker that had the tool's code for itself may have marked it as started before.
         call.starts = int(run.journal.get(f"s:{index}", "0")) + 1
         run.journal |= {f"o:{index}": token, f"s:{index}": str(call.starts)}
-        run.journal |= {f"l:{index}": "", f"e:{index}": ""}
+        run.journal |= {f"l:{index}": "", f"e:{index}": "", f"w:{index}": ""}
         run.dispatches = 0
         self._arm(run)
         return "taken"
@@ -94,6 +107,7 @@ class WaitingModel(Model):
         run = self.runs[run_id]
         call = self._owned(run, step, index, token)
         if call is None:
+            take_back(run.calls.get(index, Call()), token)
             return False
         call.lease = call.look = self.now + LEASE
         self._arm_if_waiting(run, index)
@@ -126,6 +140,7 @@ class WaitingModel(Model):
         waits = run.awaited
         answered = bool(run.token) and index in waits
         if self._owned(run, step, index, token) is None or answered:
+            take_back(run.calls.get(index, Call()), token)
             run.ledger[token] = "late"
             return False
         run.journal[f"r:{index}"] = token
@@ -176,6 +191,10 @@ class WaitingModel(Model):
         if answer != "retried":
             return answer
         run.waiting = ()
+        for index, call in run.calls.items():
+            call.losses, call.trial = {}, ("", 0)
+            run.journal.pop(f"x:{index}", None)
+            run.journal.pop(f"y:{index}", None)
         if taken_back:
             run.calls, run.spent = {}, 0
         paid = run.ledger.pop("paid", None)
@@ -183,6 +202,34 @@ class WaitingModel(Model):
             run.ledger.pop(f"open {before}", None)
             run.ledger[f"paid {before}"] = paid
         return answer
+
+    def call_begins(self, run_id: str, step: int, index: int, token: str, group: int) -> bool:
+        """A process for suspects begins the call; return whether it may."""
+        run = self.runs[run_id]
+        call = run.calls.get(index)
+        if call is None or call.owner != token or run.step != step:
+            return False
+        call.trial = (token, group)
+        run.journal[f"y:{index}"] = ""
+        return True
+
+    def call_died(self, run_id: str, step: int, index: int, token: str, group: int) -> None:
+        """That process has died, as whoever started it tells."""
+        run = self.runs[run_id]
+        call = run.calls.get(index)
+        if run.ended or run.step != step or call is None or f"r:{index}" in run.journal:
+            return
+        if call.owner != token:
+            if token in call.losses:
+                know_better(call, token, f"a{group}")
+            return
+        call.crashes += 1
+        run.ledger[token] = "crash"
+        know_better(call, token, f"a{group}")
+        run.journal |= {f"c:{index}": "", f"x:{index}": "", f"o:{index}": ""}
+        run.committed.add(token)
+        call.owner, call.look = "", self.now
+        self._arm_if_waiting(run, index)
 
     def rescue_calls(self) -> list[CallHint]:
         """Return the calls that are dispatched again; comes before `rescue`."""

@@ -9,6 +9,8 @@ from protocol_call_model import CallHint, WaitingModel
 from protocol_model import GRACE, LEASE, Run
 from protocol_rig import Rig
 
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.suspicion import Losses
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCallRecord
@@ -36,12 +38,18 @@ class Maker:
         )
 
 
+def told_of(losses: Losses) -> list[tuple[str, str]]:
+    """Return the losses that a claim tells of, as the model has them."""
+    return [(one.token, f"{one.how}{one.group or ''}") for one in losses.known]
+
+
 class CallRules(RuleBasedStateMachine):
     """The operations of tool workers."""
 
     rig: Rig
     model: WaitingModel
     tokens: int
+    workers: list[Any]
     makers: list[Maker]
 
     def operation(self, name: str) -> Any:
@@ -86,6 +94,9 @@ class CallRules(RuleBasedStateMachine):
         raise NotImplementedError
 
     def _claim(self, run_id: str, step: int, token: str = "") -> Any:
+        raise NotImplementedError
+
+    def _worker(self, pick: int) -> Any:
         raise NotImplementedError
 
     def clock_jumps(self, by: int) -> None:
@@ -179,6 +190,7 @@ class CallRules(RuleBasedStateMachine):
                 return None
             call = self.model.runs[run_id].calls[index]
             assert (reply.attempt, reply.crashes) == (call.starts, call.crashes)
+            assert told_of(reply.losses) == list(call.losses.items())[-call.crashes or 99 :]
         if not repeated:
             self.makers.append(Maker(reply))
         return self.makers[-1]
@@ -195,6 +207,42 @@ class CallRules(RuleBasedStateMachine):
             expected = self.model.keep(hint.run_id, hint.step, hint.index, taken.token)
             kept = self.rig.do(self.rig.bench.steps.calls.keep(hint, taken.token, 0.5))
             assert kept.ours == expected
+
+    @precondition(lambda self: self.workers)
+    @rule(pick=PICK, group=st.integers(1, 9), end=st.sampled_from(["", "seen", "unseen"]))
+    def tried_in_company(self, pick: int, group: int, end: str) -> None:
+        """A process for suspects begins the step; whoever started it may see its death."""
+        claim, marks = self._worker(pick).claim, self.rig.marks()
+        hint = StepHint(claim.run_id, claim.step)
+        given = (claim.run_id, claim.step, claim.token, group)
+        with self.operation("step in company"):
+            expected = self.model.begin(*given)
+            assert self.rig.do(marks.begin(hint, claim.token, group)) == expected
+        if end == "seen":
+            with self.operation("death of a step's process"):
+                self.model.died(*given)
+                self.rig.do(marks.died(hint, claim.token, group, claim.config.name))
+        elif end:
+            self.clock_jumps(LEASE)
+            self._claim(claim.run_id, claim.step)
+
+    @precondition(lambda self: self.makers)
+    @rule(pick=PICK, group=st.integers(1, 9), end=st.sampled_from(["", "seen", "unseen"]))
+    def call_is_tried_in_company(self, pick: int, group: int, end: str) -> None:
+        """A process for suspects begins the call; whoever started it may see its death."""
+        taken = self._maker(pick).taken
+        hint, marks = taken.hint, self.rig.marks()
+        given = (hint.run_id, hint.step, hint.index, taken.token, group)
+        with self.operation("call in company"):
+            expected = self.model.call_begins(*given)
+            assert self.rig.do(marks.begin(hint, taken.token, group)) == expected
+        if end == "seen":
+            with self.operation("death of a call's process"):
+                self.model.call_died(*given)
+                self.rig.do(marks.died(hint, taken.token, group, taken.config.name))
+        elif end:
+            self.clock_jumps(LEASE)
+            self.take(hint.run_id, hint.step, hint.index)
 
     @precondition(lambda self: self.makers)
     @rule(pick=PICK, started=st.booleans(), delay=st.sampled_from([0, GRACE]))

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from protocol_audit import BATCHES, check_invariants, check_model
 from protocol_call_model import Park, WaitingModel
-from protocol_calls import CallRules, Maker
+from protocol_calls import CallRules, Maker, told_of
 from protocol_control import ControlRules
 from protocol_model import GRACE, LEASE, RETRY_WAIT, Decision, Run
 from protocol_rig import Rig, check_as_clients_see_it
@@ -175,6 +175,7 @@ class ProtocolMachine(CallRules, ControlRules):
             run = self.model.runs[run_id]
             stored = (reply.crashes, reply.attempts, reply.limited, reply.state.step_count)
             assert stored == (run.crashes, run.attempts, run.limited, run.step)
+            assert told_of(reply.losses) == list(run.losses.items())[-run.crashes or 99 :]
             assert round(reply.journal.spent * 2) == run.spent
             assert sorted(reply.overdue) == list(run.awaited)
             self.workers.append(Worker(reply))

@@ -75,6 +75,8 @@ class Call:
     look: int = 0
     starts: int = 0
     crashes: int = 0
+    losses: dict[str, str] = field(default_factory=dict)
+    trial: tuple[str, int] = ("", 0)
 
 
 @dataclass
@@ -109,6 +111,8 @@ class Run:
     waiting: tuple[int, ...] = ()
     waits_at: int = -1
     spent: int = 0
+    losses: dict[str, str] = field(default_factory=dict)
+    trial: tuple[str, int] = ("", 0)
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -138,6 +142,19 @@ class Run:
     def group(self) -> tuple[int, str]:
         """Shard and batch: whose counters the run moves."""
         return shard_of(self.run_id), self.batch
+
+
+def take_back(of: Run | Call, token: str) -> None:
+    """Whoever writes late has not died, unless its end was seen."""
+    if of.losses.get(token, "a")[0] not in "ac":
+        del of.losses[token]
+        of.crashes = max(of.crashes - 1, 0)
+
+
+def know_better(of: Run | Call, token: str, how: str) -> None:
+    """Note how an owner was lost, as the newest that is known."""
+    of.losses.pop(token, None)
+    of.losses[token] = how
 
 
 class Model:
@@ -197,6 +214,7 @@ class Model:
         """Return what is wanted of the run, or None if the step is not the caller's."""
         run = self.runs[run_id]
         if run.token != token or run.step != step:
+            take_back(run, token)
             return None
         run.lease = run.due = self.now + LEASE
         run.journal |= entries
@@ -208,6 +226,7 @@ class Model:
         if token == run.last_token or token in run.committed:
             return "committed", run.status
         if run.token != token or run.step != step:
+            take_back(run, token)
             if decision.drops:
                 run.ledger[token] = "late"
             return "lost", run.status
@@ -222,6 +241,7 @@ class Model:
             run.committed.add(token)
             run.step, run.journal = run.step + 1, {}
             run.attempts = run.limited = run.crashes = 0
+            run.losses = {}
         self._follow(run, decision)
         return "committed", run.status
 
@@ -307,6 +327,7 @@ class Model:
         run.status, run.reason, run.want, run.begun = "in_progress", "", "", False
         run.step, run.retries, run.seq = len(run.log), run.retries + 1, run.seq + 1
         run.attempts = run.limited = run.crashes = run.dispatches = run.not_before = 0
+        run.losses, run.trial = {}, ("", 0)
         run.due = self.now + GRACE
         self.queue.append((run_id, run.step))
         return "retried"
@@ -341,7 +362,39 @@ class Model:
         if run.token:
             run.crashes += 1
             run.ledger[run.token] = "crash"
+            run.losses[run.token] = self._lost_at(run)
         return bool(run.token)
+
+    def _lost_at(self, run: Run) -> str:
+        if run.trial[0] == run.token:
+            return f"p{run.trial[1]}"
+        started = [name[2:] for name in run.journal if name.startswith("s:")]
+        names = run.journal.keys()
+        running = [one for one in started if not {f"r:{one}", f"o:{one}"} & names]
+        return "t" if running else "m"
+
+    def begin(self, run_id: str, step: int, token: str, group: int) -> bool:
+        """A process for suspects begins the step; return whether it may."""
+        run = self.runs[run_id]
+        if run.token != token or run.step != step:
+            return False
+        run.trial = (token, group)
+        return True
+
+    def died(self, run_id: str, step: int, token: str, group: int) -> None:
+        """That process has died, as whoever started it tells."""
+        run = self.runs[run_id]
+        if run.ended or run.step != step:
+            return
+        if run.token != token:
+            if token in run.losses:
+                know_better(run, token, f"a{group}")
+            return
+        run.crashes += 1
+        run.ledger[token] = "crash"
+        know_better(run, token, f"a{group}")
+        run.token, run.last_token, run.dispatches, run.due = "", token, 0, self.now
+        self.queue.append((run_id, step))
 
     def _pause(self, run: Run) -> None:
         run.seq += 1

@@ -17,6 +17,7 @@ from redis import RedisCluster as NodesOfCluster
 from redis_cluster import RedisCluster
 from stored_runs import Bench, bench
 
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.rescuer import Rescuer
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ class Rig:
             hints, calls = self.auditor.messages()
             _follow(model.queue, hints)
             _follow(model.call_queue, calls)
+
+    def marks(self) -> TrialMarks:
+        opened = self.bench.opened
+        return TrialMarks(opened.connection, opened.keys, opened.dispatch)
 
     def rescuer(self, *, long_queue: bool) -> Rescuer:
         opened = self.bench.opened

@@ -1,14 +1,14 @@
 """A worker's part in a trial, as a process of its own that a test can end: claim, and start.
 
 Arguments: the store's address, a file of agents, an agent's name, a run, the index of a tool call
-or -1 for the step itself, the lease in seconds, and the command of the process to be started.
+or -1 for the step itself, and the lease in seconds.
 """
 
 import asyncio
 import itertools
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
 
 from deadlines import until
 from stored_runs import Bench, bench
@@ -16,9 +16,9 @@ from stored_runs import Bench, bench
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.store.steps import StepStore
 from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.call_leases import CallLeases
+from stepfleet.worker.isolation import Isolation
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.renewals import Renewals
 from stepfleet.worker.trials import Trials
@@ -26,20 +26,18 @@ from stepfleet.worker.trials import Trials
 LIMIT = 3
 
 
-def trials(desk: Bench, *command: str, limit: int = LIMIT, wait: float = 1.0) -> Trials:
+def trials(
+    desk: Bench,
+    *command: str,
+    limit: int = LIMIT,
+    grace: float = 1.0,
+    places: int = 4,
+    draining: Callable[[], bool] = lambda: False,
+) -> Trials:
     """Return trials whose processes are started by `command`, or as workers do."""
-    opened, terms = desk.opened, desk.steps.terms
-
-    def make(lease: float) -> StepStore:
-        own = replace(terms, lease=lease)
-        return StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, own)
-
-    return Trials(limit, wait, Renewals(make, terms.lease), marks(desk), command)
-
-
-def marks(desk: Bench) -> TrialMarks:
-    """Return what tells which work has begun in a process of its own."""
-    return TrialMarks(desk.opened.connection, desk.opened.keys)
+    marks = TrialMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
+    isolation = Isolation(command, places, sure=0.1, draining=draining)
+    return Trials(limit, grace, Renewals(desk.steps), marks, isolation)
 
 
 async def claimed(desk: Bench, run_id: str) -> Claim:
@@ -66,24 +64,24 @@ async def call_taken(desk: Bench, run_id: str, index: int) -> TakenCall:
     return found
 
 
-async def start(desk: Bench, run_id: str, index: int, *command: str) -> None:
-    """Try the step, or its call `index`, alone."""
+async def start(desk: Bench, run_id: str, index: int) -> None:
+    """Try the step, or its call `index`, elsewhere."""
     desk.tokens = itertools.count(1000)  # those of the test are below
     if index < 0:
         claim = await claimed(desk, run_id)
         with Leases(time.monotonic).hold(claim) as lease:
-            await trials(desk, *command).tried(lease, desk.steps)
+            await trials(desk).tried(lease, desk.steps)
     else:
         found = await call_taken(desk, run_id, index)
         with CallLeases(time.monotonic).hold(found) as held:
-            await trials(desk, *command).tried_call(held, desk.steps.calls)
+            await trials(desk).tried_call(held, desk.steps.calls)
 
 
 async def main(url: str, file: str, name: str, run_id: str, *others: str) -> None:
     """Open the store, and do it."""
-    index, lease, *command = others
+    index, lease = others
     async with bench(url, load_agents(file)[name], lease=float(lease), grace=0.2) as desk:
-        await start(desk, run_id, int(index), *command)
+        await start(desk, run_id, int(index))
 
 
 if __name__ == "__main__":

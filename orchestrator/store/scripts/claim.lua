@@ -1,6 +1,6 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
 -- ARGV[5] worker, ARGV[6..] names of the header's fields to return. Returns
--- {'claimed', now, values of these, log, journal}, or {why not, ...}:
+-- {'claimed', now, values of these, log, journal, '1' if an owner was found lost}, or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
@@ -39,11 +39,12 @@ if asked < step then return { 'stale', step } end
 if asked > step then return { 'ahead', step } end
 -- A repeated call that arrives behind the commit of its own token: its worker is gone.
 if h[10] == ARGV[3] then return { 'stale', step } end
-local now = now_ms()
+local now, found = now_ms(), ''
 if owner ~= ARGV[3] then
   if owner ~= '' then
     if number(h[4]) > now then return { 'leased', number(h[4]) - now } end
     vanish(h[6], owner, step, h[8])
+    found = '1'
   end
   if h[5] == 'pause' then
     halt(status, h[6], now)
@@ -59,4 +60,4 @@ if owner ~= ARGV[3] then
   if status ~= 'in_progress' then tell_status(status, 'in_progress') end
 end
 return { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 6)), read_log(h[11], step),
-  redis.call('HGETALL', journal_key) }
+  redis.call('HGETALL', journal_key), found }

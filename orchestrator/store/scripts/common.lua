@@ -61,6 +61,39 @@ local function note_late(batch, entry, text)
   if left > 0 then redis.call('PEXPIRE', lost_key, left) end
 end
 
+-- What is known of lost attempts: '<step> <token>:<how> ...' (protocol/suspicion.py says what `how`
+-- means), in the header's `losses`, and in the journal's x:<index> of a tool call.
+local MOST_LOSSES = 32
+local function lost_how(text, step, token)
+  if not text or string.match(text, '^(%d+) ') ~= tostring(step) then return nil end
+  local _, at = string.find(text, ' ' .. token .. ':', 1, true)
+  return at and string.match(text, '^%a%d*', at + 1)
+end
+
+-- The text with how the owner of `token` was lost, or without that owner where `how` is nil.
+local function with_loss(text, step, token, how)
+  local kept = {}
+  if text and string.match(text, '^(%d+) ') == tostring(step) then
+    for one, known in string.gmatch(text, ' ([^ ]+):(%a%d*)') do
+      if one ~= token then kept[#kept + 1] = one .. ':' .. known end
+    end
+  end
+  if how then kept[#kept + 1] = token .. ':' .. how end
+  return step .. ' ' .. table.concat(kept, ' ', math.max(#kept - MOST_LOSSES + 1, 1))
+end
+
+-- An owner that still writes has not died: the loss that was counted when its lease was over is taken
+-- back. `key` holds the losses in `field` and their number in `crashes`.
+local function take_back(key, field, crashes, step, token)
+  local text = redis.call('HGET', key, field)
+  local how = lost_how(text, step, token)
+  if not how or string.match(how, '^[ac]') then return end
+  redis.call('HSET', key, field, with_loss(text, step, token))
+  if number(redis.call('HGET', key, crashes)) > 0 then redis.call('HINCRBY', key, crashes, -1) end
+  local told = redis.call('HGET', lost_key, token)
+  if told then redis.call('HSET', lost_key, token, (string.gsub(told, '"kind":"crash"', '"kind":"late"', 1))) end
+end
+
 local function move(batch, from, to)
   if from == to then return end
   count(batch, 'status:' .. from, -1)
@@ -149,9 +182,25 @@ local function reopen(from, to, batch)
   go_on(batch)
 end
 
+-- What the owner of a step was doing: 'p' and the size of its group in a process for suspects, 't'
+-- where a tool was started and has not finished, else 'm'.
+local function lost_at(owner, trial)
+  local token, group = string.match(trial or '', '^(%S+) (%d+)$')
+  if token == owner then return 'p' .. group end
+  local known = {}
+  for _, name in ipairs(redis.call('HKEYS', journal_key)) do known[name] = true end
+  for name in pairs(known) do
+    local index = string.match(name, '^s:(%d+)$')
+    if index and not known['r:' .. index] and not known['o:' .. index] then return 't' end
+  end
+  return 'm'
+end
+
 -- The owner of a step vanished: its lease ran out. It is counted here, not by the dying worker.
 local function vanish(batch, owner, step, elapsed)
   redis.call('HINCRBY', run_key, 'crashes', 1)
+  local known = redis.call('HMGET', run_key, 'losses', 'trial')
+  redis.call('HSET', run_key, 'losses', with_loss(known[1], step, owner, lost_at(owner, known[2])))
   local called = redis.call('HEXISTS', journal_key, 'response') == 0 and 'true' or 'false'
   note_lost(batch, owner, '{"kind":"crash","step":' .. (number(step) + 1) .. ',"seconds":'
     .. (number(elapsed) / 1000) .. ',"ambiguous":' .. called .. '}')

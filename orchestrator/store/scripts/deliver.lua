@@ -15,6 +15,7 @@ local calls = waits_of(h[4], h[2])
 -- A worker took the step when the run's patience had ended: it answers this call by itself.
 local answered = h[3] ~= '' and has_call(calls, index)
 if TERMINAL[status] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered then
+  take_back(journal_key, 'x:' .. index, 'c:' .. index, h[2], ARGV[4])
   note_late(h[5], ARGV[4], a.lost)
   return { 'lost', status }
 end

@@ -4,7 +4,10 @@
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
 -- beside a response that the store has lost since: the next owner would take it for another's.
 local h = redis.call('HMGET', run_key, 'token', 'step', 'want')
-if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then return { 'lost' } end
+if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then
+  if h[2] then take_back(run_key, 'losses', 'crashes', h[2], ARGV[3]) end
+  return { 'lost' }
+end
 local of_tools = ARGV[6] and string.match(ARGV[6], '^[rs]:')
 if of_tools and redis.call('HEXISTS', journal_key, 'response') == 0 then return { 'lost' } end
 local till = now_ms() + number(ARGV[4])

@@ -4,7 +4,10 @@
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'want', 'not_before')
 local index = ARGV[3]
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
-if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then return { 'lost' } end
+if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then
+  if h[1] then take_back(journal_key, 'x:' .. index, 'c:' .. index, h[2], ARGV[4]) end
+  return { 'lost' }
+end
 local till = now_ms() + number(ARGV[5])
 redis.call('HSET', journal_key, 'l:' .. index, till, 'n:' .. index, till, 'e:' .. index, ARGV[6])
 rearm(h, index)

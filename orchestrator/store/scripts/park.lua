@@ -14,6 +14,7 @@ local by = 'by:' .. ARGV[3]
 if h[4] == ARGV[3] then return { 'mine', status, step } end
 if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
+  take_back(run_key, 'losses', 'crashes', h[2], ARGV[3])
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
   return { 'lost', status }
 end

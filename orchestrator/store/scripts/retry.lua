@@ -48,7 +48,7 @@ elseif redis.call('HDEL', lost_key, 'paid') == 1 then
   count(batch, 'lost', -1)
 end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do
-  if string.match(name, '^t:?%d*$') then redis.call('HDEL', journal_key, name) end
+  if string.match(name, '^[txy]:?%d*$') then redis.call('HDEL', journal_key, name) end
 end
 -- One by one: Lua cannot pass thousands of values in one call.
 for i = 2, #ARGV, 2 do
@@ -58,7 +58,7 @@ end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
   'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'waiting', '', 'updated', now)
-redis.call('HDEL', run_key, 'ended', 'execution_started', 'since')
+redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'trial')
 if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end
 redis.call('ZADD', due_key, now + number(a.grace), run_id)
 local feed = feeds()

@@ -1,5 +1,6 @@
 -- Takes one tool call of a waiting run: fence, lease, load. ARGV[2] step, ARGV[3] index, ARGV[4]
--- token (random), ARGV[5] lease ms. Returns {'taken', now, header, response, starts, crashes} or
+-- token (random), ARGV[5] lease ms, ARGV[6] worker. Returns {'taken', now, header, response, starts,
+-- crashes, what is known of those, '1' if an owner was found lost} or
 -- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
 -- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
 -- a journaled response.
@@ -12,24 +13,30 @@ local asked = number(ARGV[2])
 if asked < step then return { 'stale', step } end
 if asked > step then return { 'ahead', step } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'l:' .. index, 'e:' .. index, 'r:' .. index,
-  'response')
+  'response', 'x:' .. index, 'y:' .. index)
 local calls = waits_of(h[4], h[2])
 -- The step may have been taken up again, to answer the call without its result.
 if h[3] ~= '' or number(h[6]) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
-local now = now_ms()
+local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then
   if redis.call('HEXISTS', log_key, 'by:' .. ARGV[4]) == 1 then return { 'stale', step } end
   if j[1] and j[1] ~= '' then
     if number(j[2]) > now then return { 'leased', number(j[2]) - now } end
     redis.call('HINCRBY', journal_key, 'c:' .. index, 1)
+    local token, group = string.match(j[7] or '', '^(%S+) (%d+)$')
+    local how = token == j[1] and 'p' .. group or 't'
+    redis.call('HSET', journal_key, 'x:' .. index, with_loss(j[6], step, j[1], how))
+    found = '1'
     note_lost(h[5], j[1], '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":' .. (number(j[3]) / 1000)
       .. ',"ambiguous":false}')
   end
   local till = now + number(ARGV[5])
-  redis.call('HSET', journal_key, 'o:' .. index, ARGV[4], 'l:' .. index, till, 'n:' .. index, till, 'e:' .. index, 0)
+  redis.call('HSET', journal_key, 'o:' .. index, ARGV[4], 'l:' .. index, till, 'n:' .. index, till, 'e:' .. index, 0,
+    'w:' .. index, ARGV[6] or '')
   redis.call('HINCRBY', journal_key, 's:' .. index, 1)
   redis.call('HSET', run_key, 'dispatches', 0)
   arm(calls, number(h[6]))
 end
 return { 'taken', now, redis.call('HGETALL', run_key), j[5], redis.call('HGET', journal_key, 's:' .. index),
-  number(redis.call('HGET', journal_key, 'c:' .. index)) }
+  number(redis.call('HGET', journal_key, 'c:' .. index)), redis.call('HGET', journal_key, 'x:' .. index) or '',
+  found }

@@ -1,0 +1,41 @@
+-- Counts the death of a process that had a step or a tool call, as whoever started it has seen it, and
+-- gives the work to others at once. ARGV[2] step, ARGV[3] token, or '' with ARGV[7], ARGV[4] the index
+-- of the call or '', ARGV[5] how it was lost ('a' and the number that shared the process, 'c' for a
+-- pool's child), ARGV[6] the step's task or '', ARGV[7] the name of the worker that has died. Returns 1,
+-- or 0 where somebody else has the work: what was counted then as a mere loss is known better now.
+-- Invariant: an owner's loss is counted once.
+local index, how = ARGV[4], ARGV[5]
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'losses',
+  'elapsed', 'worker')
+if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] then return 0 end
+local key, field, crashes = run_key, 'losses', 'crashes'
+local owner, known, elapsed, worker = h[3], h[7], h[8], h[9]
+if index ~= '' then
+  key, field, crashes = journal_key, 'x:' .. index, 'c:' .. index
+  local j = redis.call('HMGET', journal_key, 'o:' .. index, field, 'e:' .. index, 'w:' .. index, 'r:' .. index)
+  if j[5] then return 0 end
+  owner, known, elapsed, worker = j[1], j[2], j[3], j[4]
+end
+local token = ARGV[3]
+if token == '' and worker == ARGV[7] then token = owner or '' end
+if token == '' then return 0 end
+if owner ~= token then
+  if lost_how(known, h[2], token) then redis.call('HSET', key, field, with_loss(known, h[2], token, how)) end
+  return 0
+end
+redis.call('HINCRBY', key, crashes, 1)
+redis.call('HSET', key, field, with_loss(known, h[2], token, how))
+local called = index == '' and redis.call('HEXISTS', journal_key, 'response') == 0
+note_lost(h[5], token, '{"kind":"crash","step":' .. (number(h[2]) + 1) .. ',"seconds":'
+  .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(called) .. '}')
+local now = now_ms()
+if index ~= '' then
+  redis.call('HSET', journal_key, 'o:' .. index, '', 'n:' .. index, now)
+  redis.call('HSET', log_key, 'by:' .. token, h[2])
+  rearm(h, index)
+  return 1
+end
+redis.call('HSET', run_key, 'token', '', 'last_token', token, 'dispatches', '0', 'updated', digits(now))
+redis.call('ZADD', due_key, digits(now), run_id)
+push(ARGV[6])
+return 1
