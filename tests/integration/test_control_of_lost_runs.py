@@ -71,7 +71,7 @@ async def test_a_pause_does_not_wait_for_a_worker_whose_lease_ran_out(
     assert not (await desk.commit(claim, answered(claim))).applied
     assert (await fleet.resume(run_id)).word == "resumed"
     again = await desk.claim(run_id)
-    assert again.crashes == 1
+    assert again.crashes == 0, "whoever writes late has not died"
     assert (await desk.commit(again, answered(again))).status == "completed"
 
 

@@ -115,7 +115,7 @@ async def test_a_status_hook_is_asked_for_a_heavy_call_that_was_lost(opened: Ope
 
 
 async def test_a_call_that_ends_its_worker_again_and_again_is_given_up(opened: Opened) -> None:
-    """Poison: exactly three crashes, then an error that names the tool."""
+    """Poison: exactly three deaths that a parent has seen, then an error that names the tool."""
     policy = ErrorPolicy.ignore_tool_errors()
     script = (call(("measure", {"what": "b"})), say("done"))
     async with opened(*script, tools=(measure,), error_policy=policy) as (desk, hands, run_id):
@@ -123,7 +123,7 @@ async def test_a_call_that_ends_its_worker_again_and_again_is_given_up(opened: O
         for _ in range(3):
             with pytest.raises(Crash):
                 await Hands(desk, hands.agent, crash_at="call-taken").call(run_id, 0, 0)
-            await call_lease_runs_out(desk, run_id)
+            assert await desk.marks.child_died(ToolHint(run_id, 0, 0), "test")
         assert (await hands.call(run_id, 0, 0)).applied
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()

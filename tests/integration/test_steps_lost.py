@@ -158,7 +158,7 @@ async def test_a_crash_at_any_point_loses_nothing(
 
 
 async def test_a_run_that_ends_its_worker_again_and_again_is_given_up(opened: Opened) -> None:
-    """Poison: exactly three crashes, then an error that names step and tool."""
+    """Poison: exactly three deaths that a parent has seen, then an error that names the step."""
 
     @tool(read_only=True)
     def bomb() -> str:
@@ -170,7 +170,7 @@ async def test_a_run_that_ends_its_worker_again_and_again_is_given_up(opened: Op
             crashing = Hands(desk, hands.agent, crash_at="tool-started")
             with pytest.raises(Crash):
                 await crashing.step(run_id, 0)
-            await lease_runs_out(desk, run_id)
+            assert await desk.marks.child_died(StepHint(run_id, 0), "test")
         await hands.step(run_id, 0)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.ERROR

@@ -26,6 +26,7 @@ from stepfleet.orchestrator.store.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.reading import Runs, StoredRun
 from stepfleet.orchestrator.store.steps import Committed, StepStore, Terms
 from stepfleet.orchestrator.store.submission import NewRun, Submission
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
 
@@ -46,6 +47,11 @@ class Bench:
     control: Control
     agent: Agent
     tokens: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    @property
+    def marks(self) -> TrialMarks:
+        """What counts the deaths of processes."""
+        return TrialMarks(self.opened.connection, self.opened.keys, self.opened.dispatch)
 
     async def create(self, batch: str = "b1", **fields: Any) -> str:
         """Create a run and return its id."""
