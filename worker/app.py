@@ -19,6 +19,7 @@ from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
 from stepfleet.worker.bridge import explain_ends
+from stepfleet.worker.lost_children import counts_lost_children
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.rejected import puts_aside
 from stepfleet.worker.services import Services
@@ -77,6 +78,9 @@ def create_app(settings: Settings) -> Celery:
     keys = settings.signing
     register(app, services, Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None)
     _follow_refusals(settings)
+    if prefork:
+        lost = counts_lost_children(settings, lambda: services.stopping.has_begun)
+        signals.task_failure.connect(lost, weak=False)
     _follow_worker(app, services)
     return app
 

@@ -79,6 +79,11 @@ class Stopping:
         self._urged = Notice()
         self._signals = count()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the worker was asked to stop."""
+        return self._begun.given
+
     def open(self) -> None:
         """Get ready, before the pool forks children."""
         self._begun.open()

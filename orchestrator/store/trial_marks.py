@@ -44,6 +44,14 @@ class TrialMarks:
         """Count the death of a pool's child, known as `worker`, if it had the work."""
         return await self._died(hint, ("", How.CHILD, "", worker), None)
 
+    async def worker_of(self, hint: StepHint | ToolHint) -> str:
+        """Return the name of the worker that had the work last, or ''."""
+        run = self._keys.run(hint.run_id)
+        key, field = (run, "worker")
+        if isinstance(hint, ToolHint):
+            key, field = (f"{run}:journal", f"w:{hint.index}")
+        return str(await self._connection.execute("HGET", key, field) or "")
+
     async def _died(
         self, hint: StepHint | ToolHint, told: Sequence[str], queue: str | None
     ) -> bool:

@@ -5,7 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, tool
+from stepfleet.orchestrator import Agent, MemoryPolicy, tool
 
 
 @tool(read_only=True, thread=False)
@@ -48,4 +48,10 @@ handy = Agent(
     instructions="Be brief.",
     tools=[look, die, burst, weigh],
     max_steps=9,
+)
+frail = Agent(
+    "frail",
+    model="openai:gpt-4o-mini",
+    instructions="Be brief.",
+    memory=MemoryPolicy(custom="frail_memory:recall"),
 )

@@ -1,0 +1,81 @@
+"""Counts the deaths of a pool's children, where Celery tells of them: prefork.
+
+A child does one thing at a time, so its death while its parent lives is held against that. Called
+in the parent, where no event loop runs. Celery tells what was lost, and not whose it was: that is
+read from the store, and believed where that process is gone from this machine.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from celery.exceptions import WorkerLostError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.settings import TASK, TOOL_TASK, Settings
+from stepfleet.orchestrator.store.opening import client_app, open_store
+from stepfleet.orchestrator.store.trial_marks import TrialMarks
+from stepfleet.worker.admission import Inadmissible, call_hint, step_hint
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 2.0
+_HINTS: dict[str, Callable[[Any, Any], StepHint | ToolHint]] = {
+    TASK: step_hint,
+    TOOL_TASK: call_hint,
+}
+
+
+def counts_lost_children(
+    settings: Settings, is_stopping: Callable[[], bool]
+) -> Callable[..., None]:
+    """Return a receiver of Celery's signal `task_failure`."""
+
+    def receive(
+        sender: Any = None, exception: Any = None, args: Any = (), kwargs: Any = None, **_: Any
+    ) -> None:
+        hinted = _HINTS.get(getattr(sender, "name", ""))
+        if hinted is None or not isinstance(exception, WorkerLostError) or is_stopping():
+            return
+        try:
+            hint = hinted(args, kwargs or {})
+            asyncio.run(_count(settings, hint))
+        except Inadmissible:
+            return
+        except (AgentException, OSError) as error:
+            log.warning("the loss of a child is known by its lease alone: %s", error)
+
+    return receive
+
+
+async def _count(settings: Settings, hint: StepHint | ToolHint) -> None:
+    quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
+    store = await open_store(quick, client_app(quick))
+    try:
+        marks = TrialMarks(store.connection, store.keys, store.dispatch)
+        worker = await marks.worker_of(hint)
+        if is_dead_here(worker) and await marks.child_died(hint, worker):
+            log.warning(
+                "a child has died with step %d of run %s in its hands", hint.step + 1, hint.run_id
+            )
+    finally:
+        await store.aclose()
+
+
+def is_dead_here(worker: str) -> bool:
+    """Return whether a worker's name is of a process of this machine that is gone."""
+    host, _, pid = worker.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
