@@ -83,11 +83,13 @@ async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
         return notes.exists() and "agent_finish" in notes.read_text()
 
     await until(all_noted, within=LONG)
-    assert notes.read_text().splitlines() == [
+    told = [line.rsplit(" ", 1) for line in notes.read_text().splitlines()]
+    assert [note for note, _ in told] == [
         *("step_start 1 AgentState", "llm_response 1 LLMResponse", "step_end 1 StepResult"),
         *("step_start 2 AgentState", "llm_response 2 LLMResponse", "step_end 2 StepResult"),
         "agent_finish 2 AgentState",
     ]
+    assert {zone for _, zone in told} == {"+0900"}
 
 
 async def test_a_webhook_gets_every_event_though_workers_are_killed(

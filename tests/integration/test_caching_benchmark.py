@@ -10,6 +10,7 @@ import pytest
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "caching.py"
 MUCH = 10
 """The seed names 100 to 500; a test's machine has other work. docs/caching.md has the figures."""
+A_HUNDRED = 100
 
 
 @pytest.mark.timeout(420)
@@ -32,3 +33,20 @@ def test_a_hit_is_much_faster_than_a_call(tmp_path: Path) -> None:
     assert (made["count"], cached["count"]) == (1, 60)
     assert made["p50"] >= 1
     assert found["ratios"]["call: made over cached, medians"]["median"] > MUCH
+
+
+@pytest.mark.long
+@pytest.mark.timeout(420)
+def test_a_hit_is_a_hundred_times_faster_than_a_call_of_500_ms(tmp_path: Path) -> None:
+    """CACHE-10: the seed's lower bound, for a machine without much other work."""
+    written = tmp_path / "found.json"
+    sizes = ("--calls", "5", "--hits", "300", "--runs", "0", "--latency", "0.5")
+    subprocess.run(
+        [sys.executable, str(BENCHMARK), *sizes, "--json", str(written)],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=400,
+        check=True,
+    )
+    ratios = json.loads(written.read_text())["ratios"]
+    assert ratios["call: made over cached, medians"]["median"] > A_HUNDRED

@@ -17,6 +17,8 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.serialization.slim import SlimSerializer
+from stepfleet.orchestrator.serialization.slim_config import SlimSerializationConfig
 from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.leases import Leases
 from stepfleet.worker.step import run_step
@@ -85,6 +87,25 @@ async def test_a_further_turn_on_an_old_session_has_all_its_time(redis_url: str,
     assert stored.state.info.execution_started_at is not None
     assert (stored.state.info.execution_started_at - old.state.info.started_at).days >= age // DAY
     assert stored.state.info.started_at == old.state.info.started_at
+
+
+async def test_a_snapshot_does_not_bring_back_when_its_execution_began(redis_url: str) -> None:
+    """TIME-04: told for debugging, None behind a reload, and set by the next run."""
+    async with opened_run(redis_url, say("first"), say("second")) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        old = await desk.stored(run_id)
+        assert old.state.to_dict()["info"]["execution_started_at"]
+        snapshot = SlimSerializer(SlimSerializationConfig.full()).serialize(old.state)
+        loaded = SlimSerializer().deserialize(snapshot)
+        assert loaded.info.execution_started_at is None
+        assert loaded.info.started_at == old.state.info.started_at
+        before = await desk.runs.now()
+        turn = further_turn(loaded, old.log, {}, before)
+        await desk.control.retry(old, turn, (Message.user("and now?"),))
+        await hands.finish(run_id)
+        info = (await desk.stored(run_id)).state.info
+    assert info.execution_started_at is not None
+    assert info.execution_started_at >= before
 
 
 async def test_between_the_steps_of_an_execution_its_start_is_kept(redis_url: str) -> None:

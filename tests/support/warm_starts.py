@@ -228,6 +228,7 @@ def _become(program: str, asked: dict[str, Any]) -> None:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
+    time.tzset()  # the C library has read the time zone of the imports' environment
     modes = (os.O_RDONLY, *[os.O_WRONLY | os.O_APPEND | os.O_CREAT] * 2)
     for number, (name, mode) in enumerate(zip(asked["files"], modes, strict=True)):
         opened = os.open(name, mode)

@@ -1,6 +1,7 @@
 """Agents that tell: their text while it is written, and callbacks that leave lines in a file."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def noting(name: str) -> Any:
 
     def note(moment: Moment, value: Any) -> None:
         with Path(os.environ["NOTES"]).open("a", encoding="utf-8") as file:
-            file.write(f"{name} {moment.step} {type(value).__name__}\n")
+            file.write(f"{name} {moment.step} {type(value).__name__} {time.strftime('%z')}\n")
 
     return note
 

@@ -18,6 +18,12 @@ print(os.environ["HERE"], os.getcwd(), sys.argv[1:], sys.path[0], sys.stdin.read
 from celery import Celery
 app = Celery("tasks", broker="memory://")
 """
+ZONE = """
+import time
+print("zone", time.strftime("%z"), flush=True)
+from celery import Celery
+app = Celery("tasks", broker="memory://")
+"""
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("nonsense",), ("status",)])
@@ -62,3 +68,14 @@ def test_the_signal_that_ended_a_warm_program_is_told(tmp_path: Path) -> None:
 
     assert worker.wait(60) == -signal.SIGKILL
     assert worker.poll() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("zone", "offset"), [("Asia/Tokyo", "+0900"), ("UTC", "+0000")])
+def test_a_warm_program_has_its_own_time_zone(tmp_path: Path, zone: str, offset: str) -> None:
+    """EVT-18: else a worker that is started so never has another one."""
+    (tmp_path / "tasks.py").write_text(ZONE)
+    out, env = tmp_path / "log", {**ENV, "TZ": zone}
+    ended = start(CELERY, ("-A", "tasks", "report"), env=env, cwd=tmp_path, out=out, err=out)
+
+    assert ended.wait(60) == 0
+    assert out.read_text().splitlines()[0] == f"zone {offset}"
