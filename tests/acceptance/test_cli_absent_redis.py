@@ -34,6 +34,7 @@ COMMANDS = {
     "retry": ("batch",),
     "send": ("run", "hello"),
     "cache": ("clear",),
+    "purge": ("--yes",),
 }
 WITHOUT_A_REDIS = {"bench", "restore", "doctor"}
 """`restore` reads its file first; `bench` starts its own; `doctor` prints a table, see below."""
