@@ -18,7 +18,7 @@ from stepfleet.orchestrator.redaction import keep_secret
 from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
-from stepfleet.worker.bridge import explain_ends
+from stepfleet.worker.bridge import end_home, explain_ends
 from stepfleet.worker.lost_children import counts_lost_children
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.rejected import puts_aside
@@ -131,6 +131,9 @@ def _follow_worker(app: Celery, services: Services) -> None:
     def starts_in_process(**_: Any) -> None:
         services.start()
 
+    def ends_in_process(**_: Any) -> None:
+        end_home()
+
     def starts_in_worker(sender: Any = None, **_: Any) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
             services.start()
@@ -150,6 +153,7 @@ def _follow_worker(app: Celery, services: Services) -> None:
     signals.worker_init.connect(opens, weak=False)
     signals.celeryd_after_setup.connect(set_up, weak=False)
     signals.worker_process_init.connect(starts_in_process, weak=False)
+    signals.worker_process_shutdown.connect(ends_in_process, weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)
     app.steps["worker"].add(_drain_step(services.stopping))

@@ -185,6 +185,14 @@ def explain_ends(why: Callable[[], tuple[str, ...]]) -> None:
     _ENDED.why = why
 
 
+def end_home() -> None:
+    """End this process's own loop, and close what belongs to it: a pool's child is about to end.
+
+    Such a child leaves without Python's exit handlers. Nothing where a pool has the loop.
+    """
+    _end_home(os.getpid())
+
+
 def abandon(loop: LoopThread) -> None:
     """Forget the loop of a pool that has stopped."""
     if _HOMES.get(os.getpid()) is loop:

@@ -6,7 +6,7 @@ from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.worker.leases import Holding, renew_each
+from stepfleet.worker.leases import Holding, SeenThrough, renew_each
 
 
 class CallLease(Holding):
@@ -17,10 +17,11 @@ class CallLease(Holding):
         self.taken = taken
 
 
-class CallLeases:
+class CallLeases(SeenThrough):
     """All tool calls that this process makes as tasks of their own."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
+        super().__init__()
         self._elapsed = elapsed
         self._held: dict[ToolHint, CallLease] = {}
         self._hands_back = False

@@ -17,6 +17,8 @@ from stepfleet.worker.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
 
+HELD_HERE = "by this process"
+"""Detail of a refusal: the work that a hint names is in these hands already."""
 ROUND_SECONDS = 0.1
 """So long a round waits for renewals: for steps and then calls, less than the shortest lease."""
 
@@ -109,14 +111,37 @@ class Lease(Holding):
         return Span(journal.began or self.claim.now, journal.spent + self.seconds)
 
 
-class Leases:
+class SeenThrough:
+    """Writes that are made to the end although whoever began them no longer waits."""
+
+    def __init__(self) -> None:
+        self._writes: set[asyncio.Task[object]] = set()
+
+    def see_through(self, write: Coroutine[Any, Any, object]) -> None:
+        """Have a commit or a release made that was broken off."""
+        task = asyncio.create_task(write)
+        self._writes.add(task)
+        task.add_done_callback(self._hear)
+
+    async def settle(self, seconds: float) -> None:
+        """Return when all are made, or after so many seconds."""
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=seconds)
+
+    def _hear(self, write: asyncio.Task[object]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled() and (error := write.exception()):
+            log.warning("a step that was broken off could not be committed: %r", error)
+
+
+class Leases(SeenThrough):
     """All steps that this process holds, by run id."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
+        super().__init__()
         self._elapsed = elapsed
         self._held: dict[str, Lease] = {}
         self._hands_back = False
-        self._commits: set[asyncio.Task[object]] = set()
         self.draining = False
 
     def __len__(self) -> int:
@@ -157,17 +182,6 @@ class Leases:
         self._hands_back = True
         for lease in self:
             lease.interrupt(Interruption.HANDED_BACK)
-
-    def see_through(self, commit: Coroutine[Any, Any, object]) -> None:
-        """Have a commit made that whoever began it no longer waits for."""
-        task = asyncio.create_task(commit)
-        self._commits.add(task)
-        task.add_done_callback(self._hear)
-
-    def _hear(self, commit: asyncio.Task[object]) -> None:
-        self._commits.discard(commit)
-        if not commit.cancelled() and (error := commit.exception()):
-            log.warning("a step that was broken off could not be committed: %r", error)
 
     async def renew(self, once: Callable[[Lease], Awaitable[Any]]) -> None:
         """Renew all leases by `once`, which answers whether the step is ours and what is wanted.

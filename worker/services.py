@@ -41,7 +41,7 @@ from stepfleet.worker.chunks import ChunkSender
 from stepfleet.worker.courier import Courier
 from stepfleet.worker.crash import Visit, crash_points, unharmed
 from stepfleet.worker.isolation import Isolation
-from stepfleet.worker.leases import Leases
+from stepfleet.worker.leases import HELD_HERE, Leases
 from stepfleet.worker.listening import ListenedStore, Listening
 from stepfleet.worker.outlets import couriers
 from stepfleet.worker.ports import CallStore, Ports
@@ -64,7 +64,6 @@ from stepfleet.worker.upkeep import RENEWALS_PER_LEASE, Upkeep
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 5.0
-HELD_HERE = "by this process"
 LAST_SECONDS = 1.0
 """How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
 
@@ -171,6 +170,8 @@ class LoopServices:
         await end_tasks(self._watches)
         if self._trials:
             await self._trials.aclose()
+        for held in (self._leases, self._calls):  # claims whose reply nobody waited for go back
+            await held.settle(LAST_SECONDS)
         await self.settle()
         await self._listening.aclose()
         await self._watching.aclose()

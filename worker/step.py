@@ -19,11 +19,11 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.happenings import events_of
-from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
+from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.check_time import allowed
 from stepfleet.worker.leases import Lease, Leases
 from stepfleet.worker.model_call import broken_off, call_model, failure_of
-from stepfleet.worker.ports import Ports
+from stepfleet.worker.ports import Ports, Store
 from stepfleet.worker.tool_turn import ToolTurn
 
 CANCELLED = "a cancel was requested"
@@ -51,7 +51,12 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
     """
     with ports.pacing:
         ports.crash("before-claim")
-        claim = await ports.store.claim(hint, ports.token())
+        token = ports.token()
+        try:
+            claim = await ports.store.claim(hint, token)
+        except asyncio.CancelledError:  # Redis may give it all the same, and nobody would hear
+            leases.see_through(let_go(hint, token, ports.store))
+            raise
         if isinstance(claim, Refusal):
             return StepReport(hint, refusal=claim)
         ports.crash("after-claim")
@@ -70,6 +75,18 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
                 # nevertheless. Where the first call arrives after all, the second changes nothing.
                 leases.see_through(commit(claim, attempt, criteria, lease, ports))
                 raise
+
+
+async def let_go(hint: StepHint, token: str, store: Store) -> None:
+    """Give back what a claim that was broken off has taken: ask again under its token."""
+    claim = await store.claim(hint, token)
+    if isinstance(claim, Refusal):
+        return
+    while True:
+        verdict = Verdict(Move.RELEASE, claim.state)
+        if not (await store.commit(claim, verdict, Events([]))).wanted:
+            return
+        claim = _cancelled(claim)
 
 
 async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[ContinuationCriteria, Attempt]:

@@ -51,7 +51,12 @@ async def run_call(
     Raises `StoreError` when Redis stays out of reach; then another worker takes it up after the
     lease.
     """
-    taken = await calls.take(hint, ports.token())
+    token = ports.token()
+    try:
+        taken = await calls.take(hint, token)
+    except asyncio.CancelledError:  # Redis may give it all the same, and nobody would hear
+        leases.see_through(_let_go(hint, token, calls))
+        raise
     if isinstance(taken, NotTakenNow):
         return CallReport(hint, refusal=taken)
     ports.crash("call-taken")
@@ -103,6 +108,12 @@ async def _attempt(
         if by.from_outside and record.error:
             log.warning("tool %s of run %s: %s", call.name, hint.run_id, record.error.message)
         return record
+
+
+async def _let_go(hint: ToolHint, token: str, calls: CallStore) -> None:
+    """Give back what a `take` that was broken off has taken: ask again under its token."""
+    if not isinstance(await calls.take(hint, token), NotTakenNow):
+        await calls.leave(hint, token, started=False)
 
 
 def _given_up(taken: TakenCall, lease: CallLease) -> LostAttempt:

@@ -297,7 +297,9 @@ def test_a_worker_that_is_shut_down_cold_fails_no_run(
     leaver.signal(signal.SIGQUIT)
     leaver.wait(within=LONG)
     start_worker(name="heir", env=env)
-    assert {result.output for result in batch.results()} == {"answer"}
+    for result in batch.results():
+        assert result.output == "answer"
+        assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]
 
 
 def test_a_cancel_ends_the_step_in_flight_at_once(

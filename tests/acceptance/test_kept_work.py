@@ -11,6 +11,7 @@ from lapsed_leases import leases_run_out
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.store import keys
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
@@ -119,3 +120,15 @@ def test_a_blocked_loop_keeps_its_work_for_as_long_as_the_setting_says(
     wait_until(lambda: given_up in blocked.log, within=LONG, what="the end of its patience")
     start_worker(name="heir", env=env)
     wait_until(lambda: len(model.requests) >= asked + RUNS, within=LONG, what="the heir at work")
+
+
+def test_children_that_end_take_their_leave(
+    model: ModelServer, start_worker: Start, fleet: Fleet, redis_url: str
+) -> None:
+    """A pool that replaces its children fills no list of workers."""
+    model.follow(lambda _: Reply("answer"))
+    start_worker(options=("-P", "prefork", "-c", "1", "--max-tasks-per-child", "1"))
+    batch = fleet.submit_batch([{"input": f"question {n}"} for n in range(3)], agent=PLAIN)
+    wait_until(lambda: not batch.progress().open, within=LONG, what="the end of the batch")
+    with redis.Redis.from_url(redis_url) as client:
+        wait_until(lambda: client.hlen(keys.WORKERS) == 1, within=LONG, what="one worker alone")

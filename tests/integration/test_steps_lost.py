@@ -285,6 +285,41 @@ async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
     assert pacing.at_work == 1
 
 
+class HeardLate:
+    """A store whose first claim is made, and whose reply is under way for ever."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.made = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim(self, hint: StepHint, token: str) -> Any:
+        claim = await self._store.claim(hint, token)
+        if not self.made.is_set():
+            self.made.set()
+            await asyncio.Event().wait()
+        return claim
+
+
+async def test_a_claim_whose_reply_nobody_waited_for_leaves_no_lease(opened: Opened) -> None:
+    """DIST-11: a worker that is stopped cold in the middle of its claims holds no run."""
+    async with opened(say("done")) as (desk, hands, run_id):
+        ports = hands.ports()
+        late = HeardLate(ports.store)
+        late_ports = replace(ports, store=late)
+        step = asyncio.create_task(run_step(StepHint(run_id, 0), late_ports, hands.leases))
+        await asyncio.wait_for(late.made.wait(), 60)
+        step.cancel()
+        await asyncio.wait([step], timeout=60)
+        assert step.cancelled()
+        await hands.leases.settle(60)
+        heir = await desk.claim(run_id)
+    assert heir.crashes == 0
+    assert requests(hands) == []
+
+
 async def test_a_time_limit_while_a_commit_waits_for_redis_loses_no_answer(
     own_redis: Callable[..., RedisServer],
 ) -> None:

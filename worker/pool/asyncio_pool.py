@@ -197,6 +197,10 @@ class Pool(BasePool):
         """Called in the loop's thread."""
         self._outbox.post(partial(self._write_off, job))
 
+    def is_revoked(self, job: Job) -> bool:
+        """Tell whether the job was revoked, and not cancelled since the worker stops."""
+        return bool(getattr(_request_of(job), "_already_revoked", False))
+
     def _settle(self, job: Job, outcome: object) -> None:
         self._slots.free(job)
         self._completed += 1

@@ -54,6 +54,9 @@ class Owner(Protocol):
     def limit_reached(self, job: "Job", *, soft: bool) -> None:
         """A time limit has passed."""
 
+    def is_revoked(self, job: "Job") -> bool:
+        """Tell whether somebody asked for the end of this very task; called in any thread."""
+
     def abandoned(self, job: "Job") -> None:
         """The job was ended and has not ended within the grace period."""
 
@@ -101,9 +104,12 @@ class Job:
         self._ended = False
 
     def terminate(self, signum: int | None = None) -> None:
-        """Cancel the task in the loop (Celery's revoke with terminate), whatever the signal."""
+        """Cancel the task in the loop, whatever the signal; say so where somebody revoked it.
+
+        A cold shutdown of Celery ends its tasks by this call, too.
+        """
         self.terminated_by = signum or signal.SIGTERM
-        self.end(TERMINATED)
+        self.end(*((TERMINATED,) if self._owner.is_revoked(self) else ()))
 
     def end(self, *why: str) -> None:
         """Cancel the task in the loop, and say `why` (nothing: the worker stops); any thread."""

@@ -35,6 +35,9 @@ class Owner:
         assert job.limits is not None
         self.reached.append(soft)
 
+    def is_revoked(self, job: Job) -> bool:
+        return job.terminated_by is not None
+
     def abandoned(self, job: Job) -> None:
         raise AssertionError(job)
 
