@@ -40,6 +40,15 @@ def call_hint(args: Sequence[Any], kwargs: dict[str, Any]) -> ToolHint:
     return ToolHint(_run_id(run_id), _number("step", step), _number("index", index))
 
 
+def check_limits(request: Any) -> None:
+    """Raise `Inadmissible` for a hint with time limits: they are the worker's to set.
+
+    A stranger's limit would count against the run as a timeout.
+    """
+    if request.timelimit not in _NO_LIMITS:
+        raise Inadmissible("the message has time limits, which only a worker's options may set")
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Lets those messages through that one of `keys` signed, for one of the queues read here.

@@ -6,7 +6,7 @@ Made from the settings when Celery first asks for `app`; importing this module d
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,11 +20,12 @@ from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
 from stepfleet.worker.bridge import end_home, explain_ends
 from stepfleet.worker.lost_children import counts_lost_children
+from stepfleet.worker.other_tasks import limit_tasks
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.rejected import puts_aside
 from stepfleet.worker.services import Services
 from stepfleet.worker.stopping import Stopping
-from stepfleet.worker.tasks import register
+from stepfleet.worker.tasks import put_aside, register
 from stepfleet.worker.telemetry import log_as_json, log_without_secrets
 from stepfleet.worker.transport import EVENTS, batch_url
 from stepfleet.worker.transport import register as register_transport
@@ -76,12 +77,13 @@ def create_app(settings: Settings) -> Celery:
     else:
         log_without_secrets()
     keys = settings.signing
-    register(app, services, Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None)
+    gate = Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None
+    register(app, services, gate)
     _follow_refusals(settings)
     if prefork:
         lost = counts_lost_children(settings, lambda: services.stopping.has_begun)
         signals.task_failure.connect(lost, weak=False)
-    _follow_worker(app, services)
+    _follow_worker(app, services, gate)
     return app
 
 
@@ -125,7 +127,7 @@ def _drain_step(stopping: Stopping) -> type[bootsteps.StartStopStep]:
     return DrainStep
 
 
-def _follow_worker(app: Celery, services: Services) -> None:
+def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
     """Tie the services to the worker's life. Receivers are kept by the app's own process."""
 
     def starts_in_process(**_: Any) -> None:
@@ -143,6 +145,7 @@ def _follow_worker(app: Celery, services: Services) -> None:
 
     def set_up(instance: Any = None, **_: Any) -> None:
         services.limits.note(instance)
+        limit_tasks(app, gate, partial(put_aside, services))
         if "prefork" in str(instance.pool_cls):
             explain_ends(services.stopping.why_ended)
 

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow
 from stepfleet.orchestrator.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
-from stepfleet.worker.admission import Gate, Inadmissible, call_hint, step_hint
+from stepfleet.worker.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
 from stepfleet.worker.bridge import await_
 from stepfleet.worker.services import Services
 from stepfleet.worker.step import ALONE, StepReport
@@ -52,8 +52,9 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
             hint = step_hint(args, kwargs)
             if gate:
                 gate.check(TASK, [hint.run_id, hint.step], self.request)
+            check_limits(self.request)
         except Inadmissible as refusal:
-            raise _put_aside(services, self, refusal) from None
+            raise put_aside(services, self, refusal) from None
         report = await_(services.limits.keep(self, services.run_step(hint)))
         services.crash("before-acknowledge")
         return told(report)
@@ -65,8 +66,9 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
             hint = call_hint(args, kwargs)
             if gate:
                 gate.check(TOOL_TASK, [hint.run_id, hint.step, hint.index], self.request)
+            check_limits(self.request)
         except Inadmissible as refusal:
-            raise _put_aside(services, self, refusal) from None
+            raise put_aside(services, self, refusal) from None
         report = await_(services.limits.keep(self, services.run_call(hint)))
         services.crash("before-acknowledge")
         return told_of_call(report)
@@ -135,7 +137,7 @@ def _shown(failure: Any) -> str:
     return f"{failure.type}: {failure.message}"[:SHOWN] if failure else "failed"
 
 
-def _put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
+def put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
     """Put a message into quarantine that may not be acted on; return how Celery is told."""
     request = task.request
     queue = str((request.delivery_info or {}).get("routing_key"))[:SHOWN]
