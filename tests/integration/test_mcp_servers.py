@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -379,6 +380,23 @@ async def test_an_answer_that_is_too_large_or_compressed_is_not_read(
         assert record.error is not None
         assert record.error.code == "TOOL_EXECUTION_ERROR"
         assert "compressed or has more than 1048576 bytes" in record.error.message
+
+
+async def test_a_line_without_end_is_not_kept_and_the_next_one_is_read(opened: Open) -> None:
+    """The protocol's client would gather all of it, and copy what it has with every piece."""
+    code = (
+        "import runpy, sys; w = sys.stdout.write; [w('x' * 1000000) for _ in range(30)]; w('\\n');"
+        "sys.stdout.flush(); sys.argv = ['', 'stdio'];"
+        f"runpy.run_path({TALKER!r}, run_name='__main__')"
+    )
+    server = mcp_server("talker", command=[sys.executable, "-c", code], env=["NOTES"])
+    tracemalloc.start()
+    try:
+        tools = opened(server)
+        assert (await call(tools, "add", {"a": 1, "b": 2})).result == 3
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_variables_that_a_server_gets_are_secrets_whatever_their_names(

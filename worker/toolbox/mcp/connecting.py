@@ -22,6 +22,7 @@ from mcp_types import ToolListChangedNotification
 from stepfleet.orchestrator.redaction import name_secret
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError
 from stepfleet.worker.toolbox.mcp.bounding import IDENTITY, BoundedTransport
+from stepfleet.worker.toolbox.mcp.lines import ENCODING, register_lines
 from stepfleet.worker.toolbox.mcp.listing import MAX_TOOLS, Definition, definitions
 
 MAX_PAGES = 64
@@ -89,11 +90,13 @@ async def connected(server: McpServer, limit: asyncio.Timeout) -> AsyncIterator[
 
 async def _transport(server: McpServer, stack: AsyncExitStack) -> Transport:
     if server.command:
+        register_lines()
         parameters = StdioServerParameters(
             command=server.command[0],
             args=list(server.command[1:]),
             env={name: _variable(server, "env", name) for name in server.env},
             cwd=server.cwd,
+            encoding=ENCODING,
         )
         log = stack.enter_context(_stderr())
         return stdio_client(parameters, log)
