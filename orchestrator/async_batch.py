@@ -10,8 +10,10 @@ from stepfleet.orchestrator.batches import BatchProgress, Manifest
 from stepfleet.orchestrator.client import Client
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.control import Answer
+from stepfleet.orchestrator.store.batch_requests import Request
+from stepfleet.orchestrator.store.control import Answer, new_request
 
+OnProgress = Callable[[int], None]
 log = logging.getLogger(__name__)
 
 AT_ONCE = 50
@@ -21,8 +23,7 @@ _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
 class AsyncBatch:
     """A batch. `skipped` says what was wrong with the lines that a submission left out.
 
-    Requests answer with the number of runs that they reached. They walk over the batch's
-    rows; runs that are created meanwhile are not reached.
+    Requests answer with the number of runs that they reached.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class AsyncBatch:
     async def wait(self, timeout: float | None = None) -> BatchProgress:  # noqa: ASYNC109
         """Return the progress when all runs have ended.
 
+        Also where the submitter is gone and all that it created has ended: the progress then says
+        `submission_stalled`, and submitting the same again creates the rest.
         Raises `TimeoutError` after `timeout` seconds; the batch goes on.
         """
         async with asyncio.timeout(timeout):
@@ -69,37 +72,38 @@ class AsyncBatch:
             done = -1
             while True:
                 progress = await self.progress()
-                if progress.ended:
+                if progress.over:
                     return progress
                 await pause.wait(idle=progress.done == done)
                 done = progress.done
 
-    async def cancel(self) -> int:
-        """Cancel every run that has not ended; steps under way are broken off at once."""
+    async def cancel(self, on_progress: OnProgress | None = None) -> int:
+        """Cancel the batch: from now on no step of it begins, and no run is created.
+
+        Steps under way are broken off at once. Returns how many runs it ended, when all know of
+        it; `on_progress` is told how many rows were looked at so far. A worker finishes that
+        where the caller is gone before.
+        """
         control = self._client.control
-        count = 0
-        async for run_ids in self._rows(lambda status: not status.is_terminal):
-            answers = await _ask(run_ids, control.ask_cancel)
-            held = [
-                run_id for run_id, answer in zip(run_ids, answers, strict=True) if answer.in_hands
-            ]
-            await control.interrupt(held)
-            count += sum(answer.word in ("cancelled", "requested") for answer in answers)
-        return count
+        request = await self._ask("cancel", control.batch_cancel())
+        await control.interrupt_batch(self.id)
+        swept = await self._client.requests.sweep(request, on_progress or _nobody)
+        if swept.held:  # tool calls of runs that wait for them
+            await control.interrupt_batch(self.id)
+        return swept.runs
 
-    async def pause(self) -> int:
-        """Pause every run that has not ended, at its next step boundary."""
-        return await self._all(
-            lambda status: not status.is_terminal and status is not Lifecycle.PAUSED,
-            self._client.control.pause,
-            ("paused", "requested"),
-        )
+    async def pause(self, on_progress: OnProgress | None = None) -> int:
+        """Pause the batch: from now on no step of it begins; returns as `cancel` does."""
+        request = await self._ask("pause")
+        return (await self._client.requests.sweep(request, on_progress or _nobody)).runs
 
-    async def resume(self) -> int:
+    async def resume(self, on_progress: OnProgress | None = None) -> int:
         """Take pauses back, also those that were only asked for; counts runs that were paused."""
-        return await self._all(
-            lambda status: not status.is_terminal, self._client.control.resume, ("resumed",)
-        )
+        request = await self._ask("resume")
+        return (await self._client.requests.sweep(request, on_progress or _nobody)).runs
+
+    async def _ask(self, word: str, fields: str = "") -> Request:
+        return await self._client.requests.ask(self._manifest, word, new_request(), fields)
 
     async def retry(self, *, failed_only: bool = True, **overrides: Any) -> int:
         """Take runs that did not complete up again; what went well in them is kept.
@@ -133,7 +137,7 @@ class AsyncBatch:
     ) -> int:
         count = 0
         async for run_ids in self._rows(wanted):
-            answers = await _ask(run_ids, ask)
+            answers = await _each(run_ids, ask)
             count += sum(answer.word in counted for answer in answers)
         return count
 
@@ -143,5 +147,9 @@ class AsyncBatch:
                 yield run_ids[start : start + AT_ONCE]
 
 
-async def _ask(run_ids: Sequence[str], ask: Callable[[str], Awaitable[Answer]]) -> list[Answer]:
+def _nobody(_: int) -> None:
+    return None
+
+
+async def _each(run_ids: Sequence[str], ask: Callable[[str], Awaitable[Answer]]) -> list[Answer]:
     return await asyncio.gather(*(ask(run_id) for run_id in run_ids))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from stepfleet.orchestrator.batches import Manifest
+from stepfleet.orchestrator.batches import Manifest, is_stalled
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -87,10 +87,14 @@ class BatchResults:
                 await pause.wait(idle=True)
 
     async def _is_over(self) -> bool:
-        """Whether all runs were created and have ended."""
+        """Whether all runs that are created have ended, and nobody creates more."""
         if not self._manifest.sealed:
             self._manifest = await self._batches.get(self._manifest.batch_id)
-        return self._manifest.sealed and not await self._batches.open_runs(self._manifest.batch_id)
+        manifest = self._manifest
+        is_whole = manifest.sealed or manifest.cancel_requested
+        if not is_whole and not is_stalled(manifest, await self._batches.now()):
+            return False
+        return not await self._batches.open_runs(manifest.batch_id)
 
     async def _read(self, run_ids: Sequence[str], *, failed: bool) -> Results:
         for start in range(0, len(run_ids), READ_AT_ONCE):

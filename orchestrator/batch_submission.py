@@ -4,7 +4,9 @@ Submitting the same thing again finds the batch and completes it; nothing happen
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +15,19 @@ from stepfleet.orchestrator.batch_input import BatchInput, Given, open_input
 from stepfleet.orchestrator.batch_plan import Draft, Plan
 from stepfleet.orchestrator.batches import Manifest
 from stepfleet.orchestrator.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.store.batches import Batches, batch_id_of, run_id_of
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.submission import NewRun, Submission
 
+log = logging.getLogger(__name__)
+
 CHUNK = 500
+ALIVE_SECONDS = 5.0
+_CANCELLED = (
+    "batch %s was cancelled: nothing more of it is created; to run these lines, use another "
+    "idempotency key"
+)
 CHUNK_BYTES = 1_000_000
 """Runs that are created together have so much text at most, or are one."""
 CHUNKS_IN_FLIGHT = 4
@@ -71,15 +80,38 @@ class BatchSubmission:
             checked = await asyncio.to_thread(check, source, plan, skip_invalid=order.skip_invalid)
             await accept(plan.configs)
             manifest = await self._register(order, source, plan, checked)
+            if manifest.cancel_requested:
+                log.warning(_CANCELLED, manifest.batch_id)
+                return Submitted(manifest, checked.problems.lines(), len(checked.problems.rows))
             if not manifest.sealed:
                 for config in plan.configs:
                     await self._configs.save(config)
-                await self._create_all(order, manifest, valid_lines(source, plan, checked))
+                drafts = valid_lines(source, plan, checked)
+                async with self._seen_alive(manifest.batch_id):
+                    await self._create_all(order, manifest, drafts)
                 await self._batches.seal(manifest.batch_id)
         problems = checked.problems
         return Submitted(
             manifest.model_copy(update={"sealed": True}), problems.lines(), len(problems.rows)
         )
+
+    @asynccontextmanager
+    async def _seen_alive(self, batch_id: str) -> AsyncIterator[None]:
+        """Note every few seconds that this submitter is there."""
+
+        async def note() -> None:
+            while True:
+                await asyncio.sleep(ALIVE_SECONDS)
+                with suppress(StoreError):
+                    await self._batches.submitting(batch_id)
+
+        await self._batches.submitting(batch_id)
+        noting = asyncio.create_task(note())
+        try:
+            yield
+        finally:
+            noting.cancel()
+            await asyncio.gather(noting, return_exceptions=True)
 
     async def _plan(self, order: BatchOrder) -> Plan:
         """Make the plan in a thread, as its checks run in one, and look agents up from there."""
@@ -106,8 +138,10 @@ class BatchSubmission:
                 "overrides differ from these; use another key for another batch"
             )
             raise ConfigurationError(msg)
-        if found and (not found.sealed or await self._batches.has_runs(batch_id)):
-            return found
+        if found and not await self._batches.is_forgettable(found):
+            unfinished = not found.sealed or found.cancel_requested
+            if unfinished or await self._batches.has_runs(batch_id):
+                return found
         manifest = Manifest(
             batch_id=batch_id,
             key=key,

@@ -1,7 +1,7 @@
 """What is known of a batch: its manifest, and its progress as the sum over shards. Pure."""
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self
 
 import orjson
@@ -13,15 +13,18 @@ from stepfleet.orchestrator.records.state import Lifecycle
 BatchFormat = Literal["stepfleet", "openai"]
 
 NANO = 1_000_000_000
+SILENCE = timedelta(seconds=30)
+UNKNOWN_SILENCE = timedelta(minutes=10)
 
 
 class Manifest(Record):
     """A batch as a whole. `rows` counts its input lines, `total` those that became runs.
 
     Row numbers run from 0 to `rows` - 1, with a gap for each line that was skipped. `sealed`
-    is true once every run was created; `digest` is the content address of lines, agents and
-    overrides. Once all runs have ended, `final` holds the counters of that time, and `expires`
-    says until when the runs stay.
+    is true once every run was created, and `cancel_requested` once the batch was cancelled as a
+    whole: no more runs are created then. `submitting` is when the submitter was last seen.
+    `digest` is the content address of lines, agents and overrides. Once all runs have ended,
+    `final` holds the counters of that time, and `expires` says until when the runs stay.
     """
 
     batch_id: str
@@ -34,6 +37,8 @@ class Manifest(Record):
     total: int
     rows: int
     sealed: bool = False
+    cancel_requested: bool = False
+    submitting: datetime | None = None
     final: dict[str, int] | None = None
     expires: datetime | None = None
 
@@ -56,6 +61,8 @@ class Manifest(Record):
         told: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
         if fields.get("final"):
             told["final"] = orjson.loads(fields["final"])
+        if fields.get("submitting"):
+            told["submitting"] = datetime.fromtimestamp(float(fields["submitting"]), UTC)
         if fields.get("expires"):
             told["expires"] = datetime.fromtimestamp(int(fields["expires"]) / 1000, UTC)
         return cls.model_validate(
@@ -64,6 +71,7 @@ class Manifest(Record):
                 "batch_id": batch_id,
                 "created": datetime.fromtimestamp(milliseconds / 1000, UTC),
                 "sealed": fields.get("sealed") == "1",
+                "cancel_requested": fields.get("cancelled") == "1",
             }
         )
 
@@ -76,6 +84,8 @@ class BatchProgress(Record):
 
     `tokens` and `cost_usd` are of committed steps; `lost` counts attempts whose work was not
     committed. `total` is the number of valid input lines, also while they are submitted.
+    `submitted` counts the runs that were created; `submission_stalled` says that some were not
+    and that nobody creates them any more, `cancel_requested` that the whole batch was cancelled.
     `past_retention` counts runs that ended and whose records have been removed since; they stay
     in all other numbers where the batch ended as a whole.
     """
@@ -101,6 +111,9 @@ class BatchProgress(Record):
     cost_usd: float = 0.0
     lost: int = 0
     past_retention: int = 0
+    submitted: int = 0
+    cancel_requested: bool = False
+    submission_stalled: bool = False
 
     @property
     def done(self) -> int:
@@ -120,8 +133,13 @@ class BatchProgress(Record):
 
     @property
     def ended(self) -> bool:
-        """Whether all runs were created and have ended."""
-        return self.sealed and not self.open
+        """Whether all runs have ended, and no more will be created."""
+        return (self.sealed or self.cancel_requested) and not self.open
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens by itself: it ended, or its submitter is gone."""
+        return self.ended or (self.submission_stalled and not self.open)
 
     @property
     def share(self) -> float:
@@ -138,7 +156,18 @@ def summed(shards: Iterable[Mapping[str, str]]) -> dict[str, int]:
     return sums
 
 
-def progress_of(manifest: Manifest, shards: Iterable[Mapping[str, str]]) -> BatchProgress:
+def is_stalled(manifest: Manifest, now: datetime) -> bool:
+    """Tell whether a batch's submitter was not seen for so long that it must be gone."""
+    if manifest.sealed or manifest.cancel_requested:
+        return False
+    if manifest.submitting is None:  # of an older version, which does not say
+        return now - manifest.created > UNKNOWN_SILENCE
+    return now - manifest.submitting > SILENCE
+
+
+def progress_of(
+    manifest: Manifest, shards: Iterable[Mapping[str, str]], now: datetime | None = None
+) -> BatchProgress:
     """Return the sum of the shards' counters; where they are past retention, what they were."""
     sums = summed(shards)
     past = max(manifest.total - sums.get("total", 0), 0) if manifest.sealed else 0
@@ -166,4 +195,7 @@ def progress_of(manifest: Manifest, shards: Iterable[Mapping[str, str]]) -> Batc
         cost_usd=sums.get("cost", 0) / NANO,
         lost=sums.get("lost", 0),
         past_retention=past,
+        submitted=sums.get("total", 0),
+        cancel_requested=manifest.cancel_requested,
+        submission_stalled=now is not None and is_stalled(manifest, now),
     )

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.overview import WorkerSeen
 from stepfleet.orchestrator.run_control import RunControl
 from stepfleet.orchestrator.settings import Settings
 from stepfleet.orchestrator.store.adoption import Adoption
+from stepfleet.orchestrator.store.batch_requests import BatchRequests
 from stepfleet.orchestrator.store.batches import Batches
 from stepfleet.orchestrator.store.control import Control
 from stepfleet.orchestrator.store.fleet_facts import workers
@@ -35,6 +36,7 @@ class Client:
     runs: Runs
     control: RunControl
     batches: Batches
+    requests: BatchRequests
     submission: Submission
     batch_submission: BatchSubmission
     snapshots: Snapshots
@@ -63,6 +65,7 @@ class Client:
             runs=runs,
             control=RunControl(runs, control, app),
             batches=batches,
+            requests=BatchRequests(connection, keys, dispatch, batches, grace=settings.grace),
             submission=submission,
             batch_submission=BatchSubmission(batches, store.configs, submission),
             snapshots=Snapshots(connection, keys, store.configs),

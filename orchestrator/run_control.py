@@ -22,6 +22,7 @@ from stepfleet.orchestrator.taking_up import check_goes_on
 log = logging.getLogger(__name__)
 
 INTERRUPT = "stepfleet_interrupt"
+INTERRUPT_BATCH = "stepfleet_interrupt_batch"
 CANCEL_NOTE = "a cancel was requested"
 _TRIES = 5
 _BROADCAST_SECONDS = 5.0
@@ -113,19 +114,28 @@ class RunControl:
 
         Only haste: without it a worker learns of the cancel when it renews its lease.
         """
+        await self._tell(INTERRUPT, [{"run_id": run_id} for run_id in run_ids])
+
+    async def interrupt_batch(self, batch_id: str) -> None:
+        """Tell all workers to look what is wanted of their steps of a batch: one message."""
+        await self._tell(INTERRUPT_BATCH, [{"batch_id": batch_id}])
+
+    async def _tell(self, command: str, told: Sequence[dict[str, str]]) -> None:
         try:
             async with asyncio.timeout(_BROADCAST_SECONDS):
-                await asyncio.to_thread(self._broadcast, run_ids)
+                await asyncio.to_thread(self._broadcast, command, told)
         except Exception as error:  # noqa: BLE001 - every broker has exceptions of its own
             log.warning("workers could not be told of a cancel at once: %s", error)
 
-    def _broadcast(self, run_ids: Sequence[str]) -> None:
+    def _broadcast(self, command: str, told: Sequence[dict[str, str]]) -> None:
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=_BROADCAST_SECONDS)
-            for run_id in run_ids:
-                self._app.control.broadcast(
-                    INTERRUPT, arguments={"run_id": run_id}, connection=connection
-                )
+            for arguments in told:
+                self._app.control.broadcast(command, arguments=arguments, connection=connection)
+
+    def batch_cancel(self, note: str = CANCEL_NOTE) -> str:
+        """Return the fields of a batch's cancel, as its scripts take them."""
+        return self._control.batch_cancel(note)
 
 
 def _known(answer: Answer, run_id: str) -> Answer:

@@ -8,6 +8,7 @@ from stepfleet.orchestrator.fleet_connection import FleetConnection
 from stepfleet.orchestrator.following import Steps
 from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.run_control import CANCEL_NOTE
+from stepfleet.orchestrator.store.batch_requests import pause_fleet
 from stepfleet.orchestrator.store.control import Answer
 from stepfleet.orchestrator.store.reading import StoredRun
 
@@ -72,13 +73,24 @@ class RunVerbs(FleetConnection):
         """Cancel a run; a step under way is broken off at once."""
         return await (await self._open()).control.cancel(run_id, note)
 
-    async def pause(self, run_id: str) -> Answer:
-        """Pause a run at its next step boundary."""
-        return await (await self._open()).control.pause(run_id)
+    async def pause(self, run_id: str | None = None) -> Answer:
+        """Pause a run at its next step boundary; without an id, the whole fleet.
 
-    async def resume(self, run_id: str) -> Answer:
-        """Take a pause back."""
-        return await (await self._open()).control.resume(run_id)
+        While the fleet is paused no step begins on any worker; those under way are finished.
+        """
+        client = await self._open()
+        if run_id is not None:
+            return await client.control.pause(run_id)
+        await pause_fleet(client.store.connection, client.store.keys, paused=True)
+        return Answer("paused")
+
+    async def resume(self, run_id: str | None = None) -> Answer:
+        """Take a pause back: a run's, or without an id the fleet's."""
+        client = await self._open()
+        if run_id is not None:
+            return await client.control.resume(run_id)
+        await pause_fleet(client.store.connection, client.store.keys, paused=False)
+        return Answer("resumed")
 
     async def retry(self, run_id: str, **overrides: Any) -> Answer:
         """Take an ended run up again at its failed step; what went well is kept.

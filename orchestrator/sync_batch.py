@@ -3,7 +3,7 @@
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from stepfleet.orchestrator.async_batch import AsyncBatch
+from stepfleet.orchestrator.async_batch import AsyncBatch, OnProgress
 from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.portal import Portal
 from stepfleet.orchestrator.records.results import AgentRunResult
@@ -62,17 +62,17 @@ class Batch:
         """Return the progress when all runs have ended; `TimeoutError` after `timeout` seconds."""
         return self._portal.call(self._batch.wait(timeout))
 
-    def cancel(self) -> int:
+    def cancel(self, on_progress: OnProgress | None = None) -> int:
         """Cancel every run that has not ended."""
-        return self._portal.call(self._batch.cancel())
+        return self._portal.call(self._batch.cancel(on_progress))
 
-    def pause(self) -> int:
+    def pause(self, on_progress: OnProgress | None = None) -> int:
         """Pause every run that has not ended."""
-        return self._portal.call(self._batch.pause())
+        return self._portal.call(self._batch.pause(on_progress))
 
-    def resume(self) -> int:
+    def resume(self, on_progress: OnProgress | None = None) -> int:
         """Take pauses back."""
-        return self._portal.call(self._batch.resume())
+        return self._portal.call(self._batch.resume(on_progress))
 
     def retry(self, *, failed_only: bool = True, **overrides: Any) -> int:
         """Take runs that did not complete up again."""

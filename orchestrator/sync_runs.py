@@ -68,12 +68,12 @@ class SyncRuns:
         """Cancel a run."""
         return self._portal.call(self._fleet.cancel(run_id, note))
 
-    def pause(self, run_id: str) -> Answer:
-        """Pause a run at its next step boundary."""
+    def pause(self, run_id: str | None = None) -> Answer:
+        """Pause a run at its next step boundary; without an id, the whole fleet."""
         return self._portal.call(self._fleet.pause(run_id))
 
-    def resume(self, run_id: str) -> Answer:
-        """Take a pause back."""
+    def resume(self, run_id: str | None = None) -> Answer:
+        """Take a pause back: a run's, or without an id the fleet's."""
         return self._portal.call(self._fleet.resume(run_id))
 
     def retry(self, run_id: str, **overrides: Any) -> Answer:

@@ -166,3 +166,11 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
         del state
         services.interrupt(run_id)
         return {"ok": run_id}
+
+    @control_command(
+        name="stepfleet_interrupt_batch", args=[("batch_id", str)], signature="BATCH_ID"
+    )
+    def stepfleet_interrupt_batch(state: Any, batch_id: str) -> dict[str, str]:
+        del state
+        services.interrupt(batch_id=batch_id)
+        return {"ok": batch_id}

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.store.batch_requests import BatchRequests
 from stepfleet.orchestrator.store.batch_upkeep import LOOK_SECONDS, BatchUpkeep
+from stepfleet.orchestrator.store.batches import Batches
 from stepfleet.orchestrator.store.opening import OpenStore
 
 log = logging.getLogger(__name__)
@@ -15,7 +17,16 @@ log = logging.getLogger(__name__)
 
 async def keep_up(store: OpenStore, jitter: Callable[[], float]) -> None:
     """Look after batches until cancelled. Trouble is logged and tried again at the next turn."""
-    upkeep = BatchUpkeep(store.connection, store.keys, retention=store.settings.retention)
+    settings, batches = (
+        store.settings,
+        Batches(store.connection, store.keys, retention=store.settings.retention),
+    )
+    requests = BatchRequests(
+        store.connection, store.keys, store.dispatch, batches, grace=settings.grace
+    )
+    upkeep = BatchUpkeep(
+        store.connection, store.keys, retention=settings.retention, requests=requests
+    )
     while True:
         await asyncio.sleep(LOOK_SECONDS * (0.8 + 0.4 * jitter()))
         try:

@@ -128,16 +128,16 @@ class LoopServices:
             raise StoreError(msg)
         return self._store
 
-    async def check(self, run_id: str) -> None:
-        """Renew what is held of a run here; heed what the store says is wanted of it."""
+    async def check(self, run_id: str, batch_id: str = "") -> None:
+        """Renew what is held here of a run, or of a batch; heed what the store says is wanted."""
         await self.ports()
-        await self._upkeep.renew(run_id)
+        await (self._upkeep.renew_batch(batch_id) if batch_id else self._upkeep.renew(run_id))
 
     async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
         """Make the tool call that `hint` names."""
         ports = ports or await self.ports()
         if await self._calls.keeps(hint):
-            await self.check(hint.run_id)
+            await self._upkeep.renew(hint.run_id)
             return CallReport(hint, refusal=NotTakenNow(NotTaken.LEASED, HELD_HERE))
         return await run_call(hint, self._seen_calls, ports, self._calls)
 
@@ -365,10 +365,10 @@ class Services:
         if self._makes_calls:
             self._loop().hand_calls_back()
 
-    def interrupt(self, run_id: str) -> None:
-        """Break off the attempt at a run's step, if it is held here and the store says so."""
-        if self.leases.find(run_id) is not None or self._makes_calls:
-            home_loop().submit(lambda: asyncio.ensure_future(self._loop().check(run_id)))
+    def interrupt(self, run_id: str = "", batch_id: str = "") -> None:
+        """Break off what is held here of a run, or of a batch, if the store says so."""
+        if batch_id or self._makes_calls or self.leases.find(run_id) is not None:
+            home_loop().submit(lambda: asyncio.ensure_future(self._loop().check(run_id, batch_id)))
 
     def _is_stopping(self) -> bool:
         return self.leases.draining

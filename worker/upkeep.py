@@ -76,3 +76,9 @@ class Upkeep:
         if lease := self._leases.find(run_id):
             await renew_each([lease], self.renewals.step, heed)
         await self._calls.renew(self.renewals.call, run_id)
+
+    async def renew_batch(self, batch_id: str) -> None:
+        """Renew what is held of a batch's runs, and all tool calls, at once."""
+        held = [lease for lease in self._leases if lease.claim.batch_id == batch_id]
+        await renew_each(held, self.renewals.step, heed)
+        await self._calls.renew(self.renewals.call)

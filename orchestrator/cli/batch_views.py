@@ -176,4 +176,10 @@ async def _to_its_end(
         print_json(progress.to_dict())
     else:
         screen().print(tables.summary(progress, time.monotonic() - started))
+    if progress.submission_stalled:
+        notice(
+            f"Submission incomplete: {progress.submitted} of {progress.total} lines, and nobody "
+            "goes on with it. Submit the same file again for the rest, or "
+            f"stepfleet cancel --batch {progress.batch_id}"
+        )
     return COMPLETED if progress.ok else SOME_FAILED

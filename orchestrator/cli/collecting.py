@@ -48,7 +48,7 @@ async def _watch(batch: AsyncBatch, display: Display, every: float) -> None:
     while True:
         progress = await batch.progress()
         display.update(progress)
-        if progress.ended:
+        if progress.over:
             return
         await asyncio.sleep(every)
 

@@ -1,20 +1,23 @@
 """Cancel, pause, resume and retry, of one run or of a batch's; a further message to one run."""
 
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.async_batch import OnProgress
 from stepfleet.orchestrator.batch_lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli.exits import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.fleet_access import with_fleet
-from stepfleet.orchestrator.cli.output import print_json, screen
+from stepfleet.orchestrator.cli.output import notice, print_json, screen
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.store.control import Answer
 
+SAID_SECONDS = 1.0
 _DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}
 _SAYS = {
     "cancelled": "cancelled",
@@ -49,25 +52,38 @@ def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, An
     return overrides
 
 
-def which(run_id: str | None, batch_id: str | None) -> None:
+def which(run_id: str | None, batch_id: str | None, *, everything: bool = False) -> None:
     """Raise `ConfigurationError` unless exactly one of a run and a batch is named. Pure."""
+    if everything and run_id is None and batch_id is None:
+        return
+    if everything:
+        raise ConfigurationError("--all is for the whole fleet; leave RUN and --batch out")
     if (run_id is None) == (batch_id is None):
         raise ConfigurationError("name one RUN, or --batch ID for all runs of a batch")
 
 
 def ask_one_or_all(
-    word: str, run_id: str | None, batch_id: str | None, data: Path, *, json: bool
+    word: str,
+    run_id: str | None,
+    batch_id: str | None,
+    data: Path,
+    *,
+    json: bool,
+    everything: bool = False,
 ) -> int:
-    """Cancel, pause or resume (`word`); return the exit code."""
-    which(run_id, batch_id)
+    """Cancel, pause or resume (`word`), `everything`: the fleet; return the exit code."""
+    which(run_id, batch_id, everything=everything)
 
     async def ask(fleet: AsyncFleet) -> int:
+        if everything:
+            whole: Callable[[], Awaitable[Answer]] = getattr(fleet, word)
+            return _say_fleet(await whole(), json=json)
         if run_id is not None:
             action: Callable[[str], Awaitable[Answer]] = getattr(fleet, word)
             return _say(run_id, await action(run_id), json=json)
         batch = await fleet.batch(str(batch_id))
-        all_of_it: Callable[[], Awaitable[int]] = getattr(batch, word)
-        return _say_count(word, batch, await all_of_it(), json=json)
+        all_of_it: Callable[[OnProgress], Awaitable[int]] = getattr(batch, word)
+        return _say_count(word, batch, await all_of_it(_said(word)), json=json)
 
     return with_fleet(data, ask)
 
@@ -127,6 +143,29 @@ def _say(run_id: str, answer: Answer, *, json: bool) -> int:
         says = _SAYS.get(answer.word, answer.word)
         screen().print(f"Run {run_id} {says}{_detail(answer)}")
     return COMPLETED if answer.word in _DONE else SOME_FAILED
+
+
+def _say_fleet(answer: Answer, *, json: bool) -> int:
+    if json:
+        print_json({"fleet": answer.word})
+    elif answer.word == "paused":
+        screen().print("The fleet is paused: no step begins. On again: stepfleet resume --all")
+    else:
+        screen().print("The fleet goes on")
+    return COMPLETED
+
+
+def _said(word: str) -> OnProgress:
+    """Return what says now and then how far a request has come; it holds already."""
+    last = time.monotonic()
+
+    def say(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > SAID_SECONDS:
+            last = time.monotonic()
+            notice(f"{word}: in force; {rows} rows noted so far")
+
+    return say
 
 
 def _detail(answer: Answer) -> str:

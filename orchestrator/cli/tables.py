@@ -26,10 +26,21 @@ def progress_line(progress: BatchProgress, pace: Pace, notice: str = "") -> str:
         f"{pace.steps_per_second:.1f} steps/s",
         f"{count(progress.tokens)} tokens",
         usd(progress.cost_usd),
+        f"submission {said}" if (said := submission_said(progress)) else "",
         f"ETA {seconds(pace.eta_seconds(progress.open))}" if progress.open else "",
         notice,
     ]
     return ", ".join(part for part in parts if part)
+
+
+def submission_said(progress: BatchProgress) -> str:
+    """Return how far a batch's submission is, where it is not complete; else nothing."""
+    if progress.sealed:
+        return "cancelled" if progress.cancel_requested else ""
+    if progress.cancel_requested:
+        return f"cancelled after {count(progress.submitted)} of {count(progress.total)} lines"
+    kind = "incomplete" if progress.submission_stalled else "under way"
+    return f"{kind}: {count(progress.submitted)} of {count(progress.total)} lines"
 
 
 def summary(progress: BatchProgress, wall_seconds: float | None = None) -> RenderableType:
@@ -50,6 +61,8 @@ def summary(progress: BatchProgress, wall_seconds: float | None = None) -> Rende
         if value or label == "completed":
             table.add_row(label, Text(count(value), style=style))
     table.add_row("total", count(progress.total), end_section=True)
+    if said := submission_said(progress):
+        table.add_row("submission", Text(said, style="yellow"), end_section=True)
     if progress.past_retention:
         past = f"{count(progress.past_retention)} results are past retention"
         table.add_row("retention", Text(past, style="yellow"), end_section=True)

@@ -10,6 +10,7 @@ import orjson
 
 from stepfleet.orchestrator.batches import Manifest, summed
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.batch_requests import BatchRequests
 from stepfleet.orchestrator.store.batches import Batches
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
@@ -26,7 +27,15 @@ NEXT_LOOK_MS = 60_000
 class BatchUpkeep:
     """Looks after batches as wholes. `retention`: seconds that ended runs stay."""
 
-    def __init__(self, connection: Connection, keys_: Keys, *, retention: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        keys_: Keys,
+        *,
+        retention: int,
+        requests: BatchRequests | None = None,
+    ) -> None:
+        self._requests = requests
         self._connection = connection
         self._keys = keys_
         self._batches = Batches(connection, keys_, retention=retention)
@@ -35,11 +44,15 @@ class BatchUpkeep:
     async def look(self) -> int:
         """Settle batches that may be over, unless another worker just did; return how many.
 
+        Finishes first what was asked of batches by clients that are gone.
+
         Raises `StoreError` when Redis stays out of reach.
         """
         pause = round(LOOK_SECONDS * 1000)
         if not await self._connection.execute("SET", keys.UPKEEP, "1", "NX", "PX", pause):
             return 0
+        if self._requests:
+            await self._requests.go_on()
         return await self.settle_all()
 
     async def settle_all(self) -> int:
@@ -76,7 +89,7 @@ class BatchUpkeep:
         )
 
     async def _is_over(self, batch_id: str, manifest: Manifest | None) -> bool:
-        is_whole = manifest is None or manifest.sealed
+        is_whole = manifest is None or manifest.sealed or manifest.cancel_requested
         return is_whole and not await self._batches.open_runs(batch_id)
 
     async def _expire(self, batch_id: str, manifest: Manifest | None) -> None:

@@ -86,16 +86,23 @@ class Batches:
         await self._connection.execute("HSET", self._keys.manifest(batch_id), "sealed", 1)
         await self.look_at(batch_id)
 
+    async def submitting(self, batch_id: str) -> None:
+        """Note that the batch's submitter is alive."""
+        now = (await self.now()).timestamp()
+        await self._connection.execute(
+            "HSET", self._keys.manifest(batch_id), "submitting", f"{now:.3f}"
+        )
+
     async def look_at(self, batch_id: str) -> None:
         """Have workers look soon whether the batch has ended as a whole."""
         await self._connection.execute("ZADD", self._keys.over(0), 0, batch_id)
 
     async def progress(self, manifest: Manifest) -> BatchProgress:
         """Return the sum of all shards' counters."""
-        # Sealed is read first: what is sealed gets no more runs.
-        if not manifest.sealed:
-            manifest = await self.get(manifest.batch_id)
-        return progress_of(manifest, await self.counters(manifest.batch_id))
+        # The manifest is read first: what is sealed gets no more runs. It may be gone by now.
+        manifest = await self.find(manifest.batch_id) or manifest
+        counters = await self.counters(manifest.batch_id)
+        return progress_of(manifest, counters, await self.now())
 
     async def newest(self, limit: int) -> list[BatchProgress]:
         """Return the newest batches; forget those whose runs are past their retention."""
@@ -110,7 +117,7 @@ class Batches:
             if await self._is_past(manifest, counters):
                 await self.forget(batch_id)
             else:
-                found.append(progress_of(manifest, counters))
+                found.append(progress_of(manifest, counters, await self.now()))
         return found
 
     async def tidy(self) -> None:
@@ -136,6 +143,10 @@ class Batches:
         """Remove a batch's manifest; its runs and counters stay as long as they stay."""
         await self._connection.execute("ZREM", keys.BATCHES, batch_id)
         await self._connection.execute("DEL", self._keys.manifest(batch_id))
+        names = [f"{part}:{batch_id}" for part in "box"]
+        await self._connection.execute_all(
+            *(("HDEL", self._keys.flags(shard), *names) for shard in self._shards)
+        )
 
     async def has_runs(self, batch_id: str) -> bool:
         """Return whether any shard still counts runs of the batch."""
@@ -188,6 +199,10 @@ class Batches:
     async def now(self) -> datetime:
         """Return Redis's time."""
         return await self._connection.now()
+
+    async def is_forgettable(self, manifest: Manifest) -> bool:
+        """Tell whether a batch and its runs are past retention."""
+        return await self._is_past(manifest, await self.counters(manifest.batch_id))
 
     async def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
         """Tell whether nothing is left; what has ended is remembered for as long once more."""

@@ -11,7 +11,9 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import Connection
 
-STANDALONE = frozenset({"aside", "cache", "courier", "expire", "feed", "rescue", "unused"})
+STANDALONE = frozenset(
+    {"aside", "ask", "cache", "courier", "expire", "feed", "flag", "rescue", "unused"}
+)
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
 """Scripts of runs that wait for tool calls: they share more than the others."""
 RENEWALS = {"renew": "journal", "retain": "keep"}

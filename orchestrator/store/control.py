@@ -15,6 +15,7 @@ from stepfleet.orchestrator.records.amounts import nano_usd
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.batch_requests import cancel_fields
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.event_records import stored_events
@@ -84,6 +85,11 @@ class Control:
             **ending(StopReason.USER_REQUESTED, None, self._retention),
         }
         return await self._run("cancel", run_id, *_flat(fields))
+
+    def batch_cancel(self, note: str) -> str:
+        """Return the fields with which scripts end a run of a cancelled batch (JSON)."""
+        end = ending(StopReason.USER_REQUESTED, None, self._retention)
+        return cancel_fields(cancelled_outcome(note).to_json(), note, end)
 
     async def pause(self, run_id: str, request: str | None = None) -> Answer:
         """Pause a run at its next step boundary."""

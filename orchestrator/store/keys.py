@@ -14,6 +14,7 @@ NAMES = f"{PREFIX}:agent-names"
 BATCHES = f"{PREFIX}:batches"
 WORKERS = f"{PREFIX}:workers"
 SHARDS = f"{PREFIX}:shards"
+SWEEPS = f"{PREFIX}:sweeps"
 UPKEEP = f"{PREFIX}:upkeep"
 QUARANTINE = f"{PREFIX}:quarantine"
 
@@ -65,6 +66,10 @@ class Keys:
     def over(self, shard: int) -> str:
         """Return the key of the shard's index of batches that may have ended, or begun anew."""
         return f"{self.tag(shard)}over"
+
+    def flags(self, shard: int) -> str:
+        """Return the key of what is asked of whole batches, and of the fleet, on the shard."""
+        return f"{self.tag(shard)}flags"
 
     def manifest(self, batch_id: str) -> str:
         """Return the key of what is known of a batch as a whole."""

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.dispatch import Dispatch
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
@@ -63,7 +63,8 @@ class Submission:
         """Create a run and make its first step due; return False if it was there already.
 
         `made` is the token of the call: a repetition of it returns True as the first did.
-        Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full.
+        Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full,
+        and `ConfigurationError` where the run's batch was cancelled as a whole.
         """
         try:
             return await self._create(run, made or _made())
@@ -79,6 +80,8 @@ class Submission:
         now, made = await self._connection.now(), _made()
         sent = [self._connection.send(*loaded(*self._script(run, now, made))) for run in runs]
         replies = await asyncio.gather(*sent, return_exceptions=True)
+        if "cancelled" in replies:
+            raise _revoked(runs[0])
         return [
             await self.create(run, made) if isinstance(reply, BaseException) else reply == "created"
             for run, reply in zip(runs, replies, strict=True)
@@ -86,7 +89,10 @@ class Submission:
 
     async def _create(self, run: NewRun, made: str) -> bool:
         script = self._script(run, await self._connection.now(), made)
-        return bool(await run_script(self._connection, *script) == "created")
+        reply = await run_script(self._connection, *script)
+        if reply == "cancelled":
+            raise _revoked(run)
+        return bool(reply == "created")
 
     def _script(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
@@ -109,6 +115,14 @@ class Submission:
         if not self._dispatch.in_script:
             hints = [(StepHint(run.run_id, 0), run.agent) for run in runs if not run.delay]
             await self._dispatch.publish(hints)
+
+
+def _revoked(run: NewRun) -> ConfigurationError:
+    msg = (
+        f"batch {run.batch_id} was cancelled: no more runs of it are created; submit these lines "
+        "with another idempotency key"
+    )
+    return ConfigurationError(msg)
 
 
 def _made() -> str:

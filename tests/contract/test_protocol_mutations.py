@@ -62,7 +62,9 @@ MUTATIONS = {
     "a repeated resume goes on again": Mutation("resume", "if known then return known end\n", ""),
     "create leaves a batch's counters to expire": Mutation("create", "  go_on(a.batch)\n", ""),
     "claim takes a step whose lease has not run out": Mutation(
-        "claim", "if number(h[4]) > now then return { 'leased', number(h[4]) - now } end", ""
+        "claim",
+        "if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end",
+        "",
     ),
     "claim runs ahead of a store that was rolled back": Mutation(
         "claim", "if asked > step then return { 'ahead', step } end", ""
@@ -158,7 +160,7 @@ MUTATIONS = {
         "commit", "'dispatches', '0', 'slim'", "'slim'"
     ),
     "finish leaves the run in the index": Mutation(
-        "common", "redis.call('ZREM', due_key, run_id)\n  retain", "retain"
+        "common", "redis.call('ZREM', due_key, run_id)\n  -- The runs", "-- The runs"
     ),
     "finish lets the run live for ever": Mutation("common", "return retain(a.retention)", "return"),
     "finish lets a run expire before its batch is over": Mutation(

@@ -51,6 +51,7 @@ async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed
         late = await desk.steps.calls.deliver(taken, "scripted", result_of(taken), 0.1)
         assert (late.applied, late.status) == (False, "cancelled")
         result = (await desk.stored(run_id)).result()
+        await desk.keep_up()
         expiry = await desk.opened.connection.execute(
             "PTTL", f"{desk.opened.keys.run(run_id)}:lost"
         )

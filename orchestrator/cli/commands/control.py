@@ -59,22 +59,24 @@ def cancel(
 def pause(
     run: options.MaybeRunId = None,
     batch: options.OfBatch = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole fleet.")] = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Pause a run, or a batch, at the end of the step under way."""
+    """Pause a run, a batch or the fleet, at the end of the steps under way."""
     from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
 
-    exits.end(ask_one_or_all("pause", run, batch, data, json=json))
+    exits.end(ask_one_or_all("pause", run, batch, data, json=json, everything=everything))
 
 
 def resume(
     run: options.MaybeRunId = None,
     batch: options.OfBatch = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole fleet.")] = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Let a paused run, or batch, go on."""
+    """Let a paused run, batch or fleet go on."""
     from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
 
-    exits.end(ask_one_or_all("resume", run, batch, data, json=json))
+    exits.end(ask_one_or_all("resume", run, batch, data, json=json, everything=everything))

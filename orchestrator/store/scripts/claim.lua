@@ -2,6 +2,7 @@
 -- ARGV[5] worker, ARGV[6..] names of the header's fields to return. Returns
 -- {'claimed', now, values of these, log, journal, '1' if an owner was found lost}, or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
+-- What is asked of the run's batch, or of the fleet, is done here where the run has not heard of it.
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
 -- from that step on, and those fields. Memory for the reply is bounded by the policy.
@@ -28,7 +29,7 @@ local function read_log(since, step)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before', 'last_token', 'since')
+  'elapsed', 'not_before', 'last_token', 'since', 'heard')
 local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -41,12 +42,21 @@ if asked > step then return { 'ahead', step } end
 if h[10] == ARGV[3] then return { 'stale', step } end
 local now, found = now_ms(), ''
 if owner ~= ARGV[3] then
+  if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end
+  local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (h[6] or ''))
+  if flags[1] then return { 'paused' } end
   if owner ~= '' then
-    if number(h[4]) > now then return { 'leased', number(h[4]) - now } end
     vanish(h[6], owner, step, h[8])
     found = '1'
   end
-  if h[5] == 'pause' then
+  local word, n = unheard(flags[2], h[12])
+  if n then redis.call('HSET', run_key, 'heard', n) end
+  if word == 'cancel' then
+    abandon(status, h[6], step, owner, cjson.decode(redis.call('HGET', flags_key, 'o:' .. h[6])), now)
+    return { 'ended', 'cancelled' }
+  end
+  if word == 'resume' and h[5] == 'pause' then redis.call('HSET', run_key, 'want', '') end
+  if wanted(h[5], word) == 'pause' then
     halt(status, h[6], now)
     return { 'paused' }
   end

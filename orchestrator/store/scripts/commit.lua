@@ -15,7 +15,7 @@
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
 -- state is entered once.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -29,6 +29,8 @@ if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
   return { 'lost', status }
 end
+local word, heard = flag_of(batch, h[8])
+want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 local now = now_ms()
 if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
@@ -70,6 +72,7 @@ end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
 if want == 'pause' then
+  if heard then redis.call('HSET', run_key, 'heard', heard) end
   halt(status, batch, now)
   return { 'committed', 'paused', step }
 end

@@ -248,6 +248,61 @@ local function answer(token, word, detail)
   return { word, detail }
 end
 
+-- Requests to whole batches, and to the fleet, hold from the moment at which they lie in this hash of the shard: `fleet`
+-- is set while the fleet is paused, b:<batch> is '<word> <number>', with o:<batch> for a cancel's fields, and x:<batch>
+-- is set for good once the batch was cancelled. A run has heard the request whose number its header has in `heard`.
+local flags_key = shard .. 'flags'
+local function unheard(flag, heard)
+  local word, n = string.match(flag or '', '^(%S+) (%S+)$')
+  if n ~= heard then return word, n end
+end
+
+local function flag_of(batch, heard)
+  if batch and batch ~= '' then return unheard(redis.call('HGET', flags_key, 'b:' .. batch), heard) end
+end
+
+-- What is wanted of a run, by its header and by what it has not heard yet of its batch.
+local function wanted(want, word)
+  if want == 'cancel' or word == 'cancel' then return 'cancel' end
+  if word == 'pause' then return 'pause' end
+  return word == 'resume' and '' or want
+end
+
+-- A request to this very run comes behind the one to its batch, and holds.
+local function hear(batch)
+  local _, n = flag_of(batch)
+  if n then redis.call('HSET', run_key, 'heard', n) end
+end
+
+-- The other functions are about the run `id` of the shard from here on.
+local function turn_to(id)
+  run_id, run_key = id, shard .. 'run:' .. id
+  log_key, journal_key = run_key .. ':log', run_key .. ':journal'
+  lost_key, events_key = run_key .. ':lost', run_key .. ':events'
+  outcomes_key = run_key .. ':outcomes'
+  ALL_KEYS = { run_key, log_key, journal_key, outcomes_key, lost_key, events_key }
+end
+
+-- Takes the pause of a run back, and tells whether it waits for tool calls: these are dispatched again by the rescuer.
+-- The time in between does not count as time of the execution. `h`: fields of the header.
+local function go_again(h, grace, now)
+  local to = h.began and 'in_progress' or 'queued'
+  if h.began then
+    redis.call('HSET', run_key, 'execution_started', digits(number(h.began) + now - number(h.updated)))
+  end
+  local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0
+  local patience = waits and number(h.not_before) + now - number(h.updated) or 0
+  for index in string.gmatch(waits and h.waiting or '', ' (%d+):') do
+    local owner = redis.call('HGET', journal_key, 'o:' .. index)
+    if not owner or owner == '' then redis.call('HSET', journal_key, 'n:' .. index, now) end
+  end
+  redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
+  redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
+  move(h.batch, 'paused', to)
+  tell_status('paused', to)
+  return waits
+end
+
 local function push(message)
   if message and message ~= '' and queue_key then redis.call('RPUSH', queue_key, message) end
 end

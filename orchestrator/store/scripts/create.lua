@@ -1,13 +1,14 @@
 -- Creates a run, once. ARGV[2] grace ms, ARGV[3] initial messages, ARGV[4] message to enqueue or '',
 -- ARGV[5] events, ARGV[6] their count, ARGV[7] delay ms, ARGV[8..] header fields.
 -- Returns 'created' (also to a repetition: the field `made` is the call's token), or 'exists' and changes nothing:
--- submitting twice is harmless.
+-- submitting twice is harmless. Returns 'cancelled', and makes none, where the run's batch was cancelled.
 -- A fresh run joins the tail of the queue; steps that follow go to its head, so that what was
 -- begun is finished before more is begun.
 local a = named(8)
 if redis.call('EXISTS', run_key) == 1 then
   return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'
 end
+if a.batch ~= '' and redis.call('HEXISTS', flags_key, 'x:' .. a.batch) == 1 then return 'cancelled' end
 local now = now_ms()
 local delay = number(ARGV[7])
 redis.call('HSET', run_key, unpack(ARGV, 8))

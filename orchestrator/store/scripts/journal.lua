@@ -3,7 +3,7 @@
 -- Returns {'held', what is wanted of the run ('' | 'cancel' | 'pause')} or {'lost'}.
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
 -- beside a response that the store has lost since: the next owner would take it for another's.
-local h = redis.call('HMGET', run_key, 'token', 'step', 'want')
+local h = redis.call('HMGET', run_key, 'token', 'step', 'want', 'batch', 'heard')
 if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if h[2] then take_back(run_key, 'losses', 'crashes', h[2], ARGV[3]) end
   return { 'lost' }
@@ -17,4 +17,4 @@ redis.call('ZADD', due_key, till, run_id)
 for i = 6, #ARGV, 1000 do
   redis.call('HSET', journal_key, unpack(ARGV, i, math.min(i + 999, #ARGV)))
 end
-return { 'held', h[3] }
+return { 'held', wanted(h[3], (flag_of(h[4], h[5]))) }

@@ -5,7 +5,7 @@
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
 -- Invariants: nobody claims the step before the last result or the end of the run's patience.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local n = number(ARGV[4])
 local a = named(5 + 3 * n)
@@ -18,6 +18,8 @@ if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
   return { 'lost', status }
 end
+local word, heard = flag_of(batch, h[8])
+want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 -- The store may have lost it since; then the step is done again when its lease has run out.
 if redis.call('HEXISTS', journal_key, 'response') == 0 then
@@ -45,6 +47,7 @@ redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0,
   'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)
 emit(a.events, a.event_count, h[7])
 if want == 'pause' then
+  if heard then redis.call('HSET', run_key, 'heard', heard) end
   halt(status, batch, now)
   return { 'committed', 'paused', step }
 end

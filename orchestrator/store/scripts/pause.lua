@@ -5,6 +5,7 @@ if not h[1] then return { 'unknown' } end
 local known = answered(ARGV[2])
 if known then return known end
 if TERMINAL[h[1]] then return { 'ended', h[1] } end
+hear(h[3])
 if h[1] == 'paused' then return answer(ARGV[2], 'paused') end
 local now = now_ms()
 if h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel') then

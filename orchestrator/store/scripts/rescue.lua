@@ -10,6 +10,9 @@
 -- overdue is lost.
 local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
+local flags_key = shard .. 'flags'
+local flagged = redis.call('EXISTS', flags_key) == 1
+if flagged and redis.call('HEXISTS', flags_key, 'fleet') == 1 then return { 0, {} } end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local overdue = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', 0, ARGV[1])
@@ -44,11 +47,22 @@ local function look_at_calls(run_id, run_key, h)
   redis.call('ZADD', due_key, at, run_id)
 end
 
+-- Whether a request to its batch is to keep the run from work, and it has not heard of it: a sweep will tell it.
+local known = {}
+local function is_kept(batch, heard)
+  if not flagged or not batch or batch == '' then return false end
+  if known[batch] == nil then known[batch] = redis.call('HGET', flags_key, 'b:' .. batch) end
+  local word, n = string.match(known[batch] or '', '^(%S+) (%S+)$')
+  return n ~= nil and n ~= heard and word ~= 'resume'
+end
+
 for _, run_id in ipairs(overdue) do
   local run_key = shard .. 'run:' .. run_id
-  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting')
+  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting', 'batch', 'heard')
   local waits = h[6] and string.match(h[6], '^(%d+) ') == h[2] and h[5] == ''
-  if waits and h[1] == 'in_progress' and (tonumber(h[4]) or 0) > now then
+  if (h[1] == 'queued' or h[1] == 'in_progress') and is_kept(h[7], h[8]) then
+    redis.call('ZADD', due_key, now + tonumber(ARGV[2]), run_id)
+  elseif waits and h[1] == 'in_progress' and (tonumber(h[4]) or 0) > now then
     look_at_calls(run_id, run_key, h)
   elseif h[1] == 'queued' or h[1] == 'in_progress' then
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), most)

@@ -14,6 +14,7 @@ if not TERMINAL[h[1]] then return { 'active', h[1] } end
 if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
 reopen(h[1], 'in_progress', batch)
+hear(batch)
 for i = step, number(h[2]) - 1 do
   redis.call('HDEL', log_key, i)
   redis.call('HDEL', outcomes_key, i)

@@ -4,7 +4,7 @@
 -- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
 -- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
 -- a journaled response.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'heard')
 local status, step, index = h[1], number(h[2]), ARGV[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -19,6 +19,8 @@ local calls = waits_of(h[4], h[2])
 if h[3] ~= '' or number(h[6]) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
 local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then
+  local word = flag_of(h[5], h[7])
+  if word == 'cancel' or word == 'pause' then return { 'paused' } end
   if redis.call('HEXISTS', log_key, 'by:' .. ARGV[4]) == 1 then return { 'stale', step } end
   if j[1] and j[1] ~= '' then
     if number(j[2]) > now then return { 'leased', number(j[2]) - now } end

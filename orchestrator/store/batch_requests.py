@@ -1,0 +1,201 @@
+"""Cancel, pause and resume of whole batches: in force at once on every shard, then run by run.
+
+A request gets its number at the manifest, lies as a flag on each shard, where the scripts of steps
+read it, and is then swept over the batch's runs in pages. Whoever sweeps may be broken off at any
+place: any worker goes on, by the manifest.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.batches import Manifest
+from stepfleet.orchestrator.dispatch import Dispatch
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.calls import load, run_script
+from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+
+ROWS = 1600
+"""Rows in one page of a sweep."""
+PAGE = 100
+"""Runs in one call of the script: a few milliseconds of Redis."""
+STALE_SECONDS = 10.0
+"""A sweep that has not moved for so long is taken up by a worker."""
+OnRows = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to a batch: `word` is cancel, pause or resume; `fields` (JSON) are a cancel's."""
+
+    batch_id: str
+    rows: int
+    word: str
+    number: int
+    fields: str = ""
+    row: int = 0
+
+
+@dataclass(slots=True)
+class Swept:
+    """What a sweep reached: runs, and those of them that somebody may be at work on."""
+
+    runs: int = 0
+    held: int = 0
+
+
+class BatchRequests:
+    """Makes requests to batches, and sweeps. `grace` in seconds."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys_: Keys,
+        dispatch: Dispatch,
+        batches: Batches,
+        grace: float,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys_
+        self._dispatch = dispatch
+        self._batches = batches
+        self._grace_ms = round(grace * 1000)
+
+    async def ask(self, manifest: Manifest, word: str, token: str, fields: str = "") -> Request:
+        """Put a request in force on all shards. Its repetition, by `token`, is the same one.
+
+        Raises `ConfigurationError` if there is no such batch any more.
+        """
+        batch_id = manifest.batch_id
+        while True:
+            reply = await self._ask(batch_id, word, token, fields)
+            if reply[0] != "sweeping":
+                break
+            unfinished = Request(batch_id, manifest.rows, reply[1], int(reply[2]), reply[3])
+            await self.flag(unfinished)
+            await self.sweep(unfinished)
+        if reply[0] == "unknown":
+            raise ConfigurationError(f"no batch has the id {batch_id!r}")
+        request = Request(batch_id, manifest.rows, word, int(reply[1]), fields)
+        await self._note(batch_id)
+        await self.flag(request)
+        return request
+
+    async def flag(self, request: Request) -> None:
+        """Put a request in force on each shard; doing it again changes nothing."""
+        await self._flag(request, request.word)
+
+    async def sweep(self, request: Request, on_rows: OnRows = lambda _: None) -> Swept:
+        """Bring every run to what was asked, in pages; a newer request ends it."""
+        await load(self._connection, "sweep")
+        swept = Swept()
+        stored = self._keys.manifest(request.batch_id)
+        for first in range(request.row, request.rows, ROWS):
+            last = min(first + ROWS, request.rows)
+            if not await self._page(request, range(first, last), swept):
+                return swept
+            at = f"{request.word} {request.number} {last}"
+            await self._connection.execute("HSET", stored, "sweep", at)
+            await self._note(request.batch_id)
+            on_rows(last)
+        if request.word != "pause":  # a pause holds for those, too, that are created later
+            await self._flag(request, "")
+        await self._connection.execute("HDEL", stored, "sweep", "order")
+        await self._connection.execute("ZREM", keys.SWEEPS, request.batch_id)
+        await self._batches.look_at(request.batch_id)
+        return swept
+
+    async def unfinished(self) -> list[Request]:
+        """Return the sweeps that nobody has moved for some seconds."""
+        before = (await self._batches.now()).timestamp() - STALE_SECONDS
+        found = await self._connection.execute(
+            "ZRANGEBYSCORE", keys.SWEEPS, "-inf", before, "LIMIT", 0, 10
+        )
+        requests = []
+        for batch_id in found:
+            stored = self._keys.manifest(batch_id)
+            sweep, rows, order = await self._connection.execute(
+                "HMGET", stored, "sweep", "rows", "order"
+            )
+            if not sweep:
+                await self._connection.execute("ZREM", keys.SWEEPS, batch_id)
+                continue
+            word, number, row = sweep.split()
+            requests.append(Request(batch_id, int(rows), word, int(number), order or "", int(row)))
+        return requests
+
+    async def go_on(self) -> int:
+        """Finish the sweeps that nobody moves any more; return how many."""
+        requests = await self.unfinished()
+        for request in requests:
+            await self._note(request.batch_id)
+            await self.flag(request)
+            await self.sweep(request)
+        return len(requests)
+
+    async def _page(self, request: Request, rows: range, swept: Swept) -> bool:
+        by_shard: dict[int, list[str]] = {}
+        for row in rows:
+            run_id = run_id_of(request.batch_id, row)
+            by_shard.setdefault(self._keys.shard_of(run_id), []).append(run_id)
+        replies = await asyncio.gather(
+            *(
+                self._sweep(request, run_ids[at : at + PAGE])
+                for run_ids in by_shard.values()
+                for at in range(0, len(run_ids), PAGE)
+            )
+        )
+        hints = []
+        for reply in replies:
+            if reply[0] == "superseded":
+                return False
+            swept.runs += int(reply[1])
+            swept.held += int(reply[2])
+            told = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
+            hints += [(StepHint(run_id, int(step)), agent) for run_id, step, agent in told]
+        await self._dispatch.publish(hints)
+        return True
+
+    async def _sweep(self, request: Request, run_ids: list[str]) -> Any:
+        named = self._keys.script_keys(run_ids[0], None)
+        about = (request.batch_id, request.number, self._grace_ms)
+        return await run_script(self._connection, "sweep", named, "", *about, *run_ids)
+
+    async def _flag(self, request: Request, word: str) -> None:
+        about = (request.batch_id, word, request.number, request.fields)
+        await asyncio.gather(
+            *(
+                run_script(self._connection, "flag", [self._keys.due(shard)], *about)
+                for shard in range(self._keys.shards)
+            )
+        )
+
+    async def _ask(self, batch_id: str, word: str, token: str, fields: str) -> Any:
+        stored = [self._keys.manifest(batch_id)]
+        return await run_script(self._connection, "ask", stored, word, token, fields)
+
+    async def _note(self, batch_id: str) -> None:
+        """Say that somebody is at it."""
+        now = (await self._batches.now()).timestamp()
+        await self._connection.execute("ZADD", keys.SWEEPS, now, batch_id)
+
+
+async def pause_fleet(connection: Connection, keys_: Keys, *, paused: bool) -> None:
+    """Let no step begin on any shard, or let them begin again; steps under way are finished."""
+    command = ("HSET", "1") if paused else ("HDEL",)
+    await connection.execute_all(
+        *((command[0], keys_.flags(shard), "fleet", *command[1:]) for shard in range(keys_.shards))
+    )
+
+
+def cancel_fields(outcome: str, note: str, ending: dict[str, Any]) -> str:
+    """Return the fields with which scripts end a run of a cancelled batch (JSON)."""
+    fields = {"outcome": outcome, "note": note, **ending}
+    return orjson.dumps({name: str(value) for name, value in fields.items()}).decode()
