@@ -85,7 +85,7 @@ async def test_a_run_that_stopped_has_no_further_message_and_leaves_the_index(
     desk: Bench,
 ) -> None:
     """CONT-25, DIST-13, STATE-10: ended runs expire, and stand in no index of active ones."""
-    run_id = await desk.create(batch="")
+    run_id = await desk.create()
     claim = await desk.claim(run_id)
     await desk.commit(claim, answered(claim))
     assert await desk.queued() == 1
@@ -94,6 +94,7 @@ async def test_a_run_that_stopped_has_no_further_message_and_leaves_the_index(
     assert stored.stop_reason is StopReason.COMPLETED
     assert stored.lifecycle is Lifecycle.COMPLETED
     assert stored.output == "fine"
+    await desk.keep_up()
     ttl = await desk.opened.connection.execute("TTL", desk.opened.keys.run(run_id))
     assert 0 < ttl <= desk.opened.settings.retention
     counters = await desk.counters()
