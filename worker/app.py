@@ -160,6 +160,11 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
     signals.worker_ready.connect(starts_in_worker, weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)
     app.steps["worker"].add(_drain_step(services.stopping))
+    _take_interruptions(services)
+
+
+def _take_interruptions(services: Services) -> None:
+    """Let clients break off what is cancelled: one run, or a whole batch."""
 
     @control_command(name="stepfleet_interrupt", args=[("run_id", str)], signature="RUN_ID")
     def stepfleet_interrupt(state: Any, run_id: str) -> dict[str, str]:
