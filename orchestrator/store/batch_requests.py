@@ -24,7 +24,7 @@ from stepfleet.orchestrator.store.keys import Keys
 
 ROWS = 1600
 """Rows in one page of a sweep."""
-PAGE = 100
+PAGE = 50
 """Runs in one call of the script: a few milliseconds of Redis."""
 STALE_SECONDS = 10.0
 """A sweep that has not moved for so long is taken up by a worker."""

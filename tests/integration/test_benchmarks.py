@@ -111,3 +111,11 @@ def test_a_workers_start_is_measured_beside_a_stock_one(tmp_path: Path) -> None:
         assert row["ready"] > 0
         assert found["details"][what]["import_seconds"] > 0
     assert "stepfleet" in found["details"]["stepfleet"]["packages"]
+
+
+def test_requests_to_a_batch_are_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path, "control", "--runs", "120")
+
+    reached = {row["verb"]: row["reached"] for row in found["rows"]}
+    assert reached == {"pause": 120, "resume": 120, "cancel": 120, "retry": 120}
+    assert all(row["cpu"] > 0 for row in found["rows"])

@@ -1,0 +1,103 @@
+"""Requests to a whole batch: when they hold, when every run knows, and what they cost.
+
+python benchmarks/control.py                        # 100k runs
+python benchmarks/control.py --runs 10000 --only pause resume
+
+No worker runs. `in force` is the time until the request lies on all shards, so that no step of the
+batch begins, and the first page of runs knows. `all` is the time until all runs' own records and
+the counters say so too. The longest call of a script is Redis's own account (slow log), so without
+the way there and back; on a busy machine it holds the time in which Redis did not run.
+"""
+
+import argparse
+import asyncio
+import time
+from typing import Any
+
+from agents import runner
+from loads import lines
+from processes import redis_server
+from redis import Redis
+from reports import Column, Report, begin, finish, parser, show
+
+from stepfleet.orchestrator.async_batch import AsyncBatch
+from stepfleet.orchestrator.fleet import AsyncFleet
+
+RUNS = 100_000
+VERBS = ("pause", "resume", "cancel", "retry")
+LOGGED_MICROSECONDS = 200
+
+
+def arguments() -> argparse.Namespace:
+    """Return what was asked for."""
+    made = parser(__doc__)
+    made.add_argument("--runs", type=int, default=RUNS)
+    made.add_argument("--only", nargs="*", choices=VERBS, default=list(VERBS))
+    return made.parse_args()
+
+
+async def measure(asked: argparse.Namespace, report: Report) -> None:
+    """Submit a batch and ask everything of it, one after the other."""
+    with redis_server() as (url, _), Redis.from_url(url) as client:
+        client.config_set("slowlog-max-len", 100_000)
+        async with AsyncFleet(url) as fleet:
+            batch = await fleet.submit_batch(lines(asked.runs, 1), runner)
+            for verb in VERBS:
+                if verb in asked.only:
+                    report.add(await one(verb, batch, client, asked.runs))
+
+
+async def one(verb: str, batch: AsyncBatch, client: "Redis", runs: int) -> dict[str, Any]:
+    """Ask one thing; return what it took as a row (seconds, milliseconds)."""
+    client.slowlog_reset()
+    client.config_set("slowlog-log-slower-than", LOGGED_MICROSECONDS)
+    in_force: list[float] = []
+    started, cpu = time.monotonic(), time.process_time()
+
+    def on_progress(_: int) -> None:
+        in_force.append(time.monotonic() - started)
+
+    if verb == "retry":
+        reached = await batch.retry(failed_only=False)
+    else:
+        reached = await getattr(batch, verb)(on_progress)
+    seconds, used = time.monotonic() - started, time.process_time() - cpu
+    client.config_set("slowlog-log-slower-than", -1)
+    slow = [entry["duration"] for entry in client.slowlog_get(100_000)]
+    return {
+        "verb": verb,
+        "runs": runs,
+        "reached": reached,
+        "in_force": in_force[0] if in_force else seconds,
+        "seconds": seconds,
+        "cpu": used,
+        "cpu_us": used / runs * 1e6,
+        "longest_ms": max(slow, default=0) / 1000,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = arguments()
+    report = begin("control", asked)
+    for _ in range(asked.repeat):
+        asyncio.run(measure(asked, report))
+    show(
+        "Requests to a whole batch",
+        report.rows,
+        ("verb", "runs"),
+        [
+            Column("request", "verb"),
+            Column("runs", "runs"),
+            Column("in force s", "in_force", 2, spread=True),
+            Column("all s", "seconds", 1, spread=True),
+            Column("client CPU s", "cpu", 1),
+            Column("CPU us/run", "cpu_us", 0),
+            Column("longest script ms", "longest_ms", 1),
+        ],
+    )
+    finish(report, asked, list)
+
+
+if __name__ == "__main__":
+    main()
