@@ -1,6 +1,9 @@
 """The agents of the benchmarks: `STEPS` model calls, a tool that costs nothing between them."""
 
+import os
 import random
+import time
+from pathlib import Path
 
 from stepfleet.orchestrator import Agent, tool
 
@@ -23,7 +26,21 @@ def look_up(step: int) -> str:
     return " ".join(words)[:PAGE_CHARACTERS]
 
 
+@tool(name="look", read_only=True, thread=False)
+def look_and_block(step: int) -> int:
+    """Hold up its process's event loop for `BLOCK_SECONDS`: the first call of all, alone."""
+    try:
+        Path(os.environ["BLOCK_ONCE"]).touch(exist_ok=False)
+    except FileExistsError:
+        return step
+    time.sleep(float(os.environ["BLOCK_SECONDS"]))
+    return step
+
+
 runner = Agent("runner", model="openai:benchmark", tools=[look], max_steps=1000, token_limit=None)
 reader = Agent(
     "reader", model="openai:benchmark", tools=[look_up], max_steps=1000, token_limit=None
+)
+blocker = Agent(
+    "blocker", model="openai:benchmark", tools=[look_and_block], max_steps=1000, token_limit=None
 )

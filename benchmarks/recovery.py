@@ -9,6 +9,8 @@ python benchmarks/recovery.py --only outside-kills --kills 15 --every 3
 time from the first kill to the last run's end, beside the bound: call + 2 leases + 20 s.
 `outside-kills`: every few seconds the worker that has the most runs is killed, and replaced; how
 many innocent runs are given up as poison, and how many model calls were made again.
+`blocked-loop`: a tool holds up the event loop of one of two workers for longer than a lease; how
+many model calls were made again.
 
 Kills are SIGKILL. Times are in seconds. `lines` is what the workers logged.
 """
@@ -26,7 +28,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import redis
-from agents import runner
+from agents import blocker, runner
 from crew import Crew, calls_of, crew, held, name_of, repeated
 from loads import Setup, environment, lines, servers
 from processes import until
@@ -44,7 +46,10 @@ POISON = "ended its worker"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a scenario plays with; `latency`, `lease` and `every` (between kills) in seconds."""
+    """What a scenario plays with; `latency`, `lease` and `every` in seconds.
+
+    `every` lies between kills, or is how long a loop is blocked.
+    """
 
     runs: int
     latency: float
@@ -59,6 +64,7 @@ SMALL = {
     "rescue": Sizes(200, 1.0, 30, 5.0, workers=2, kills=1, every=0.0),
     "two-kills": Sizes(200, 8.0, 1, 5.0, workers=1, kills=2, every=0.0),
     "outside-kills": Sizes(200, 3.0, 4, 2.0, workers=3, kills=15, every=3.0),
+    "blocked-loop": Sizes(200, 2.0, 8, 2.0, workers=2, kills=0, every=7.0),
 }
 
 
@@ -110,6 +116,8 @@ def scene(sizes: Sizes, within: float) -> Iterator[Scene]:
                 **environment(url, served.url, setup.slots),
                 "STEPFLEET_LEASE": str(sizes.lease),
                 "STEPFLEET_GRACE": str(min(5.0, sizes.lease / 2)),
+                "BLOCK_SECONDS": str(sizes.every),
+                "BLOCK_ONCE": str(Path(folder) / "blocked"),
             }
             with crew(told) as working:
                 yield Scene(sizes, store, client, working, within, calls)
@@ -216,6 +224,30 @@ def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
     }
 
 
+def blocked_loop(sizes: Sizes, within: float) -> dict[str, Any]:
+    """Block the loop of one worker that has its share of the runs; tell what was repeated."""
+    with scene(sizes, within) as on:
+        on.crew.start(sizes.workers)
+        batch, runs = on.submit()
+        share = sizes.runs // (2 * sizes.workers)
+        workers = [name_of(worker) for worker in on.crew.workers]
+        until(lambda: all(len(on.holds(runs, one)) >= share for one in workers), START_SECONDS)
+        began = time.monotonic()
+        [line] = lines(sizes.runs + 1, 2)[-1:]
+        on.client.wait(on.client.submit(blocker, line["input"]), timeout=within)
+        unblocked = time.monotonic() - began
+        ended, done = on.ended(batch), batch.progress().done
+        said, failed = len(on.crew.logged()), batch.progress().failed
+    return {
+        "unblocked": unblocked,
+        "ended": ended - began,
+        "done": done,
+        "failed": failed,
+        "repeated": repeated(on.calls),
+        "lines": said,
+    }
+
+
 def _busiest(on: Scene, runs: Mapping[str, str]) -> "subprocess.Popen[str]":
     shares = held(on.store, runs)
     return max(on.crew.workers, key=lambda worker: len(shares.get(name_of(worker), [])))
@@ -234,6 +266,7 @@ SCENARIOS: dict[str, Callable[[Sizes, float], dict[str, Any]]] = {
     "rescue": rescue,
     "two-kills": two_kills,
     "outside-kills": outside_kills,
+    "blocked-loop": blocked_loop,
 }
 COLUMNS = {
     "rescue": (
@@ -249,8 +282,9 @@ COLUMNS = {
     ),
     "two-kills": ("ended", "bound", "poison", "done", "failed", "repeated", "lines"),
     "outside-kills": ("kills", "ended", "poison", "done", "failed", "repeated", "lines"),
+    "blocked-loop": ("unblocked", "ended", "done", "failed", "repeated", "lines"),
 }
-SECONDS = {"median", "p99", "worst", "ended", "bound"}
+SECONDS = {"median", "p99", "worst", "ended", "bound", "unblocked"}
 
 
 def arguments() -> argparse.Namespace:
@@ -264,7 +298,7 @@ def arguments() -> argparse.Namespace:
     add("--lease", type=float, help="seconds")
     add("--workers", type=int, help="at once, where a scenario has several")
     add("--kills", type=int)
-    add("--every", type=float, help="seconds between kills")
+    add("--every", type=float, help="seconds between kills, or of a blocked loop")
     add("--within", type=float, default=LONGEST, help="seconds until what has not ended is left")
     return made.parse_args()
 

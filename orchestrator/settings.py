@@ -43,7 +43,9 @@ class Settings(BaseSettings):
     `blocked_limit` how long one does whose event loop is blocked;
     `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
     stopping worker lets its steps finish. `retention` is how long ended runs are kept.
-    `cache_bytes` is what answers may take that agents with a cache policy keep.
+    `message_bytes` is the largest task message that workers take from a Redis broker; hints are
+    small, tasks of your own may not be. `cache_bytes` is what answers may take that agents with
+    a cache policy keep.
     Workers post all events to `webhooks`, signed with `webhook_secret`, and publish them on
     the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
     (several keys are separated by commas; the first signs) task messages are signed, and workers
@@ -78,6 +80,7 @@ class Settings(BaseSettings):
     retention: int = Field(default=7 * DAY, ge=60, le=LONGEST_SECONDS)
     tool_threads: int = Field(default=32, ge=1)
     connections: int = Field(default=4, ge=1)
+    message_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024, le=512 * 1024 * 1024)
     cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0, le=2**53)
     webhooks: tuple[HttpUrl, ...] = ()
     webhook_secret: SecretStr | None = None

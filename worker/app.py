@@ -61,7 +61,7 @@ def create_app(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         task_acks_late=True,
         task_track_started=True,
-        broker_transport_options=_transport_options(),
+        broker_transport_options=_transport_options(settings),
         worker_hijack_root_logger=True,
     )
     if settings.transport == "batch":
@@ -98,9 +98,9 @@ def asks_for_prefork(arguments: Sequence[str]) -> bool:
     return "--pool=prefork" in arguments or "-Pprefork" in arguments
 
 
-def _transport_options() -> dict[str, Any]:
+def _transport_options(settings: Settings) -> dict[str, Any]:
     # Recovery is the rescuer's; kombu's own must not bring a message back during a long step.
-    return {"visibility_timeout": 6 * 3600}
+    return {"visibility_timeout": 6 * 3600, "message_limit": settings.message_bytes}
 
 
 def _follow_refusals(settings: Settings) -> None:
