@@ -132,6 +132,7 @@ def rescue(sizes: Sizes, within: float) -> dict[str, Any]:
         victim = on.crew.workers[0]
         share = sizes.runs // (2 * sizes.workers)
         until(lambda: len(on.holds(runs, name_of(victim))) >= share, within=START_SECONDS)
+        time.sleep(2 * sizes.latency)  # calls under way, answers and commits mixed
         on.crew.kill(victim)
         killed = time.monotonic()
         lost = set(on.holds(runs, name_of(victim)))
@@ -197,6 +198,7 @@ def _all_in_flight(on: Scene, batch: Batch, runs: Mapping[str, str], worker: str
         return len(on.holds(runs, worker)) >= len(runs) - batch.progress().done
 
     until(everything, within=START_SECONDS)
+    time.sleep(on.sizes.latency / 4)  # what is claimed last has sent its call by then
 
 
 def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
