@@ -34,6 +34,8 @@ IDLE_SECONDS = 10.0
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
+"""So long whoever was not begun is waited for before it is handed back."""
+END_SECONDS = 4.0
 SURE_SECONDS = 1.0
 """What ends a process and its worker together (a container, a host) ends the worker by then."""
 MOST_TRIES = 3
@@ -136,7 +138,7 @@ class Isolation:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._ending:
-            await asyncio.wait(self._ending, timeout=CLOSE_SECONDS)
+            await asyncio.wait(self._ending, timeout=END_SECONDS)
 
     def next(self) -> list[Member]:
         """Take the next group out of those that wait."""
