@@ -119,3 +119,13 @@ def test_requests_to_a_batch_are_measured(tmp_path: Path) -> None:
     reached = {row["verb"]: row["reached"] for row in found["rows"]}
     assert reached == {"pause": 120, "resume": 120, "cancel": 120, "retry": 120}
     assert all(row["cpu"] > 0 for row in found["rows"])
+
+
+def test_the_longest_call_of_each_script_is_measured(tmp_path: Path) -> None:
+    sizes = ("--steps", "20", "--state", "100", "--calls", "5", "--active", "300", "--tries", "1")
+
+    found = measured(tmp_path, "scripts", *sizes)
+
+    names = {row["script"] for row in found["rows"]}
+    assert {"rescue", "feed", "claim", "commit, trims", "adopt", "retry", "cancel"} <= names
+    assert all(row["longest_ms"] > 0 for row in found["rows"])

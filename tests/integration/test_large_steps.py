@@ -69,3 +69,16 @@ async def test_thousands_of_starts_and_results_are_journaled_at_once(desk: Bench
     assert held.ours
     key = f"{desk.opened.keys.run(run_id)}:journal"
     assert await desk.opened.connection.execute("HLEN", key) == 2 * CALLS + 1
+
+
+async def test_the_status_of_a_run_with_a_large_state_is_told_without_reading_it(
+    desk: Bench,
+) -> None:
+    run_id = await desk.create(metadata={f"k{n}": ["abc", n] for n in range(10_000)})
+    slim = (await desk.header(run_id))["slim"]
+    assert len(slim) > 65_536
+    assert (await desk.control.pause(run_id)).word == "paused"
+    told, _ = await desk.runs.events(run_id)
+    assert told[-1]["payload"]["status"] == "paused"
+    assert told[-1]["payload"]["previous_status"] == "queued"
+    assert told[-1]["execution_id"] == told[0]["execution_id"]

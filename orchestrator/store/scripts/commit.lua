@@ -15,6 +15,7 @@
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
 -- state is entered once.
+local MOST_TRIMMED, KNOWN_LONGER = 1000, 50
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
@@ -51,14 +52,18 @@ if a.since then
   if a.trim == '1' and redis.call('HGET', run_key, 'since') ~= a.since then
     local first, kept = number(string.match(a.since, '^%d+')), {}
     for name in string.gmatch(a.since, '%S+') do kept[name] = true end
-    local log = redis.call('HGETALL', log_key)
-    for i = 1, #log, 2 do
-      local name = log[i]
-      local at = tonumber(name) or tonumber(string.match(name, '^input:(%d+)$') or
-        string.match(name, '^by:') and log[i + 1])
+    -- Of a long log a part goes now, and the rest with later trims. Who committed a step is known for
+    -- some steps more: its worker may ask again when others have gone on.
+    local left = MOST_TRIMMED
+    for _, name in ipairs(redis.call('HKEYS', log_key)) do
+      local by = string.match(name, '^by:')
+      local at = by and number(redis.call('HGET', log_key, name)) + KNOWN_LONGER
+        or tonumber(name) or tonumber(string.match(name, '^input:(%d+)$') or '')
       if at and at < first and not kept[name] then
         redis.call('HDEL', log_key, name)
-        redis.call('HDEL', outcomes_key, name)
+        if not by then redis.call('HDEL', outcomes_key, name) end
+        left = left - 1
+        if left == 0 then break end
       end
     end
   end

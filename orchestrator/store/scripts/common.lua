@@ -120,10 +120,20 @@ local function feeds() return redis.call('EXISTS', shard .. 'feed:on') == 1 and 
 
 -- Tells a change of status that no caller tells. Readers take its time from the stream's entry, and
 -- make the envelope from the list (see event_records.py); those of version 1 read envelopes only.
+-- A large state is not read through, which would hold all others up: then the last answer is not told.
+local LARGE_STATE = 65536
+local function told_of(slim)
+  if slim and #slim > LARGE_STATE then
+    local execution = string.match(string.sub(slim, 1, 2048), '"execution_id":"([^"\\]+)"')
+    return { step_count = number(redis.call('HGET', run_key, 'step')), info = { execution_id = execution } }
+  end
+  local readable, state = pcall(cjson.decode, slim)
+  return readable and type(state) == 'table' and state or {}
+end
+
 local function tell_status(from, to)
   local h = redis.call('HMGET', run_key, 'slim', 'feed', 'v')
-  local readable, state = pcall(cjson.decode, h[1])
-  if not readable or type(state) ~= 'table' then state = {} end
+  local state = told_of(h[1])
   local execution = state.info and state.info.execution_id or run_id .. ':1'
   if number(h[3]) > 1 then
     if execution == run_id .. ':1' then execution = cjson.null end
