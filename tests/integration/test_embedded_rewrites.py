@@ -295,7 +295,7 @@ def slow_to_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script.parent.mkdir()
     script.write_text(
         f"#!/bin/sh\n[ $1 = --version ] && exec {real} --version\n"
-        f"exec {real} $1 --key-load-delay 4000 --loading-process-events-interval-bytes 1024\n"
+        f"exec {real} $1 --key-load-delay 15000 --loading-process-events-interval-bytes 1024\n"
     )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
@@ -307,7 +307,7 @@ def test_a_server_that_is_silent_for_a_while_as_it_loads_is_waited_for(
     slow_to_load(folder, monkeypatch)
     heard: list[str] = []
     with ThreadPoolExecutor(1) as pool:
-        starting = pool.submit(EmbeddedRedis.start, folder, startup_seconds=0.2, say=heard.append)
+        starting = pool.submit(EmbeddedRedis.start, folder, say=heard.append)
         loading = wait_until(partial(_loading, folder), what="a server that loads")
         assert loading is not None
         loading.suspend()
@@ -315,6 +315,8 @@ def test_a_server_that_is_silent_for_a_while_as_it_loads_is_waited_for(
             assert not answers_within(folder, seconds=3)  # the start asks for two seconds each time
         finally:
             loading.resume()
+        wait_until(lambda: bool(heard), what="word of how far it is")
+        load_at_once(folder)
         with starting.result(60) as server, closing(redis.Redis.from_url(server.url)) as client:
             assert client.dbsize() == 500
     assert "Redis loads its data" in heard[0]
@@ -325,6 +327,13 @@ def _loading(folder: Path) -> psutil.Process | None:
     if address is None or ask(address) is not Answer.LOADING:
         return None
     return next(one for one in of_folder(folder) if "redis-server" in one.name())
+
+
+def load_at_once(folder: Path) -> None:
+    address = Folder(folder).read_address()
+    assert address is not None
+    with closing(redis.Redis.from_url(address.url)) as client:
+        client.config_set("key-load-delay", 0)
 
 
 def answers_within(folder: Path, *, seconds: float) -> bool:
