@@ -99,7 +99,11 @@ def check(run: ChaosRun, counted: Recount) -> None:
 
 
 def test_a_fleet_under_everything_at_once_keeps_its_promises(play: Play) -> None:
-    """COST-12, DIST-04, DIST-05, DIST-08, DIST-10, DIST-12, TOOL-26: small, in the gate."""
+    """COST-12, DIST-04, DIST-05, DIST-08, DIST-10, DIST-12, TOOL-26: small, in the gate.
+
+    MSG-18: the model refuses a call without its answer. RUN-09, RUN-12, CKPT-14: sums, numbers and
+    results of the steps are those of an undisturbed run.
+    """
     run, counted, _ = play(Size())
     check(run, counted)
 
@@ -107,7 +111,7 @@ def test_a_fleet_under_everything_at_once_keeps_its_promises(play: Play) -> None
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
 def test_a_large_fleet_under_everything_at_once_keeps_its_promises(play: Play) -> None:
-    """The same for long; the size comes from the environment."""
+    """CKPT-14, MSG-18: the same for long; the size comes from the environment."""
     run, counted, _ = play(
         Size.from_environment(
             runs=1200,

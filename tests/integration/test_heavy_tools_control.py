@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import pytest
+from conversations import check_pairs
 from heavy_calls import (
     HEAVY,
     ONE,
@@ -40,8 +41,9 @@ def opened(redis_url: str) -> Opened:
 async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed(
     opened: Opened,
 ) -> None:
-    """DIST-09: the answer that was paid for is listed with its price."""
-    async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
+    """DIST-09: the answer that was paid for is listed with its price, for as long as its run."""
+    async with opened(*ONE, tools=(render,)) as (desk, hands, _):
+        run_id = await desk.create(batch="")
         await hands.step(run_id, 0)
         taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
@@ -65,7 +67,7 @@ async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed
 
 
 async def test_a_cancelled_wait_that_is_retried_pays_for_its_answer_once(opened: Opened) -> None:
-    """MSG-18, CKPT-16: the journal is kept, and its entry of the ledger taken back."""
+    """MSG-18: the journal is kept, and its entry of the ledger taken back."""
     async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         await desk.control.cancel(await desk.stored(run_id), "enough")
@@ -82,6 +84,7 @@ async def test_a_cancelled_wait_that_is_retried_pays_for_its_answer_once(opened:
     assert result.success
     assert result.lost_attempts == ()
     assert len(requests(hands)) == 2
+    check_pairs(requests(hands)[1].messages)
 
 
 async def test_a_cancel_while_the_step_parks_answers_every_call(opened: Opened) -> None:
@@ -109,12 +112,13 @@ async def test_a_cancel_while_the_step_parks_answers_every_call(opened: Opened) 
         None,
         "NOT_EXECUTED",
     ]
+    check_pairs(stored.state.messages)
 
 
 async def test_a_paused_run_starts_no_call_keeps_results_and_goes_on_when_it_is_resumed(
     opened: Opened,
 ) -> None:
-    """RUN-17: what runs may end; the clock of the wait stands still."""
+    """CKPT-11: what runs may end; the clock of the wait stands still."""
     script = (call(("render", {"what": "a"}), ("measure", {"what": "b"})), say("done"))
     async with opened(*script, tools=(render, measure), parallel_tool_execution=True) as (
         desk,

@@ -12,11 +12,14 @@ from stored_runs import bench
 
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.fleet import AsyncFleet
 from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
 from stepfleet.orchestrator.records.messages import Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.settings import load_settings
 from stepfleet.orchestrator.tools import tool
+from stepfleet.worker.inline import InlineWorker
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai import OpenAI
 
@@ -175,6 +178,49 @@ async def test_a_stored_run_replays_through_two_adapters(
     sent = server.received[0].body["messages"]
     assert [one["role"] for one in sent] == [one.role for one in own.requests[0].messages]
     assert from_blocks(to_blocks(messages)) == messages
+
+
+async def test_blocks_and_metadata_are_stored_as_they_came_and_metadata_is_not_sent(
+    redis_url: str, server: RawModelServer, openai: OpenAI
+) -> None:
+    """MSG-06, MSG-17: through a client, Redis, a whole step and the model's wire."""
+    hologram = {"hologram": {"x": [1, None]}}
+    marks = {"tool_calls": ["MARK"], "tool_call_id": "MARK", "tool_name": "MARK", "result": "MARK"}
+    asked = tuple(
+        one.model_copy(update={"metadata": marks})
+        for one in from_blocks(
+            [
+                {"role": "user", "content": [{"text": "What is the weather in Paris?"}]},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"text": "I'll check"},
+                        {"toolUse": {"toolUseId": "t1", "name": "look", "input": {"what": "sky"}}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"toolResult": {"toolUseId": "t1", "content": [{"text": "Sun"}]}}],
+                },
+                {"role": "user", "content": [hologram, {"text": "And this?"}]},
+            ]
+        )
+    )
+    server.answers(completion("A lamp."))
+    settings = ModelSettings(base_url=server.base_url)
+    agent = Agent("wired", model=openai, tools=[look], settings=settings)
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, asked)
+        async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
+            await worker.finish(run_id)
+        stored = (await fleet.show(run_id)).state.messages
+    assert stored[:-1] == asked
+    (received,) = server.received
+    assert b"MARK" not in received.raw
+    assert received.body["messages"][-1]["content"] == [
+        hologram,
+        {"type": "text", "text": "And this?"},
+    ]
 
 
 class Unprintable:

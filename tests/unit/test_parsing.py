@@ -12,6 +12,6 @@ def test_an_answer_without_calls_is_the_end() -> None:
 
 
 def test_an_answer_with_calls_goes_on_whatever_it_says_beside_them() -> None:
-    """RUN-28, MSG-14"""
+    """RUN-28"""
     response = LLMResponse(content="I'll add", tool_calls=(CALL,))
     assert parse_response(response) == AgentContinue(tool_calls=(CALL,))

@@ -164,7 +164,6 @@ def test_results_and_text_in_one_user_message_come_apart() -> None:
 def test_what_is_no_block_message_is_refused_with_its_field(
     message: dict[str, Any], field: str
 ) -> None:
-    """MSG-06"""
     with pytest.raises(ValueError, match=field):
         from_blocks([message])
 
