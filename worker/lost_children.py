@@ -12,7 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import WorkerLostError
+from billiard.process import active_children
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import StepHint
@@ -25,6 +26,7 @@ from stepfleet.worker.admission import Inadmissible, call_hint, step_hint
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 2.0
+_DEATHS = (WorkerLostError, TimeLimitExceeded)
 _HINTS: dict[str, Callable[[Any, Any], StepHint | ToolHint]] = {
     TASK: step_hint,
     TOOL_TASK: call_hint,
@@ -40,11 +42,13 @@ def counts_lost_children(
         sender: Any = None, exception: Any = None, args: Any = (), kwargs: Any = None, **_: Any
     ) -> None:
         hinted = _HINTS.get(getattr(sender, "name", ""))
-        if hinted is None or not isinstance(exception, WorkerLostError) or is_stopping():
+        if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
             return
+        # A hard time limit is told of right before the SIGKILL.
+        is_gone = is_child_here if isinstance(exception, TimeLimitExceeded) else is_dead_here
         try:
             hint = hinted(args, kwargs or {})
-            asyncio.run(_count(settings, hint))
+            asyncio.run(_count(settings, hint, is_gone))
         except Inadmissible:
             return
         except (AgentException, OSError) as error:
@@ -53,18 +57,26 @@ def counts_lost_children(
     return receive
 
 
-async def _count(settings: Settings, hint: StepHint | ToolHint) -> None:
+async def _count(
+    settings: Settings, hint: StepHint | ToolHint, is_gone: Callable[[str], bool]
+) -> None:
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     store = await open_store(quick, client_app(quick))
     try:
         marks = TrialMarks(store.connection, store.keys, store.dispatch)
         worker = await marks.worker_of(hint)
-        if is_dead_here(worker) and await marks.child_died(hint, worker):
+        if is_gone(worker) and await marks.child_died(hint, worker):
             log.warning(
                 "a child has died with step %d of run %s in its hands", hint.step + 1, hint.run_id
             )
     finally:
         await store.aclose()
+
+
+def is_child_here(worker: str) -> bool:
+    """Return whether a worker's name is of a living child of this process."""
+    host, _, pid = worker.rpartition(":")
+    return host == socket.gethostname() and pid in {str(one.pid) for one in active_children()}
 
 
 def is_dead_here(worker: str) -> bool:

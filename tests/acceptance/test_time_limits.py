@@ -18,6 +18,7 @@ Start = Callable[..., FleetWorker]
 FOLDER = Path(__file__).parent / "agents"
 STRICT = load_agents(str(AGENTS))["strict"]
 HEAVY = load_agents(str(FOLDER / "heavy_agents.py"))["heavy"]
+STUCK = load_agents(str(FOLDER / "stubborn_agents.py"))["stuck"]
 LONG = 60.0
 POOLS = ("asyncio", "prefork", "threads", "solo")
 # Nobody's lease ends within a test: no attempt is brought back by that.
@@ -96,3 +97,20 @@ def test_a_step_that_is_revoked_and_terminated_is_an_attempt_that_was_lost(
     assert (lost.kind, lost.ambiguous) == ("deferred", True)
     assert lost.reason == "the step's task was revoked and terminated"
     assert len(model.requests) == 2
+
+
+@pytest.mark.long
+def test_a_child_that_a_hard_time_limit_kills_is_a_lost_worker(
+    model: ModelServer, start_worker: Start, fleet: Fleet, tmp_path: Path
+) -> None:
+    """A tool that holds up the child's loop is killed by Celery: so often, and no more."""
+    effects = tmp_path / "effects"
+    effects.touch()
+    call = ToolCallReply("cling_again", {"what": "it"})
+    model.follow(lambda _: Reply(tool_calls=(call,)))
+    agents = {"STEPFLEET_AGENTS": str(FOLDER / "stubborn_agents.py"), "EFFECTS": str(effects)}
+    limited = (*options("prefork"), "--time-limit", "2")
+    start_worker(options=limited, env={**PATIENT, **agents})
+    result = fleet.wait(fleet.submit(STUCK, "one"), timeout=LONG)
+    assert result.stop_reason is StopReason.ERROR
+    assert effects.read_text().count("again") <= 3

@@ -16,3 +16,15 @@ def cling(what: str) -> str:
 
 
 stubborn = Agent("stubborn", model="openai:scripted", tools=[cling])
+
+
+@tool(thread=False, read_only=True, timeout=600)
+def cling_again(what: str) -> str:
+    """Hold up everything, each time; it may be repeated."""
+    with Path(os.environ["EFFECTS"]).open("a", encoding="utf-8") as file:
+        file.write("again\n")
+    threading.Event().wait(600)
+    return what
+
+
+stuck = Agent("stuck", model="openai:scripted", tools=[cling_again])
