@@ -25,6 +25,7 @@ SHORTEST_LOOK = 0.05
 LONGEST_LOOK = 0.5
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
+CLOCK_SLACK = 0.001
 RENEW_SECONDS = 3600.0
 MOST_REFUSALS = 8
 TRY_AGAIN = -1
@@ -68,6 +69,7 @@ class Courier:
         self._refusals = refusals
         self._first_wait = first_wait
         self._failures: dict[int, int] = {}
+        self._rests: dict[int, float] = {}
         self._renew_at = 0.0
 
     async def watch(self) -> None:
@@ -92,11 +94,16 @@ class Courier:
         return None
 
     async def round(self) -> int | None:
-        """Deliver one page of each feed; return how many envelopes, or None if not the owner."""
+        """Deliver one page of each feed; return how many envelopes, or None if not the owner.
+
+        A feed whose page was not taken rests for a while; the others go on meanwhile.
+        """
         places = await self._feeds.own(self._outlet.name, self._owner, OWNED_SECONDS)
         if places is None:
             return None
-        pages = await self._feeds.read(places, WRITES_AT_ONCE)
+        now = asyncio.get_running_loop().time() + CLOCK_SLACK
+        ready = {shard: at for shard, at in places.items() if self._rests.get(shard, 0.0) <= now}
+        pages = await self._feeds.read(ready, WRITES_AT_ONCE)
         if not pages:
             return 0
         taken = await asyncio.gather(*(self._deliver(page) for page in pages))
@@ -110,7 +117,7 @@ class Courier:
             lost = sum(page.lost + refused for page, refused in over)
             await self._feeds.own(self._outlet.name, self._owner, OWNED_SECONDS, moved, lost)
         if failed := [page.shard for page in pages if page.shard not in moved]:
-            await self._wait(max(self._failures[shard] for shard in failed))
+            await self._rest(failed, alone=len(failed) == len(pages))
         return sum(len(page.envelopes) for page in pages if page.shard in moved)
 
     async def aclose(self) -> None:
@@ -142,15 +149,15 @@ class Courier:
             log.warning("%s takes events again", self._outlet.name)
         return 0
 
-    async def _wait(self, failures: int) -> None:
-        """Wait before the next try, and stay the owner meanwhile."""
-        seconds = min(self._first_wait * 2 ** min(failures - 1, 10), LONGEST_WAIT)
-        left = seconds * (0.75 + self._jitter() / 2)
-        while left > 0:
-            part = min(left, OWNED_SECONDS / 3)
-            await asyncio.sleep(part)
-            left -= part
-            await self._feeds.own(self._outlet.name, self._owner, OWNED_SECONDS)
+    async def _rest(self, failed: Sequence[int], *, alone: bool) -> None:
+        """Leave feeds alone before their next try; wait for it where nothing else is to be done."""
+        waits = []
+        for shard in failed:
+            wait = min(self._first_wait * 2 ** min(self._failures[shard] - 1, 10), LONGEST_WAIT)
+            waits.append(wait * (0.75 + self._jitter() / 2))
+            self._rests[shard] = asyncio.get_running_loop().time() + waits[-1]
+        if alone:
+            await asyncio.sleep(min(*waits, LONGEST_LOOK))
 
 
 def _is_lasting(error: Any) -> bool:
