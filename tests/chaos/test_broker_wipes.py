@@ -15,7 +15,7 @@ import pytest
 import redis
 from chaos_courier import READ, Courier
 from chaos_plan import SHORT
-from chaos_recount import Recount, recount
+from chaos_recount import Recount, await_upkeep, recount
 from chaos_run import scripted
 from deadlines import wait_until
 from load_fleet import LoadFleet, load_fleet
@@ -95,6 +95,7 @@ def wiped_again_and_again(opened: Open, calls: Path, effects: Path, runs: int, w
     courier, _, keys = play(load, runs, wipes, within=200 + runs / 50)
     seconds = time.monotonic() - began
     with load.client() as client:
+        await_upkeep(client)
         counted = recount(client, calls, effects, keys)
     check(load, courier, counted, seconds)
 

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import redis
 from chaos_plan import plan_of
+from deadlines import wait_until
 from packed_records import plain_log, read
 
 from stepfleet.orchestrator.store.event_records import load_events
@@ -207,6 +208,15 @@ def recount(
         out.violations += [f"{run.key} ({run.header['status']}): {one}" for one in problems]
     out.violations += _of_batches(client, runs)
     return out
+
+
+def await_upkeep(client: "redis.Redis") -> None:
+    """Wait until the workers have let all ended batches expire: they look every few seconds."""
+
+    def is_done() -> bool:
+        return not any(client.exists(key) for key in client.scan_iter("sf:{s*}:over", count=1000))
+
+    wait_until(is_done, within=120, what="the expiry of ended batches")
 
 
 def _of_record(run: RawRun) -> Iterable[str]:

@@ -18,6 +18,7 @@ from chaos_clients import Meddler
 from chaos_courier import BROKER_KEYS, HEAVY, READ, Courier
 from chaos_fleet import ChaosWorkers, RecoveryWatch
 from chaos_plan import plan_of
+from chaos_recount import await_upkeep
 from deadlines import wait_until
 from fleet_workers import FleetWorker
 from redis_servers import RedisServer
@@ -141,6 +142,8 @@ class ChaosRun:
             wait_until(self._all_ended, within=120, what="the end of all runs")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._left()}") from None
+        with redis.Redis.from_url(self._server.url, decode_responses=True) as client:
+            await_upkeep(client)
         self.exit_codes = self.workers.stop()
         self._stack.close()
 
