@@ -145,28 +145,31 @@ class BatchRequests:
         for row in rows:
             run_id = run_id_of(request.batch_id, row)
             by_shard.setdefault(self._keys.shard_of(run_id), []).append(run_id)
-        replies = await asyncio.gather(
+        found = await asyncio.gather(
             *(
-                self._sweep(request, run_ids[at : at + PAGE])
+                self.sweep_runs(request, run_ids[at : at + PAGE])
                 for run_ids in by_shard.values()
                 for at in range(0, len(run_ids), PAGE)
             )
         )
-        hints = []
-        for reply in replies:
-            if reply[0] == "superseded":
+        for one in found:
+            if one is None:
                 return False
-            swept.runs += int(reply[1])
-            swept.held += int(reply[2])
-            told = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
-            hints += [(StepHint(run_id, int(step)), agent) for run_id, step, agent in told]
-        await self._dispatch.publish(hints)
+            swept.runs += one.runs
+            swept.held += one.held
         return True
 
-    async def _sweep(self, request: Request, run_ids: list[str]) -> Any:
+    async def sweep_runs(self, request: Request, run_ids: list[str]) -> Swept | None:
+        """Bring runs of one shard to what was asked; None where a newer request is in force."""
         named = self._keys.script_keys(run_ids[0], None)
         about = (request.batch_id, request.number, self._grace_ms)
-        return await run_script(self._connection, "sweep", named, "", *about, *run_ids)
+        reply = await run_script(self._connection, "sweep", named, "", *about, *run_ids)
+        if reply[0] == "superseded":
+            return None
+        told = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
+        hints = [(StepHint(run_id, int(step)), agent) for run_id, step, agent in told]
+        await self._dispatch.publish(hints)
+        return Swept(int(reply[1]), int(reply[2]))
 
     async def _flag(self, request: Request, word: str) -> None:
         about = (request.batch_id, word, request.number, request.fields)

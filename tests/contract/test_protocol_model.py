@@ -25,6 +25,7 @@ OPERATIONS = {
     *("create", "claim", "deliver", "journal", "clock", "loss", "rescue"),
     *("commit continue", "commit finish", "commit retry", "commit release", "commit wait"),
     *("cancel", "pause", "resume", "retry", "upkeep"),
+    *("flag", "sweep", "fleet"),
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
 SELDOM = 10

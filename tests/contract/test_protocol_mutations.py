@@ -40,6 +40,27 @@ MUTATIONS = {
         "  return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'\n",
         "",
     ),
+    "claim does not read what is asked of a batch": Mutation(
+        "claim", "local word, n = unheard(flags[2], h[12])", "local word, n"
+    ),
+    "claim begins a step while the fleet is paused": Mutation(
+        "claim", "if flags[1] then return { 'paused' } end", ""
+    ),
+    "commit does not read what is asked of a batch": Mutation(
+        "commit", "want = wanted(want, word)", ""
+    ),
+    "renewal does not tell what is asked of a batch": Mutation(
+        "journal", "wanted(h[3], (flag_of(h[4], h[5])))", "h[3]"
+    ),
+    "rescue dispatches runs of a paused batch": Mutation(
+        "rescue", "and word ~= 'resume'", "and false"
+    ),
+    "a request to a run does not come behind its batch's": Mutation(
+        "common", "local _, n = flag_of(batch)", "local n"
+    ),
+    "a sweep overrides what was asked of a run since": Mutation(
+        "sweep", "and h[7] ~= n then", "then"
+    ),
     "a repeated request is done again": Mutation(
         "common", "if whose == token then", "if false then"
     ),
@@ -170,7 +191,7 @@ MUTATIONS = {
         "common", " == 0 then look_at_batch(batch, now) end", " == 0 then return end"
     ),
     "nobody looks at a batch that has begun anew": Mutation(
-        "common", "then look_at_batch(batch, now_ms()) end", "then return end"
+        "common", "  look_at_batch(batch, now_ms())\n", ""
     ),
     "a batch's runs stay for ever": Mutation(
         "expire", "return redis.call('PEXPIREAT', key, ARGV[2])", "return"

@@ -156,6 +156,11 @@ class Auditor:
         ]
         self._shift(args=[milliseconds, *names])
 
+    def uncancel(self, batch: str) -> None:
+        """Let a cancelled batch have new runs all the same."""
+        for shard in range(SHARDS):
+            self._client.hdel(f"{tag(shard)}flags", f"x:{batch}")
+
     def newest_messages(self, count: int) -> list[tuple[str, int]]:
         """Return the hints at the head of the queue, the newest last."""
         return [hint_of(str(text)) for text in self._client.lrange("stepfleet", -count, -1)]

@@ -51,14 +51,14 @@ class WaitingModel(Model):
             take_back(run, token)
             run.ledger[token] = "late"
             return "lost", run.status
-        if run.want == "cancel" and not decision.knows_cancel:
+        if self.wanted(run) == "cancel" and not decision.knows_cancel:
             return "wanted", "cancel"
         waits = tuple(index for index in park.indexes if f"r:{index}" not in run.journal)
         for index in waits:
             call = run.calls.setdefault(index, Call())
             if call.look <= self.now:
                 call.look = self.now + GRACE
-                if run.want != "pause":
+                if self.wanted(run) != "pause":
                     self.call_queue.insert(0, (run_id, step, index))
             run.journal[f"n:{index}"] = ""
         run.journal |= {"began": "", "spent": "", "paid": ""}
@@ -68,7 +68,7 @@ class WaitingModel(Model):
         run.seq += decision.events
         run.waiting, run.waits_at = waits, step
         run.not_before = self.now + PATIENCE if waits else 0
-        if run.want == "pause":
+        if self.wanted(run) == "pause":
             self._pause(run)
         elif waits:
             self._arm(run)
@@ -84,6 +84,8 @@ class WaitingModel(Model):
         call = run.calls[index]
         if call.owner == token:
             return "taken"
+        if self.is_kept(run):
+            return "paused"
         if token in run.committed:
             return "stale"
         if call.owner:
@@ -235,7 +237,7 @@ class WaitingModel(Model):
         """Return the calls that are dispatched again; comes before `rescue`."""
         hints = []
         for run in self.pick(lambda run: run.is_waiting and run.not_before > self.now):
-            if run.due is None or run.due > self.now:
+            if run.due is None or run.due > self.now or self.fleet_paused or self.is_kept(run):
                 continue
             wait = GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
             run.dispatches += 1

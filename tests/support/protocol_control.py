@@ -6,13 +6,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from protocol_audit import check_upkeep
+from protocol_audit import BATCHES, check_upkeep
 from protocol_call_model import WaitingModel
-from protocol_model import Run
+from protocol_model import Run, shard_of
 from protocol_rig import Rig
 from protocol_worker import KINDS, Worker
 
 from stepfleet.orchestrator.protocol.revision import Revision, revise
+from stepfleet.orchestrator.store.batch_requests import Request, pause_fleet
 from stepfleet.orchestrator.store.reading import StoredRun
 
 PICK = st.integers(0, 63)
@@ -63,6 +64,47 @@ class ControlRules(RuleBasedStateMachine):
         with self.operation("upkeep"):
             self.rig.do(self.rig.bench.keep_up())
         check_upkeep(self.rig.auditor.dump(list(self.model.runs)))
+
+    @precondition(lambda self: self.model.runs)
+    @rule(batch=st.sampled_from(BATCHES), word=st.sampled_from(["pause", "resume", "cancel"]))
+    def batch_is_asked(self, batch: str, word: str) -> None:
+        """A request to a batch is in force on all shards; a cancel reaches all runs before it."""
+        if self.model.flags.get(batch, ("",))[0] == "cancel":
+            self.sweep(batch)
+        self.tokens += 1
+        fields = self.rig.bench.control.batch_cancel("enough")
+        with self.operation("flag"):
+            self.rig.do(self.rig.requests.flag(Request(batch, 0, word, self.tokens, fields)))
+            # A batch that was cancelled gets no more runs: here it does.
+            self.rig.auditor.uncancel(batch)
+            self.model.flag(batch, word, self.tokens)
+
+    @precondition(lambda self: self.model.flags)
+    @rule(batch=st.sampled_from(BATCHES))
+    def sweep(self, batch: str) -> None:
+        """The request is brought to the batch's runs."""
+        if batch not in self.model.flags:
+            return
+        word, number = self.model.flags[batch]
+        named: dict[int, list[str]] = {}
+        for run in self.model.pick(lambda run: run.batch == batch):
+            named.setdefault(shard_of(run.run_id), []).append(run.run_id)
+        with self.operation("sweep"):
+            hints = self.model.sweep(batch)
+            for run_ids in named.values():
+                request = Request(batch, 0, word, number)
+                self.rig.do(self.rig.requests.sweep_runs(request, run_ids))
+            told = self.rig.auditor.newest_messages(len(hints)) if hints else []
+            assert sorted(told) == sorted(hints)
+            self.model.queue += told
+
+    @rule(paused=st.sampled_from([True, False, False]))
+    def fleet_is_paused(self, paused: bool) -> None:
+        """No step begins anywhere, or they begin again."""
+        opened = self.rig.bench.opened
+        with self.operation("fleet"):
+            self.rig.do(pause_fleet(opened.connection, opened.keys, paused=paused))
+            self.model.fleet_paused = paused
 
     @precondition(lambda self: self.asked)
     @rule(pick=PICK)

@@ -320,6 +320,9 @@ class ProtocolMachine(CallRules, ControlRules):
         """Nothing may be stuck: without further requests every run comes to an end."""
         if not self.sound:
             return
+        self.fleet_is_paused(paused=False)
+        for batch in list(self.model.flags):
+            self.sweep(batch)
         for _ in range(ROUNDS_TO_THE_END):
             for run in self.model.pick(lambda run: not run.ended):
                 self._control(run, "resume")

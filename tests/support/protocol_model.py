@@ -107,6 +107,7 @@ class Run:
     ledger: dict[str, str] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    heard: int = 0
     calls: dict[int, Call] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
     waits_at: int = -1
@@ -164,6 +165,8 @@ class Model:
         self.now = 10**12
         self.runs: dict[str, Run] = {}
         self.queue: list[Hint] = []
+        self.flags: dict[str, tuple[str, int]] = {}
+        self.fleet_paused = False
         self.endings: dict[tuple[int, str], list[str]] = {}
         self.ends: dict[tuple[int, str], int] = {}
 
@@ -187,10 +190,19 @@ class Model:
         refusal = self._not_open(run, step, token)
         if refusal or run.token == token:
             return refusal or "claimed"
-        self._vanish(run)
-        if run.want == "pause":
+        return "paused" if self.fleet_paused else self._take(run, token)
+
+    def _take(self, run: Run, token: str) -> str:
+        lost, word = self._vanish(run), self.unheard(run)
+        wanted = self.wanted(run)
+        self.hear(run)
+        if word == "cancel":
+            self._abandon(run, lost=lost)
+            return "ended"
+        if wanted == "pause":
             self._pause(run)
             return "paused"
+        run.want = wanted
         if run.not_before > self.now:
             return "early"
         run.seq += run.status == "queued"
@@ -218,7 +230,7 @@ class Model:
             return None
         run.lease = run.due = self.now + LEASE
         run.journal |= entries
-        return run.want
+        return self.wanted(run)
 
     def commit(self, run_id: str, step: int, token: str, decision: Decision) -> tuple[str, str]:
         """Return ('committed' | 'lost', status) or ('wanted', 'cancel')."""
@@ -230,7 +242,7 @@ class Model:
             if decision.drops:
                 run.ledger[token] = "late"
             return "lost", run.status
-        if run.want == "cancel" and not decision.knows_cancel:
+        if self.wanted(run) == "cancel" and not decision.knows_cancel:
             return "wanted", "cancel"
         run.token, run.last_token, run.dispatches = "", token, 0
         run.seq += decision.events
@@ -251,7 +263,7 @@ class Model:
             return
         run.attempts += decision.attempt
         run.limited += decision.limited
-        if run.want == "pause":
+        if self.wanted(run) == "pause":
             self._pause(run)
             return
         run.not_before = self.now + decision.delay if decision.delay else 0
@@ -279,16 +291,14 @@ class Model:
         if run.token and run.lease > self.now:
             run.want = "cancel"
             return "requested"
-        if self._vanish(run) and "response" in run.journal and "paid" not in run.journal:
-            run.ledger["paid"] = "interrupted"
-        run.seq += 1
-        self._end(run, "user_requested")
+        self._abandon(run, lost=self._vanish(run))
         return "cancelled"
 
     def pause(self, run_id: str) -> str:
         run = self.runs[run_id]
         if run.ended:
             return "ended"
+        self.hear(run)
         if run.token and (run.lease > self.now or run.want == "cancel"):
             run.want = run.want or "pause"
             return "requested"
@@ -301,6 +311,7 @@ class Model:
         run = self.runs[run_id]
         if run.ended:
             return "ended"
+        self.hear(run)
         if run.status != "paused":
             run.want = "" if run.want == "pause" else run.want
             return "active"
@@ -324,6 +335,7 @@ class Model:
                 run.journal["response"] = taken_back.author
             run.ledger[f"retry {run.retries}"] = "retried"
         self._group(run).remove(run_id)
+        self.hear(run)
         run.status, run.reason, run.want, run.begun = "in_progress", "", "", False
         run.step, run.retries, run.seq = len(run.log), run.retries + 1, run.seq + 1
         run.attempts = run.limited = run.crashes = run.dispatches = run.not_before = 0
@@ -334,9 +346,14 @@ class Model:
 
     def rescue(self, *, long_queue: bool) -> list[Hint]:
         """Return the hints that are published, in no particular order; the caller queues them."""
-        hints = []
+        hints: list[Hint] = []
         for run in self.runs.values():
             if run.due is None or not self._is_looked_at(run.due, long_queue=long_queue):
+                continue
+            if self.fleet_paused:
+                continue
+            if self.is_kept(run):
+                run.due = self.now + GRACE
                 continue
             first = run.dispatches == 0
             most = MOST_DOUBLINGS if long_queue else IDLE_DOUBLINGS
@@ -353,9 +370,54 @@ class Model:
         """The queue is long or as good as empty; what was put off waits for the latter."""
         return due <= self.now or (due >= PUT_OFF and not long_queue)
 
+    def is_kept(self, run: Run) -> bool:
+        """Tell whether the run's batch is to keep it from work, and it has not heard of that."""
+        return self.unheard(run) in {"cancel", "pause"}
+
     def pick(self, which: Callable[[Run], bool]) -> list[Run]:
         """Return the runs for which `which` holds."""
         return [run for run in self.runs.values() if which(run)]
+
+    def _abandon(self, run: Run, *, lost: bool) -> None:
+        if "paid" in run.journal or (lost and "response" in run.journal):
+            run.ledger["paid"] = "interrupted"
+        run.seq += 1
+        self._end(run, "user_requested")
+
+    def unheard(self, run: Run) -> str:
+        """Return what is asked of the run's batch, where the run has not heard of it."""
+        word, number = self.flags.get(run.batch, ("", 0))
+        return word if run.heard != number else ""
+
+    def hear(self, run: Run) -> None:
+        run.heard = self.flags.get(run.batch, ("", run.heard))[1]
+
+    def wanted(self, run: Run) -> str:
+        """Return what is wanted of a run, by itself and by its batch."""
+        word = self.unheard(run)
+        if "cancel" in (run.want, word):
+            return "cancel"
+        return {"pause": "pause", "resume": ""}.get(word, run.want)
+
+    def flag(self, batch: str, word: str, number: int) -> None:
+        """Ask something of a whole batch: in force, though no run was looked at."""
+        self.flags[batch] = (word, number)
+
+    def sweep(self, batch: str) -> list[Hint]:
+        """Bring a batch's runs to what was asked; return the hints of those that go on."""
+        word, number = self.flags[batch]
+        hints = []
+        for run in self.pick(lambda run: run.batch == batch and not run.ended):
+            if run.heard == number:
+                continue
+            run.heard = number
+            if word == "cancel":
+                self.cancel(run.run_id)
+            elif word == "pause":
+                self.pause(run.run_id)
+            elif self.resume(run.run_id, run.step) == "resumed" and not run.is_waiting:
+                hints.append(self.queue.pop())
+        return hints
 
     def _vanish(self, run: Run) -> bool:
         """Note the loss of an owner whose lease ran out; tell whether there is one."""
@@ -398,6 +460,7 @@ class Model:
 
     def _pause(self, run: Run) -> None:
         run.seq += 1
+        self.hear(run)
         run.status, run.token, run.want, run.due = "paused", "", "", None
 
     def _end(self, run: Run, reason: str) -> None:

@@ -17,6 +17,8 @@ from redis import RedisCluster as NodesOfCluster
 from redis_cluster import RedisCluster
 from stored_runs import Bench, bench
 
+from stepfleet.orchestrator.store.batch_requests import BatchRequests
+from stepfleet.orchestrator.store.batches import Batches
 from stepfleet.orchestrator.store.trial_marks import TrialMarks
 from stepfleet.worker.rescuer import Rescuer
 
@@ -52,6 +54,15 @@ class Rig:
     def marks(self) -> TrialMarks:
         opened = self.bench.opened
         return TrialMarks(opened.connection, opened.keys, opened.dispatch)
+
+    @property
+    def requests(self) -> BatchRequests:
+        """Requests to whole batches, over the rig's store."""
+        opened = self.bench.opened
+        batches = Batches(opened.connection, opened.keys, retention=60)
+        return BatchRequests(
+            opened.connection, opened.keys, opened.dispatch, batches, grace=GRACE / 1000
+        )
 
     def rescuer(self, *, long_queue: bool) -> Rescuer:
         opened = self.bench.opened

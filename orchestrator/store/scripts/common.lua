@@ -177,7 +177,8 @@ end
 -- A batch has a run that is open: its counters stay, and so will its other runs. Where they expire, so does their index,
 -- until they have been made to stay: see expire.lua.
 local function go_on(batch)
-  if redis.call('PERSIST', batch_key(batch)) == 1 then look_at_batch(batch, now_ms()) end
+  redis.call('PERSIST', batch_key(batch))
+  look_at_batch(batch, now_ms())
 end
 
 -- Makes an inactive run active again in `to`. Undoes what `finish` did, or a pause.
