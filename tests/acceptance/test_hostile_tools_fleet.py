@@ -71,7 +71,7 @@ ODD = {
 def test_results_that_cannot_be_kept_are_clear_errors_and_the_run_goes_on(
     model: ModelServer, worker: FleetWorker, fleet: Fleet
 ) -> None:
-    """TOOL-24: 100 MB, depth 10,000, 6,000 digits, NUL, a lone surrogate; memory is bounded."""
+    """TOOL-09: 100 MB, depth 10,000, 6,000 digits, NUL, a lone surrogate; memory is bounded."""
     kinds = [*ODD, "NUL"]
     model.follow(orders(*(ToolCallReply("odd", {"kind": kind}) for kind in kinds)))
     before = psutil.Process(worker.pid).memory_info().rss
@@ -103,7 +103,7 @@ ARGUMENTS = {
 def test_arguments_that_cannot_be_used_are_clear_errors_and_nothing_is_run(
     model: ModelServer, worker: FleetWorker, fleet: Fleet
 ) -> None:
-    """TOOL-24"""
+    """TOOL-07, TOOL-10"""
     model.follow(orders(*(ToolCallReply("echo", text) for text, _ in ARGUMENTS.values())))
     result = outcome(fleet)
     assert result.output == "answer"
@@ -135,7 +135,7 @@ def test_an_answer_of_100_mb_is_refused_and_the_worker_goes_on(
 def test_patterns_that_backtrack_for_ever_elsewhere_refuse_at_once(
     model: ModelServer, worker: FleetWorker, fleet: Fleet
 ) -> None:
-    """TOOL-24: in a signature, and in schemas that somebody else wrote, with another one inside."""
+    """TOOL-10: in a signature, and in schemas that somebody else wrote, with another one inside."""
     given = {"text": "a" * 50_000 + "!"}
     names = ("picky", "evil_pattern", "evil_inside")
     model.follow(orders(*(ToolCallReply(name, given) for name in names)))
@@ -151,7 +151,7 @@ def test_patterns_that_backtrack_for_ever_elsewhere_refuse_at_once(
 def test_a_tool_that_the_agent_does_not_list_is_not_run_whoever_orders_it(
     model: ModelServer, worker: FleetWorker, fleet: Fleet, effects: Path
 ) -> None:
-    """TOOL-24: a result gives orders, the model obeys, and code refuses.
+    """TOOL-05: a result gives orders, the model obeys, and code refuses.
 
     The tool exists in the same process: another agent has it.
     """

@@ -64,7 +64,7 @@ def test_workers_offer_their_servers_tools_and_call_them(
     notes: Path,
     redis_url: str,
 ) -> None:
-    """TOOL-18, TOOL-19, TOOL-23: a run keeps names and digests; the client knows no server."""
+    """TOOL-19, TOOL-23: a run keeps names and digests; the client knows no server."""
     seen: list[tuple[str, ...]] = []
 
     def rules(request: RequestRecord) -> Reply:

@@ -11,6 +11,7 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
+CALLS = ("model", "shout")
 PLUGIN = '''
 from stepfleet.orchestrator import tool
 
@@ -24,6 +25,7 @@ import os
 from pathlib import Path
 
 from stepfleet.orchestrator import Agent
+from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.tools import Middleware
 
 def note(text):
@@ -43,7 +45,11 @@ class Noting(Middleware):
         return await call_next(call)
 
 loud = Agent(
-    "loud", model="openai:scripted", tools=["shout"], middleware=[Noting("first"), Noting("second")]
+    "loud",
+    model="openai:scripted",
+    tools=["shout"],
+    middleware=[Noting("first"), Noting("second")],
+    error_policy=ErrorPolicy.ignore_tool_errors(),
 )
 """
 
@@ -64,13 +70,14 @@ def installed(tmp_path: Path) -> Path:
 def rules(request: RequestRecord) -> Reply:
     if request.turn > 1:
         return Reply("done", latency=0.01)
-    return Reply("", tool_calls=(ToolCallReply("shout", {"text": "hey"}),), latency=0.01)
+    calls = (ToolCallReply("shout", {"loudly": True}), ToolCallReply("shout", {"text": "hey"}))
+    return Reply("", tool_calls=calls, latency=0.01)
 
 
 def test_a_worker_finds_a_packages_tool_and_runs_it_through_the_agents_layers(
     installed: Path, tmp_path: Path, model: ModelServer, start_worker: Start, redis_url: str
 ) -> None:
-    """TOOL-19, TOOL-20, TOOL-22, TOOL-23: by its entry point; code is never sent."""
+    """TOOL-17, TOOL-19, TOOL-20, TOOL-22, TOOL-23: by its entry point; code is never sent."""
     model.follow(rules)
     notes = tmp_path / "notes"
     env = {
@@ -85,8 +92,14 @@ def test_a_worker_finds_a_packages_tool_and_runs_it_through_the_agents_layers(
         result = fleet.wait(run_id, timeout=60)
         config = fleet.show(run_id).config
         traces = fleet.tool_traces(run_id)
+        cleared = fleet.clear_tool_traces(run_id), fleet.tool_traces(run_id).all()
     assert result.success
-    assert [one.call.result for one in traces.all()] == ["HEY"]
+    refused, shouted = traces.all()
+    assert (refused.call.is_error, shouted.call.result) == (True, "HEY")
+    assert (traces.last(), traces.failed()) == (shouted, (refused,))
+    assert traces.by_name("shout") == (refused, shouted)
+    assert cleared == (2, ())
     assert [(one.name, one.version) for one in config.tools] == [("shout", "2.1")]
-    around = ["first model", "second model"]
-    assert notes.read_text().splitlines() == [*around, "first shout", "second shout", *around]
+    model_call, tool_call = ([f"{name} {what}" for name in ("first", "second")] for what in CALLS)
+    noted = notes.read_text().splitlines()
+    assert noted == [*model_call, *tool_call, *tool_call, *model_call]

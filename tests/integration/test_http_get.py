@@ -381,7 +381,7 @@ def test_hosts_must_be_a_list() -> None:
 
 
 def test_neither_httpx_nor_celery_nor_redis_is_imported_with_the_tools() -> None:
-    """TOOL-23: agents' modules are loaded by clients that have none of the workers' packages."""
+    """Agents' modules are loaded by clients that have none of the workers' packages."""
     code = (
         "import sys, json, stepfleet.orchestrator.tools.builtin;"
         "print(json.dumps([m for m in ('httpx', 'celery', 'redis', 'jsonschema', 'aiohttp')"

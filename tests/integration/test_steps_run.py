@@ -24,6 +24,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
+from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools import tool
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
@@ -70,15 +71,39 @@ async def test_a_run_goes_from_tools_to_its_answer(opened: Opened) -> None:
     assert result.cumulative_execution_seconds == pytest.approx(total)
 
 
-async def test_an_unknown_tool_is_answered_and_the_other_calls_run(opened: Opened) -> None:
-    """TOOL-05, TOOL-07, TOOL-15: under a policy that goes on."""
-    script = (call(("no_such", {}), ("look", {"what": "x"})), say("done"))
-    policy = ErrorPolicy.retry_tool_errors(3)
-    async with opened(*script, tools=(look,), error_policy=policy) as (desk, hands, run_id):
+@pytest.mark.parametrize("parallel", [False, True])
+async def test_an_unknown_tool_is_answered_and_the_other_calls_run(
+    opened: Opened, parallel: bool
+) -> None:
+    """TOOL-05, TOOL-07, TOOL-15: so are a call that cannot be read, and a tool that fails."""
+
+    @tool
+    def fails() -> str:
+        """Fail."""
+        raise ValueError("no luck")
+
+    unread = ToolCall(id="c9", name="look", error="its arguments are no JSON")
+    asked = call(("look", {"what": "x"}), ("no_such", {}), ("fails", {}), ("look", {"what": "y"}))
+    asked = asked.model_copy(update={"tool_calls": (*(asked.tool_calls or ()), unread)})
+    async with opened(
+        *(asked, say("done")),
+        tools=(look, fails),
+        error_policy=ErrorPolicy.ignore_tool_errors(),
+        parallel_tool_execution=parallel,
+    ) as (desk, hands, run_id):
         await hands.finish(run_id)
-        result = (await desk.stored(run_id)).result()
+        stored = await desk.stored(run_id)
+    result = stored.result()
     assert result.success
-    assert [one.is_error for one in result.steps[0].tool_calls] == [True, False]
+    records = result.steps[0].tool_calls
+    assert [one.is_error for one in records] == [False, True, True, False, True]
+    assert [one.result for one in records] == ["seen x", None, None, "seen y", None]
+    answers = stored.state.messages[2:7]
+    assert [one.tool_call_id for one in answers] == ["c0", "c1", "c2", "c3", "c9"]
+    said = ("seen x", "tool 'no_such' does not exist", "ValueError: no luck", "seen y", "no JSON")
+    for answer, part in zip(answers, said, strict=True):
+        assert answer.is_tool()
+        assert part in answer.text
 
 
 async def test_an_endless_run_stops_at_its_step_limit_with_the_last_thought(

@@ -164,7 +164,6 @@ def test_rules_that_raise_are_a_violation_that_says_what_they_raised() -> None:
 
 
 def test_a_call_of_an_unknown_tool_that_the_server_asked_for_may_be_shown_to_it() -> None:
-    """TOOL-05"""
     with ModelServer({"hi": [Reply(tool_calls=(ToolCallReply("unheard"),)), "done"]}) as server:
         message = post(server, sent(USER)).json()["choices"][0]["message"]
         answer = answers(message["tool_calls"][0]["id"])

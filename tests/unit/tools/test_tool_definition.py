@@ -322,7 +322,7 @@ class Holder:
 def test_what_a_model_could_not_call_is_refused_at_decoration(
     function: Callable[..., Any], says: str
 ) -> None:
-    """TOOL-03, TOOL-23: the message names tool, parameter and fix."""
+    """TOOL-03: the message names tool, parameter and fix."""
     with pytest.raises(ConfigurationError) as caught:
         tool(function)
     assert says in caught.value.message

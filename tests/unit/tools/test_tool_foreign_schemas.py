@@ -46,7 +46,7 @@ LONG = "a" * 50_000
 def test_arguments_that_keep_other_engines_busy_for_ever_are_refused_soon(
     draft: dict[str, Any], schema: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    """TOOL-10, TOOL-24: Python's engine would need years, and this test its time limit."""
+    """TOOL-10: Python's engine would need years, and this test its time limit."""
     with pytest.raises(ToolArgumentsError) as caught:
         checker_of("t", {"type": "object", **draft, **schema})(arguments)
     assert len(caught.value.message) < 2000

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.tools import ToolOptions, catalog
+from stepfleet.orchestrator.tools import Tool, ToolOptions, builtin, catalog, registry_of
 
-PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "tools.md").read_text(encoding="utf-8")
 
 
 def test_the_samples_of_the_tools_page_run(
@@ -35,3 +36,17 @@ def test_the_page_lists_every_option_of_a_tool() -> None:
     """TOOL-03"""
     listed = re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)
     assert sorted(listed) == sorted(ToolOptions.__dataclass_fields__)
+
+
+def test_the_tools_that_ship_are_listed_and_are_given_by_their_names() -> None:
+    """TOOL-24"""
+    shipped = [name for name in builtin.__all__ if isinstance(getattr(builtin, name), Tool)]
+    row = next(line for line in protocols() if line.startswith("| `Tool` |"))
+    assert re.findall(r"`(\w+)`", row.rpartition("|")[0].rpartition("|")[2]) == shipped
+    found = registry_of([f"{builtin.__name__}:{name}" for name in shipped])
+    assert [spec.name for spec in found.specs()] == shipped
+    assert all(spec.description and spec.parameters["properties"] for spec in found.specs())
+
+
+def protocols() -> list[str]:
+    return (DOCS / "protocols.md").read_text(encoding="utf-8").splitlines()
