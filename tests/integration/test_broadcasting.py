@@ -174,8 +174,9 @@ async def test_an_outlet_that_fails_delays_no_step_and_loses_nothing(redis_url: 
 
 
 @takes_long
+@pytest.mark.parametrize("trouble", ["cut", "stall"])
 async def test_channels_on_a_redis_that_is_away_delay_no_step(
-    redis_url: str, own_redis: Any
+    redis_url: str, own_redis: Any, trouble: str
 ) -> None:
     """EVT-20: pub/sub is down; when it is back, its subscribers hear of the run.
 
@@ -184,7 +185,7 @@ async def test_channels_on_a_redis_that_is_away_delay_no_step(
     events_server: RedisServer = own_redis()
     agent = looker()
     with troubled(events_server.port) as way:
-        way.cut()
+        getattr(way, trouble)()
         settings = load_settings(redis_url=redis_url, events_url=way.url)
         async with AsyncFleet(redis_url) as fleet, InlineWorker(settings, [agent]) as worker:
             run_id = await fleet.submit(agent, "hi")

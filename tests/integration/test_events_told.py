@@ -357,6 +357,10 @@ async def test_at_each_event_the_store_shows_what_it_tells(redis_url: str) -> No
                 elif event["type"].startswith("agent.step"):
                     assert len(stored.log) >= payload["step_number"]
                     heard_of.setdefault(str(payload["step_number"]), asyncio.Event()).set()
+                else:
+                    assert event["type"].startswith("agent.tool")
+                    done = [one.call_id for step in stored.log for one in step.result.tool_calls]
+                    assert payload["tool_call_id"] in done
 
         async def wait_for(name: str) -> None:
             async with asyncio.timeout(30):

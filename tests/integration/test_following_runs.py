@@ -166,6 +166,25 @@ async def test_text_is_told_in_chunks_while_it_is_written(
     assert again.text == "Hello, world"
 
 
+async def test_chunks_are_numbered_anew_in_each_execution(
+    redis_url: str, fleet: AsyncFleet
+) -> None:
+    """EVT-11: from 0, so that a client knows which text a chunk continues."""
+    agent = Agent("typist", model=Typist("Hello"), broadcast="standard")
+    run_id = await fleet.submit(agent, "hi")
+    await finished(redis_url, agent, run_id)
+    await fleet.send(run_id, "again")
+    await finished(redis_url, agent, run_id)
+    first: dict[str, list[int]] = {}
+    async for event in fleet.stream(run_id, chunks=True):
+        if event["type"] == "agent.stream.chunk":
+            assert event["payload"]["chunk"] or event["payload"]["is_complete"]
+            numbers = first.setdefault(event["execution_id"], [])
+            assert event["payload"]["chunk_index"] == len(numbers)
+            numbers.append(len(numbers))
+    assert list(first) == [f"{run_id}:1", f"{run_id}:2"]
+
+
 async def test_a_run_that_does_not_ask_for_text_tells_none(
     redis_url: str, fleet: AsyncFleet
 ) -> None:

@@ -10,6 +10,7 @@ from scripted_steps import Script, call, say
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
 from stepfleet.orchestrator.domain_events import (
+    AgentFailed,
     AgentFinished,
     AgentStateUpdated,
     AgentStepCompleted,
@@ -20,6 +21,7 @@ from stepfleet.orchestrator.domain_events import (
     ToolCallCompleted,
     ToolCallStarted,
 )
+from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepResult
@@ -91,6 +93,22 @@ async def test_a_run_emits_each_domain_event_with_all_there_is(redis_url: str) -
     assert [event.step_number for event in evaluated] == [1, 2]
     usage = [event.usage.total_tokens for event in heard if isinstance(event, TokenUsageReported)]
     assert usage == [15, 15]
+
+
+async def test_a_run_that_fails_emits_its_failure(redis_url: str) -> None:
+    """EVT-15"""
+    heard: list[DomainEvent] = []
+    told = Subscribers().wiretap(heard.append)
+    agent = Agent("broken", model=Script([ModelError("no luck")]), subscribers=told)
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi")
+        async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
+            await worker.finish(run_id)
+        assert not (await fleet.result(run_id)).success
+    (failed,) = [event for event in heard if isinstance(event, AgentFailed)]
+    assert (failed.agent_id, failed.step_count) == (run_id, 1)
+    assert "no luck" in str(failed.error)
+    assert not any(isinstance(event, AgentFinished) for event in heard)
 
 
 async def test_the_trace_on_the_wire_makes_no_second_evaluation(redis_url: str) -> None:

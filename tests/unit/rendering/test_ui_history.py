@@ -12,6 +12,7 @@ from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.steps import LoggedStep, Progress
 from stepfleet.orchestrator.rendering import (
+    StatusType,
     UIMessage,
     UIMetadata,
     UIRole,
@@ -102,6 +103,10 @@ def test_every_message_fits_the_schema_of_messages() -> None:
         UIMetadata.model_fields
     )
     assert {"tool_duration_ms", "status_type", "continuation"} <= set(UIMetadata.model_fields)
+    assert {one.value for one in UIRole} == {"user", "assistant", "tool", "status"}
+    assert {one.value for one in StatusType} == {
+        *("thinking", "tool_call", "tool_result", "error", "info", "continuation")
+    }
     validator = Draft202012Validator(schema)
     for message in rendered(two_steps()):
         validator.validate(json.loads(json.dumps(message.to_dict())))

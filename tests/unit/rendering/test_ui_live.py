@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
 from ui_records import RUN, Told, two_steps
 
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.rendering import (
     LiveMessages,
     StatusType,
@@ -197,6 +199,19 @@ def test_a_scripted_client_ends_equal_to_the_stored_history() -> None:
     assert [one.id for one in streamed] == [one.id for one in history[1:]]
     assert streamed != history[1:]
     assert events.window.reconcile(history) == history
+
+
+@pytest.mark.parametrize("state", Lifecycle)
+def test_every_terminal_status_says_that_the_history_is_to_be_fetched(state: Lifecycle) -> None:
+    """UI-07: and then no ephemeral status is left."""
+    events = told()
+    events.status("in_progress")
+    events.status(state.value)
+    ends = {"completed", "failed", "cancelled", "stopped"}
+    assert events.window.is_over is (state.value in ends)
+    if events.window.is_over:
+        history = rendered(two_steps())
+        assert events.window.reconcile(history) == history
 
 
 def test_errors_stay_where_they_stood_and_other_statuses_go() -> None:

@@ -206,6 +206,22 @@ def test_the_full_preset_adds_the_decision() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("preset", "messages", "steps", "longest"), [(STANDARD, 49, 20, 2000), (FULL, 99, 50, 5000)]
+)
+def test_a_preset_cuts_a_big_state_to_its_limits(
+    preset: SlimSerializationConfig, messages: int, steps: int, longest: int
+) -> None:
+    """SER-04, SER-05: a result without its call is not counted in."""
+    told = SlimSerializer(preset).serialize(
+        state(conversation(100, "x" * 9000)), [step(n) for n in range(1, 101)]
+    )
+    assert len(told["messages"]) == messages
+    assert [one["step_number"] for one in told["steps"]] == list(range(101 - steps, 101))
+    assert {len(one["content"]) for one in told["messages"][1:]} == {longest + len("...")}
+    assert (told["last_continuation"] is not None) is preset.include_continuation_trace
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_snapshot_has_the_keys_of_its_schema(preset: SlimSerializationConfig) -> None:
     """SER-06"""
