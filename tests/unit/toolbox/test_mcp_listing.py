@@ -128,3 +128,11 @@ def test_a_schema_that_takes_for_ever_is_left_out(caplog: pytest.LogCaptureFixtu
     schema = {"type": "object", "$defs": {**again, "a40": {}}, "$ref": "#/$defs/a0"}
     assert [one.name for one in of(offered("fine"), offered(input_schema=schema))] == ["fine"]
     assert "takes too long" in caplog.text
+
+
+def test_a_listing_that_takes_for_ever_ends_with_its_allowance(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = mcp_server("s", command=["x"])
+    assert definitions(server, [offered("a"), offered("b")], seconds=0.0) == ()
+    assert "tool 'a' and those behind it are not offered" in caplog.text

@@ -15,7 +15,7 @@ from mcp_types import ToolAnnotations
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.bounded_json import BoundsError, canonical_json, plain_json
-from stepfleet.orchestrator.tools.check_time import allowed
+from stepfleet.orchestrator.tools.check_time import TooMuchWorkError, allowed, limited
 from stepfleet.orchestrator.tools.foreign import check_sound
 from stepfleet.orchestrator.tools.mcp import McpServer
 from stepfleet.orchestrator.tools.schema_budget import check_budget
@@ -33,7 +33,7 @@ MAX_LISTING = 1024 * 1024
 MAX_PARTS = 20_000
 """Objects and arrays of all schemas of a server."""
 LISTING_SECONDS = 5.0
-"""CPU time in which all schemas of a server are judged; tools behind them are left out."""
+"""CPU time in which a listing is read and checked; tools behind it are left out."""
 _DIGEST = 16
 
 
@@ -52,14 +52,16 @@ class Definition:
     idempotent: bool
 
 
-def definitions(server: McpServer, offered: Iterable[OfferedTool]) -> tuple[Definition, ...]:
+def definitions(
+    server: McpServer, offered: Iterable[OfferedTool], seconds: float = LISTING_SECONDS
+) -> tuple[Definition, ...]:
     """Return the tools that agents get, sorted by name; what is left out is told in the log.
 
-    Takes seconds for a hostile listing: call it off the event loop.
+    Takes up to `seconds` of CPU time for a hostile listing: call it off the event loop.
     """
     found: dict[str, Definition] = {}
     spent = _Spent()
-    with allowed(LISTING_SECONDS):
+    with allowed(seconds):
         for one in offered:
             if server.only is not None and one.name not in server.only:
                 continue
@@ -67,8 +69,16 @@ def definitions(server: McpServer, offered: Iterable[OfferedTool]) -> tuple[Defi
                 log.warning("MCP server %r: of its tools, %d are offered", server.name, MAX_TOOLS)
                 break
             try:
-                made = definition_of(server, one)
-                spent.add(made)
+                with limited(seconds):
+                    made = definition_of(server, one)
+                    spent.add(made)
+            except TooMuchWorkError:
+                log.warning(
+                    "MCP server %r: tool %.80r and those behind it are not offered: its listing "
+                    "takes more than %d s to check; choose some by `only`",
+                    *(server.name, one.name, seconds),
+                )
+                break
             except (ConfigurationError, BoundsError) as error:
                 log.warning(
                     "MCP server %r: tool %.80r is not offered: %s", server.name, one.name, error
