@@ -170,7 +170,7 @@ def test_a_worker_that_dies_at_a_point_loses_nothing(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    """DIST-08, TOOL-26: another finishes; only what lay between two records is done again."""
+    """CONT-25, DIST-08, TOOL-26: another finishes; only what lay between two records is done again."""
     env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
     died = tmp_path / "died"
     trap = {"STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}", "STEPFLEET_CRASH_ONCE": str(died)}

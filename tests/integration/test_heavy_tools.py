@@ -23,7 +23,7 @@ from stepfleet.orchestrator import Agent, tool
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import NotTaken
-from stepfleet.orchestrator.records.results import RunStatus
+from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import StateUpdate, current_invocation
 from stepfleet.worker.inline import InlineWorker
 
@@ -155,7 +155,7 @@ async def test_calls_in_order_stay_in_order_around_a_heavy_one(opened: Opened) -
 async def test_a_wait_ends_with_the_runs_time_limit_and_the_call_is_answered(
     opened: Opened,
 ) -> None:
-    """CONT-18, TIME-16: nobody serves the queue; the step is committed, its answer paid for."""
+    """CONT-17, TIME-16: nobody serves the queue; the step is committed, its answer paid for."""
     async with opened(*ONE, tools=(render,), time_limit=60) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         header, key = await desk.header(run_id), desk.opened.keys.run(run_id)
@@ -170,7 +170,7 @@ async def test_a_wait_ends_with_the_runs_time_limit_and_the_call_is_answered(
     assert error is not None
     assert "render" in error.message
     assert result.usage.total_tokens == 15
-    assert result.status is not RunStatus.COMPLETED
+    assert result.stop_reason is StopReason.TIME_LIMIT
 
 
 async def test_a_cumulative_timeout_does_not_count_the_time_in_a_queue(opened: Opened) -> None:

@@ -279,7 +279,7 @@ async def test_a_commit_that_fails_leaves_the_step_to_be_done_again(redis_url: s
 
 
 async def test_a_run_whose_agent_no_worker_has_waits_until_its_time_is_up(redis_url: str) -> None:
-    """ERR-31, CONT-24: limits and policy are stored with the run; it never counts as completed."""
+    """ERR-31: limits and policy are stored with the run; it never counts as completed."""
     async with opened_run(redis_url, say("never"), time_limit=60) as (desk, _, run_id):
         stranger = Hands(desk, Agent("other", model=Script(())))
         report = await stranger.step(run_id, 0)

@@ -5,18 +5,20 @@ import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import orjson
 from deadlines import until
 from opened_runs import opened_run
 from packed_records import hidden, read
-from scripted_steps import call, say
+from scripted_steps import Hands, call, say
 
 from stepfleet.orchestrator.agent import criteria_of
+from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.tools import tool
 
 
@@ -119,20 +121,39 @@ async def test_criteria_decide_alike_on_the_stored_state_and_on_that_in_memory(
     redis_url: str,
 ) -> None:
     """CONT-30, CONT-13: a worker that has only the Redis record comes to the same outcome."""
-    async with opened_run(redis_url, LOOK, LOOK, say("done"), tools=(look,)) as (
+    cut = say("done", finish_reason=FinishReason.LENGTH)
+    limits = {
+        "error_policy": ErrorPolicy.retry_tool_errors(3),
+        "finish_reasons": (FinishReason.LENGTH,),
+        "cumulative_timeout": 60.0,
+        "budget_usd": 1.0,
+    }
+    script = (LOOK, call(("broken", {})), cut)
+    measured: list[dict[str, Any]] = []
+    async with opened_run(redis_url, *script, tools=(look, broken), **limits) as (
         desk,
         hands,
         run_id,
     ):
         for step in range(3):
-            report = await hands.step(run_id, step)
+            report = await Hands(desk, hands.agent).step(run_id, step)
             assert report.verdict is not None
             stored = await desk.stored(run_id)
             state = stored.state
             in_memory = report.verdict.state
             again = state.model_copy(update={"info": state.info.at(in_memory.info.updated_at)})
-            criteria = criteria_of(stored.config, hands.agent)
-            assert criteria.evaluate(again) == report.verdict.outcome == stored.log[-1].outcome
+            outcome = criteria_of(stored.config, hands.agent).evaluate(again)
+            assert outcome == report.verdict.outcome == stored.log[-1].outcome
+            measured.append({one.criterion: one.context for one in outcome.evaluations})
+    assert [one["StepsLimit"]["value"] for one in measured] == [1, 2, 3]
+    assert [one["TokenUsageLimit"]["value"] for one in measured] == [15, 30, 45]
+    assert [one["BudgetLimit"]["value"] for one in measured] == [0.015, 0.03, 0.045]
+    seconds = [one["CumulativeExecutionTimeLimit"]["value"] for one in measured]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    failures = [one["ErrorPolicyCriterion"] for one in measured]
+    assert [one["consecutiveFailures"] for one in failures] == [0, 1, 0]
+    assert [one["totalFailures"] for one in failures] == [0, 1, 1]
+    assert measured[-1]["FinishReasonCheck"]["finish_reason"] == "length"
 
 
 async def test_a_reset_state_is_that_of_the_beginning(redis_url: str) -> None:

@@ -149,7 +149,7 @@ async def _said(request: ModelRequest) -> LLMResponse:
 
 
 async def test_a_token_limit_binds_where_no_usage_is_reported(redis_url: str) -> None:
-    """LLM-12, CONT-06: what is counted here stands in for it, and is marked."""
+    """LLM-12, CONT-16: what is counted here stands in for it, and is marked."""
     async with opened_run(redis_url, _said, tools=(look,), token_limit=100, max_steps=50) as (
         desk,
         hands,
@@ -166,7 +166,7 @@ async def test_a_token_limit_binds_where_no_usage_is_reported(redis_url: str) ->
 
 
 async def test_a_budget_binds_where_no_usage_is_reported(redis_url: str) -> None:
-    """COST-07: the scripted prices are a thousandth of a dollar per token."""
+    """The scripted prices are a thousandth of a dollar per token."""
     async with opened_run(redis_url, _said, tools=(look,), budget_usd=0.2, max_steps=50) as (
         desk,
         hands,

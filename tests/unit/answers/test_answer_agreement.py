@@ -138,7 +138,7 @@ def test_a_copy_of_an_agent_keeps_its_special_tools() -> None:
 def test_the_contract_requests_work_until_the_answer_is_given(
     answer: Answer | None, decision: str, reason: str
 ) -> None:
-    """ANS-11, ANS-18, CONT-02"""
+    """ANS-11, ANS-18"""
     demanding = agent(require_final_answer=True, max_steps=1)
     criteria = criteria_of(demanding.config, demanding, conduct_of(demanding.config, demanding))
     evaluation = criteria.evaluate(a_state(0, answer=answer)).get_evaluation_for(

@@ -75,7 +75,7 @@ def state(started: datetime | None) -> AgentState:
 def test_a_run_waits_until_its_wall_clock_limit(
     limits: dict[str, float | None], seconds: float
 ) -> None:
-    """CONT-18: workers' time alone sets no end to waiting."""
+    """Workers' time alone sets no end to waiting."""
     config = AgentConfig.model_validate({"name": "a", "model": "openai:x", **limits})
     assert patience(config, state(NOW), NOW + timedelta(seconds=60)) == seconds
 
