@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
+from deadlines import wait_until
 from fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import ErrorPolicy, Fleet
@@ -15,7 +16,8 @@ from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.worker.testing import Fault, ModelServer, Reply
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
 
 LONG = 60.0
@@ -56,6 +58,22 @@ def test_a_soft_time_limit_of_celery_is_a_timeout_of_the_step(
     assert went_on.success
     assert [error.type for error in went_on.steps[0].errors] == [ErrorType.TIMEOUT]
     assert went_on.output == "in time"
+
+
+def test_a_run_that_waits_for_its_rate_limit_leaves_the_only_slot_to_others(
+    model: ModelServer, start_worker: Start, redis_url: str
+) -> None:
+    """ERR-22: it is refused for ten minutes; another one is done meanwhile."""
+    model.follow(lambda _: Reply("done"))
+    model.fail(Fault("rate_limited", retry_after=600.0), key="refused")
+    start_worker(env={"STEPFLEET_SLOTS": "1"})
+    with Fleet(redis_url) as fleet:
+        refused = fleet.submit(AGENTS["plain"], "refused", time_limit=3600)
+        wait_until(lambda: model.count("refused", 1), within=LONG, what="the refusal")
+        assert fleet.wait(fleet.submit(AGENTS["plain"], "other"), timeout=LONG).success
+        waiting = fleet.show(refused)
+    assert (waiting.state.status, waiting.step) == (Lifecycle.IN_PROGRESS, 0)
+    assert model.count("refused", 1) == 1
 
 
 def test_hints_are_acknowledged_late_and_hidden_for_longer_than_any_step(redis_url: str) -> None:

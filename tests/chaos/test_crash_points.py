@@ -170,7 +170,7 @@ def test_a_worker_that_dies_at_a_point_loses_nothing(
     redis_url: str,
     tmp_path: Path,
 ) -> None:
-    """CONT-25, DIST-08, TOOL-26: another finishes; only what lay between two records is done again."""
+    """CONT-25, DIST-08, TOOL-26: only what lay between two records is done again, by another."""
     env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
     died = tmp_path / "died"
     trap = {"STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}", "STEPFLEET_CRASH_ONCE": str(died)}
@@ -188,6 +188,27 @@ def test_a_worker_that_dies_at_a_point_loses_nothing(
         batch.wait(timeout=60)
         crashes, repeats, unknown = trial.check(batch, list(batch.results()))
     assert (crashes, repeats, unknown) == (case.crashes, case.repeats, case.unknown)
+
+
+def test_a_run_that_loses_two_workers_has_no_failure_of_its_agent(
+    model: ModelServer, launch: Launch, redis_url: str, tmp_path: Path
+) -> None:
+    """ERR-29: killed with its answer in their hands; its first step stays its first."""
+    model.follow(script)
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(AGENTS["plain"], "answer twice")
+        for name in ("first", "second"):
+            died = tmp_path / name
+            trap = {"STEPFLEET_CRASH_AT": "after-reply", "STEPFLEET_CRASH_ONCE": str(died)}
+            victim = launch(redis_url, name=name, env={**ONE_AT_A_TIME, **trap})
+            wait_until(died.exists, within=60, what=f"the death of the {name}")
+            assert victim.wait() == -signal.SIGKILL
+        launch(redis_url, name="heir", env=ONE_AT_A_TIME)
+        result = fleet.wait(run_id, timeout=60)
+        failures = fleet.show(run_id).state.failures
+    assert (result.success, [step.step for step in result.steps]) == (True, [1])
+    assert [lost.kind for lost in result.lost_attempts] == ["crash", "crash"]
+    assert (failures.consecutive_failures, failures.total_failures) == (0, 0)
 
 
 SUBMITTER = """

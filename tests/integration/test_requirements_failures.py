@@ -14,13 +14,15 @@ from scripted_steps import Crash, Hands, Script, call, say
 from stored_runs import bench
 
 from stepfleet.orchestrator.agent import Agent
-from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.builder import AgentBuilder
+from stepfleet.orchestrator.error_policy import ErrorHandlingDecision, ErrorPolicy
 from stepfleet.orchestrator.errors import ModelError, RateLimitError, StoreError, ToolTimeoutError
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.results import RunStatus
+from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.models.connections import Connections
@@ -122,18 +124,65 @@ async def test_under_every_preset_the_model_can_read_what_failed(
 
 
 async def test_an_agent_with_another_policy_goes_on_where_the_default_stops(redis_url: str) -> None:
-    """ERR-18, ERR-17: `with_error_policy` is fluent and applied."""
-    strict = Agent("scripted", model=Script((BREAK, say("done"))), tools=TOOLS)
+    """ERR-18, ERR-17: `with_error_policy` is fluent and applied, on agents and builders."""
+    model = Script((BREAK, say("done")))
+    strict = Agent("scripted", model=model, tools=TOOLS)
     patient = strict.with_error_policy(ErrorPolicy.retry_tool_errors(3))
     assert strict.config.error_policy == ErrorPolicy.stop_on_any_error()
+    builder = AgentBuilder("scripted").with_model(model).with_tools(*TOOLS)
+    changed = builder.with_error_policy(ErrorPolicy.retry_tool_errors(3))
+    assert isinstance(changed, AgentBuilder)
     ends = []
-    for agent in (strict, patient):
+    for agent in (strict, patient, builder.build(), changed.build()):
         async with bench(redis_url, agent) as desk:
             run_id = await desk.create()
             await Hands(desk, agent).finish(run_id)
             result = (await desk.stored(run_id)).result()
             ends.append((result.stop_reason, len(result.steps)))
-    assert ends == [(StopReason.ERROR, 1), (StopReason.COMPLETED, 2)]
+    assert ends == [(StopReason.ERROR, 1), (StopReason.COMPLETED, 2)] * 2
+
+
+async def test_an_agents_own_resolver_says_what_failed(redis_url: str) -> None:
+    """ERR-04: an answer that it takes for a failure is asked for again, as often as is allowed."""
+
+    def doubtful(state: AgentState) -> ErrorContext:
+        if state.current_step is None or state.current_step.text != "perhaps":
+            return ErrorContext.none()
+        return ErrorContext(type=ErrorType.VALIDATION, consecutive_failures=state.step_count)
+
+    model = Script((say("perhaps"),))
+    policy = ErrorPolicy.retry_tool_errors(2)
+    agent = Agent("scripted", model=model, failures=doubtful, error_policy=policy)
+    async with bench(redis_url, agent, lease=600, grace=60) as desk:
+        run_id = await desk.create()
+        await finish_with_waits(Hands(desk, agent), run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.stop_reason, len(model.requests)) == (StopReason.RETRY_LIMIT, 2)
+    assert result.outcome is not None
+    decisive = result.outcome.get_evaluation_for("ErrorPolicyCriterion")
+    assert decisive is not None
+    assert decisive.context["errorType"] == "validation"
+
+
+async def test_failures_of_the_chosen_type_alone_are_retried(redis_url: str) -> None:
+    """ERR-27: timeouts are; the first failure of another type ends the run."""
+    policy = (
+        ErrorPolicy()
+        .with_handling(ErrorType.TIMEOUT, ErrorHandlingDecision.RETRY)
+        .with_max_retries(5)
+    )
+    slow = call(("endless", {}))
+    script = (slow, slow, BREAK, say("never"))
+    async with opened_run(redis_url, *script, tools=TOOLS, error_policy=policy) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    types = [error.type for step in result.steps for error in step.errors]
+    assert types == [ErrorType.TIMEOUT, ErrorType.TIMEOUT, ErrorType.TOOL]
+    assert result.stop_reason is StopReason.ERROR
 
 
 async def test_a_model_that_fails_once_is_asked_again_under_a_policy_that_retries(
@@ -196,7 +245,7 @@ async def test_the_type_of_several_errors_does_not_depend_on_which_came_first(
         run_ids = [await desk.create() for _ in range(100)]
         await asyncio.gather(*(hands.step(run_id, 0) for run_id in run_ids))
         runs = [await desk.stored(run_id) for run_id in run_ids]
-    assert len({run.state.failures.type for run in runs}) == 1
+    assert {run.state.failures.type for run in runs} == {ErrorType.TIMEOUT}
     assert len({run.result().error for run in runs}) == 1
 
 
@@ -259,7 +308,10 @@ async def test_an_exception_in_any_phase_is_a_recorded_step_with_an_outcome(
     assert "phase bug" in result.error
     assert stored.state.failures.type is ErrorType.UNKNOWN
     assert [step.finish_reason for step in result.steps] == [FinishReason.ERROR]
+    assert result.outcome is not None
+    assert result.outcome.resolved_by == "ErrorPolicyCriterion"
     assert result.cumulative_execution_seconds > 0
+    assert [one["type"] for one in events].count("agent.step.completed") == 1
     assert events[-1]["payload"]["status"] == "failed"
 
 

@@ -19,6 +19,7 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
 )
 from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
@@ -136,6 +137,8 @@ async def test_a_conversation_that_is_too_long_is_pruned_once(opened: Opened) ->
     assert result.stop_reason is StopReason.ERROR
     assert len(requests(hands)) == 4
     assert [len(one.messages) for one in requests(hands)] == [1, 3, 5, 3]
+    assert [step.type for step in result.steps].count(StepType.ERROR) == 1
+    assert [error.type for error in result.steps[-1].errors] == [ErrorType.MODEL]
 
 
 async def test_an_exception_in_the_model_object_is_a_recorded_step(opened: Opened) -> None:
@@ -148,10 +151,15 @@ async def test_an_exception_in_the_model_object_is_a_recorded_step(opened: Opene
     async with opened(explode) as (desk, hands, run_id):
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
+        events, _ = await desk.runs.events(run_id)
     assert result.stop_reason is StopReason.ERROR
     assert result.error is not None
     assert "bug in the adapter" in result.error
     assert len(result.steps) == 1
+    assert result.outcome is not None
+    assert result.outcome.resolved_by == "ErrorPolicyCriterion"
+    assert result.cumulative_execution_seconds > 0
+    assert events[-1]["payload"]["status"] == "failed"
 
 
 LONE = "bad \ud800 text"

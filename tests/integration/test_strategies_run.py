@@ -280,7 +280,12 @@ async def test_a_strategy_that_raises_is_an_error_of_its_step(opened: Opened, wh
     async with opened(*script, tools=(look,), strategy=Raising(where)) as (desk, hands, run_id):
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
+        events, _ = await desk.runs.events(run_id)
     assert result.stop_reason is StopReason.ERROR
+    assert result.outcome is not None
+    assert result.outcome.resolved_by == "ErrorPolicyCriterion"
+    assert events[-1]["payload"]["status"] == "failed"
+    assert result.steps[1].duration_ms > 0
     assert [step.type for step in result.steps] == [StepType.TOOL_EXECUTION, StepType.ERROR]
     assert result.steps[1].errors[0].message == f"Raising.{where} failed: KeyError: 'lost'"
 

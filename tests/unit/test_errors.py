@@ -6,8 +6,13 @@ import pytest
 from agent_records import a_result
 
 from stepfleet.orchestrator import errors
+from stepfleet.orchestrator.broadcast.signing import SignatureError
+from stepfleet.orchestrator.broadcast.webhook import WebhookError
+from stepfleet.orchestrator.embedded.failure import EmbeddedRedisError
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, ModelError
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.tools.mcp import ToolSourceError
+from stepfleet.worker.models.endpoint import ModelSetupError
 
 TREE = [
     (errors.ConfigurationError, errors.AgentException),
@@ -29,6 +34,8 @@ TREE = [
     (errors.RunActive, errors.AgentException),
     (errors.StructuredDataError, errors.AgentException),
 ]
+ELSEWHERE = (EmbeddedRedisError, ModelSetupError, SignatureError, ToolSourceError, WebhookError)
+"""Beside what they are about, and not in the module of errors."""
 
 CODES = [
     (errors.ConfigurationError("x"), "CONFIG_ERROR", ErrorType.UNKNOWN, False),
@@ -71,7 +78,7 @@ def test_an_exception_tells_its_code_type_and_whether_to_retry(
     assert ErrorInfo.model_validate(json.loads(json.dumps(info.to_dict()))) == info
 
 
-@pytest.mark.parametrize("kind", [child for child, _ in TREE])
+@pytest.mark.parametrize("kind", [*(child for child, _ in TREE), *ELSEWHERE])
 def test_an_exception_crosses_processes(kind: type[AgentException]) -> None:
     """ERR-20"""
     copy = pickle.loads(pickle.dumps(kind("what to do")))  # noqa: S301 - our own
