@@ -200,7 +200,9 @@ def test_a_result_can_be_walked_through_and_written_down(fleet: Fleet, model: Mo
         UsageStats(prompt_tokens=one.prompt_tokens, completion_tokens=one.completion_tokens)
         for one in answered
     ]
+    assert len(usages) == 3
     assert result.cost_usd == pytest.approx(sum(map(price.cost, usages)))
+    assert result.cost_usd > 0
     assert [call.cost for call in fleet.get_cost_calls(run_id)] == pytest.approx(
         list(map(price.cost, usages))
     )

@@ -268,6 +268,13 @@ def test_costs_are_asked_for_by_a_client_over_two_sessions(
     assert told.total_cost == pytest.approx(second.cost_usd)
     assert told.total_cost > fleet.get_cost_stats(run_id).total_cost > 0
     assert first.cost_usd == pytest.approx(fleet.get_cost_stats(run_id).total_cost)
+    summary = fleet.get_cost_summary(copy)
+    assert f"3 calls, {told.total_tokens:,} tokens, {told.total_cost:.6f} USD" in summary
+    assert told.by_model.keys() == {"scripted"}
+    fleet.reset_cost_tracking(copy)
+    assert fleet.get_cost_stats(copy).total_calls == 0
+    assert fleet.get_cost_stats(run_id).total_calls == 2
+    assert fleet.result(copy).cost_usd == pytest.approx(second.cost_usd)
 
 
 def test_the_command_line_keeps_and_restores(

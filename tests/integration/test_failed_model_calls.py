@@ -124,7 +124,7 @@ CUT = {
 async def test_a_broken_answer_is_listed_with_what_it_may_have_cost(
     redis_url: str, case: str
 ) -> None:
-    """COST-09: ambiguous, with the tokens of the request and of what had arrived."""
+    """Ambiguous, with the tokens of the request and of what had arrived."""
     script, stream, received = CUT[case]
     async with (
         RawModelServer().running() as server,
@@ -152,7 +152,7 @@ def _prompt(lost: LostAttempt, received: int) -> int:
 async def test_an_answer_above_the_limit_is_bounded_by_what_could_be_asked_for(
     redis_url: str,
 ) -> None:
-    """COST-09: the failed step itself has no cost; its call is listed beside it."""
+    """The failed step itself has no cost; its call is listed beside it."""
     async with (
         RawModelServer().running() as server,
         opened(redis_url, server.base_url) as (desk, hands, run_id),
@@ -168,7 +168,7 @@ async def test_an_answer_above_the_limit_is_bounded_by_what_could_be_asked_for(
 
 
 async def test_what_a_broken_answer_says_of_its_usage_is_no_estimate(redis_url: str) -> None:
-    """COST-09"""
+    """COST-09: usage is recorded where it is present."""
     async with (
         RawModelServer().running() as server,
         opened(redis_url, server.base_url) as (desk, hands, run_id),
@@ -180,7 +180,7 @@ async def test_what_a_broken_answer_says_of_its_usage_is_no_estimate(redis_url: 
 
 
 async def test_a_server_that_was_never_reached_costs_nothing(redis_url: str) -> None:
-    """COST-09: neither does a refusal."""
+    """Neither does a refusal."""
     async with RawModelServer().running() as server:
         nowhere = server.base_url
     async with opened(redis_url, nowhere) as (desk, hands, run_id):

@@ -125,13 +125,18 @@ async def test_an_entry_is_read_until_its_time_is_over_and_leaves_the_statistics
         assert (found.entries, found.bytes) == (0, 0)
 
 
-async def test_redis_itself_ends_an_entry_after_its_time(redis_url: str) -> None:
-    """CACHE-02"""
-    opened = await open_store(load_settings(redis_url=redis_url))
-    await CacheEntries(opened.connection, ROOM).keep(A, MODEL, "answer", 86_400)
-    left = await opened.connection.execute("TTL", f"sf:{{c10}}:cache:entry:{A}")
-    assert 86_000 < left <= 86_400
-    await opened.aclose()
+@pytest.mark.parametrize(("policy", "seconds"), [(True, 86_400), ({"ttl": 5000}, 5000)])
+async def test_redis_itself_ends_an_entry_after_its_time(
+    redis_url: str, policy: Any, seconds: int
+) -> None:
+    """CACHE-02: a day where nothing else is said."""
+    async with keeping(redis_url, talker(say("fine"), cache=policy)) as hands:
+        use = (await hands.run()).steps[0].cache
+        assert use is not None
+        execute = hands.desk.opened.connection.execute
+        part = int(use.key[0], 16)
+        left = await execute("TTL", f"sf:{{c{part:02d}}}:cache:entry:{use.key}")
+        assert seconds - 400 < left <= seconds
 
 
 async def test_writing_an_entry_twice_counts_it_once_with_its_newer_size(redis_url: str) -> None:

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.store.event_records import load_events
 SHARDS = 16
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped"})
 NANO = 1_000_000_000
+PRICES = {"prompt_tokens": 0.15e-6, "completion_tokens": 0.60e-6}  # USD, of the agents' model
 MOST_TURNS = 30
 EFFECTS = frozenset({"effect", "render"})
 UNKNOWN = "OUTCOME_UNKNOWN"
@@ -201,6 +202,7 @@ def recount(
         problems = [
             *_of_record(run),
             *_of_sums(run),
+            *_of_prices(run),
             *_of_plan(run),
             *_of_effects(run, named, lossy=lossy),
             *_of_calls(run, calls, out),
@@ -271,6 +273,15 @@ def _of_sums(run: RawRun) -> Iterable[str]:
     for name, (kept, summed) in pairs.items():
         if abs(kept - summed) > 1e-6:
             yield f"{name}: the header says {kept}, its steps sum to {summed}"
+
+
+def _of_prices(run: RawRun) -> Iterable[str]:
+    """Each step costs what its tokens do; that these are the server's is counted elsewhere."""
+    for step in run.steps:
+        usage = step.get("usage") or {}
+        cost = sum(usage.get(name, 0) * price for name, price in PRICES.items())
+        if abs(step.get("cost_usd", 0.0) - cost) > 1e-9:
+            yield f"step {step['step']} costs {step.get('cost_usd')}, its tokens {cost}"
 
 
 def _of_plan(run: RawRun) -> Iterable[str]:

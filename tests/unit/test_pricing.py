@@ -19,6 +19,7 @@ from stepfleet.orchestrator.pricing import (
     cost_of,
     current_prices,
     load_prices,
+    search,
 )
 from stepfleet.orchestrator.pricing.prices import FALLBACK, parse_prices
 from stepfleet.orchestrator.pricing.search import shipped_prices
@@ -143,9 +144,16 @@ def test_the_shipped_table_reads_and_says_when_it_was_true() -> None:
     assert prices.default == Price(5.0, 15.0)
 
 
-def test_without_any_table_one_price_holds_for_everything() -> None:
-    """COST-04: the hard-coded fallback."""
-    assert Prices().cost_of("whatever", usage(1000, 500)) == pytest.approx(0.0125)
+@pytest.mark.parametrize("shipped", ["not_there.json", "search.py"])
+def test_without_any_table_one_price_holds_for_everything(
+    shipped: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """COST-04: the hard-coded fallback, where the package's own file is gone or unreadable."""
+    monkeypatch.setattr(search, "SHIPPED", shipped)
+    with caplog.at_level(logging.WARNING):
+        prices = shipped_prices.__wrapped__()
+    assert prices.cost_of("whatever", usage(1000, 500)) == pytest.approx(0.0125)
+    assert "one price for all models" in caplog.text
 
 
 def test_the_file_format_groups_models_by_provider() -> None:

@@ -63,6 +63,7 @@ OTHERS = {
     "tool choice": changed(tool_choice="look"),
     "parallel tool calls": changed(parallel_tool_calls=False),
     "JSON": changed(output=OutputFormat()),
+    "a tool's name": changed(tools=(LOOK.model_copy(update={"name": "see"}),)),
     "output schema": changed(output=OutputFormat(json_schema={"type": "object"})),
     "temperature": with_settings(temperature=0.5),
     "no temperature": with_settings(temperature=None),
