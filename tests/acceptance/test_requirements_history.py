@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import redis
 from command_line import CommandLine
 from deadlines import wait_until
 from fleet_workers import FleetWorker
@@ -222,14 +223,14 @@ def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(
 def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
     own_redis: Callable[..., RedisServer], model: ModelServer, tmp_path: Path, hold: Hold
 ) -> None:
-    """CKPT-10, CKPT-11: history and counters are whole, and no limit fires for the time between."""
+    """CKPT-10, CKPT-11: history and counters are whole; an hour between meets no limit of 60 s."""
     asked, paused = hold(looks(4), 1)
     url = own_redis().url
     with contextlib.ExitStack() as stack, Fleet(url) as fleet:
         first = FleetWorker(tmp_path, url, model.url, name="first", env=CALM)
         stack.callback(first.end)
         first.start()
-        run_id = fleet.submit(PLAIN, "outlives", cumulative_timeout=60)
+        run_id = fleet.submit(PLAIN, "outlives", cumulative_timeout=60, time_limit=60)
         assert asked.wait(WAIT), "nobody asked for the first turn"
         assert fleet.pause(run_id).word == "requested"
         paused.set()
@@ -240,6 +241,8 @@ def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
         )
         first.end()
         before = fleet.checkpoint(run_id)
+        assert len(before.steps) == 1
+        an_hour_passes(url, run_id)
         second = FleetWorker(tmp_path, url, model.url, name="second", env=CALM)
         stack.callback(second.end)
         second.start()
@@ -247,10 +250,21 @@ def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
         result = fleet.wait(run_id, WAIT)
         after = fleet.checkpoint(run_id)
     assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 4)
-    assert after.steps[: len(before.steps)] == before.steps
+    assert after.steps[:1] == before.steps
+    history = before.conversation_history
+    assert after.conversation_history[: len(history)] == history
     assert len({step.worker for step in result.steps}) == 2
     seconds = sum(step.duration_ms for step in result.steps) / 1000
     assert result.cumulative_execution_seconds == pytest.approx(seconds)
+
+
+def an_hour_passes(url: str, run_id: str) -> None:
+    """Move what is stamped on a run an hour back."""
+    with redis.Redis.from_url(url) as client:
+        (key,) = client.scan_iter(f"*:run:{run_id}")
+        for field in ("created", "execution_started", "updated"):
+            assert client.hexists(key, field)
+            client.hincrby(key, field, -3_600_000)
 
 
 def test_costs_are_asked_for_by_a_client_over_two_sessions(

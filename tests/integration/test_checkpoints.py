@@ -26,6 +26,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.fleet import AsyncFleet
+from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelSettings
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.tools import tool
@@ -127,6 +128,7 @@ async def test_a_restored_run_is_the_same_again_on_another_redis(
 async def test_a_restored_run_is_due_exactly_when_it_has_work(
     fleet: AsyncFleet, desk: Bench, other: tuple[AsyncFleet, Bench], state: str
 ) -> None:
+    """CKPT-15: also what has ended expires there, and nothing else does."""
     run_id = await standing(state, fleet, desk)
     there, far = other
     await there.restore(await fleet.checkpoint(run_id))
@@ -280,6 +282,28 @@ async def test_restoring_twice_gives_equal_runs(fleet: AsyncFleet, desk: Bench) 
     assert one.steps == two.steps == kept.steps
     named = json.loads(json.dumps(untimed(one)).replace(copies[0], copies[1]))
     assert named == untimed(two)
+
+
+async def test_a_narrower_memory_and_another_price_leave_what_is_restored_as_it_was(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """CKPT-13: the policy that is given holds for requests to come, the prices too."""
+    run_id = await standing("stopped", fleet, desk)
+    kept = await fleet.checkpoint(run_id)
+    given = Agent(
+        "plain",
+        model="openai:gpt-4o",
+        instructions="Be brief.",
+        max_steps=3,
+        memory=MemoryPolicy(max_messages=1),
+    )
+    copy = await fleet.checkpoint(await fleet.restore(kept, given, run_id=str(uuid4())))
+    assert copy.config.memory.max_messages == 1
+    assert copy.conversation_history == kept.conversation_history
+    told = [(one.input_tokens, one.output_tokens, one.cost) for one in copy.cost_calls]
+    assert told == [(10, 5, 0.25)] * 3
+    assert copy.cost_statistics.total_cost == kept.cost_statistics.total_cost == 0.75
+    assert (await fleet.result(copy.run_id)).cost_usd == (await fleet.result(run_id)).cost_usd
 
 
 async def test_the_configuration_that_is_given_wins(fleet: AsyncFleet, desk: Bench) -> None:

@@ -85,7 +85,7 @@ async def test_a_fork_and_a_restored_run_ask_what_the_run_asked_there(
 
 
 async def test_a_file_chooses_neither_code_nor_tools(redis_url: str) -> None:
-    """CKPT-12: what only the agent's code may say is taken from the agent."""
+    """What only the agent's code may say is taken from the agent."""
     async with opened_run(redis_url, *answers(), tools=(look,)) as (desk, hands, run_id):
         await desk.opened.configs.announce(hands.agent.config)
         async with AsyncFleet(redis_url) as fleet:

@@ -45,7 +45,6 @@ def printed(
     ],
 )
 def test_a_run_that_came_of_another_says_so(kind: OriginKind, at: int, told: str) -> None:
-    """CKPT-10"""
     assert told in printed(origin=RunOrigin(kind=kind, run_id="r0", at=at))
     assert "origin" not in printed()
 
