@@ -17,7 +17,7 @@ from fleet_workers import FleetWorker
 from frozen import freeze
 from redis_servers import RedisServer
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import Fleet, UsageStats
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
 from stepfleet.worker.testing import Faults, ModelServer, Reply, RequestRecord, ToolCallReply
@@ -66,6 +66,8 @@ def check_all(results: list[AgentRunResult], effects: Path, most: int = TURNS) -
         assert [step.step for step in result.steps] == list(range(1, len(result.steps) + 1))
         assert TURNS <= len(result.steps) <= most
         assert result.output == f"answer to question {str(result.line_id)[1:]}"
+        used = [step.usage for step in result.steps if step.usage]
+        assert sum((one for one in used), UsageStats()) == result.usage
         calls += len(result.steps) - 1
         unknown += sum(call.is_error for step in result.steps for call in step.tool_calls)
     done = Counter(line.split()[2] for line in effects.read_text().splitlines())
@@ -121,7 +123,7 @@ def test_faults_of_the_model_cost_retries_and_no_run(
 def test_runs_of_a_killed_worker_are_finished_by_another(
     start_worker: Start, fleet: Fleet, effects: Path, hold: Hold
 ) -> None:
-    """DIST-08, DIST-11, TOOL-26, CKPT-14, MSG-18: the server refuses unanswered calls."""
+    """DIST-08, DIST-11, TOOL-26, CKPT-14, MSG-18, RUN-09: the server refuses unanswered calls."""
     asked, killed = hold(busy, 2)
     env = {"EFFECTS": str(effects)}
     victim = start_worker(name="victim", env={**env, **QUICK})

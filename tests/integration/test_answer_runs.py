@@ -37,6 +37,10 @@ class City(BaseModel):
     people: int
 
 
+class Village(City):
+    """Another schema."""
+
+
 CITY = {"name": "Oslo", "people": 700_000}
 ANSWER = call(("final_answer", {"answer": "42"}))
 DATA = call(("structured_response", {"structured": CITY}))
@@ -182,8 +186,14 @@ async def test_final_answer_comes_once(redis_url: str) -> None:
 
 
 async def test_structured_response_ends_the_run_with_typed_data(redis_url: str) -> None:
-    """ANS-09, ANS-15"""
+    """ANS-09, ANS-15, RUN-21, RUN-22, RUN-23: the data and the schema's name, and no schema."""
     result, _, _ = await ran(redis_url, DATA, output_type=City)
+    written = result.to_dict()
+    assert (written["structured"], written["schema_name"]) == (CITY, "City")
+    assert "properties" not in json.dumps(written)
+    assert "Structured output (City):" in result.replay().splitlines()
+    with pytest.raises(StructuredDataError, match="'<root>' has the schema 'City'"):
+        result.structured_as(Village)
     assert (result.output, result.structured) == (DEFAULT_TEXT, CITY)
     assert result.structured_as(City) == City(name="Oslo", people=700_000)
     assert result.agent_steps()[-1] == FinalAnswer(answer=DEFAULT_TEXT, structured=CITY)

@@ -35,7 +35,7 @@ async def cancelled_with_an_open_step(desk: Bench) -> tuple[StoredRun, Claim]:
 async def test_a_retry_keeps_the_answer_and_the_tools_of_the_step_that_a_cancel_broke_off(
     desk: Bench,
 ) -> None:
-    """RUN-12, TOOL-26: the call was made again, unlisted, and the tools ran twice."""
+    """TOOL-26: the call was made again, unlisted, and the tools ran twice."""
     run, before = await cancelled_with_an_open_step(desk)
     journal = f"{desk.opened.keys.run(run.run_id)}:journal"
     assert await desk.opened.connection.execute("TTL", journal) > 0
@@ -50,7 +50,7 @@ async def test_a_retry_keeps_the_answer_and_the_tools_of_the_step_that_a_cancel_
 
 
 async def test_a_further_message_drops_an_open_answer_and_lists_it(desk: Bench) -> None:
-    """RUN-12: the answer was to another conversation; it was paid for."""
+    """The answer was to another conversation; it was paid for."""
     run, _ = await cancelled_with_an_open_step(desk)
     turn = further_turn(run.state, run.log, {}, await desk.runs.now())
     given = (Message.user("something else"),)

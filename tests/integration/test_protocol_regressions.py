@@ -69,7 +69,7 @@ async def test_a_commit_repeated_behind_the_next_steps_commit_is_known_as_applie
 async def test_a_commit_repeated_behind_a_retry_of_its_run_is_known_as_applied(
     desk: Bench,
 ) -> None:
-    """DIST-04, RUN-12"""
+    """DIST-04"""
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     await desk.commit(claim, answered(claim))
@@ -107,7 +107,7 @@ async def test_an_attempt_that_was_lost_twice_is_one_entry_and_counted_once(desk
 async def test_every_retry_of_a_run_has_its_own_entry_among_the_lost_attempts(
     redis_url: str,
 ) -> None:
-    """RUN-12: one replaced the other where no worker had come between them."""
+    """One replaced the other where no worker had come between them."""
     agent = plain_agent(error_policy=ErrorPolicy.retry_all(3))
     async with bench(redis_url, agent, grace=GRACE) as desk:
         run_id = await desk.create()

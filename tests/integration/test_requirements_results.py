@@ -16,7 +16,7 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.tools import tool
 
 Ended = tuple[StopReason, Lifecycle, RunStatus, str]
@@ -85,7 +85,10 @@ ENDS: dict[StopReason, Ended] = {
 async def test_every_end_is_told_by_status_lifecycle_criterion_and_reason(
     redis_url: str, reason: StopReason
 ) -> None:
-    """STATE-10, RUN-03, RUN-04, RUN-15, RUN-16, CONT-27, CONT-28: nine runs, read from Redis."""
+    """STATE-10, RUN-03, RUN-04, RUN-15, RUN-16, CONT-27, CONT-28: nine runs, read from Redis.
+
+    RUN-12: as many steps as were committed, the failed ones among them.
+    """
     answer, config = RUNS[reason]
     async with opened_run(redis_url, answer, tools=(look, broken), **config) as (
         desk,
@@ -96,7 +99,8 @@ async def test_every_end_is_told_by_status_lifecycle_criterion_and_reason(
             await hands.step(run_id, 0)
             await desk.control.cancel(await desk.stored(run_id), "enough")
         await finish_with_waits(hands, run_id, within=60)
-        result = (await desk.stored(run_id)).result()
+        stored = await desk.stored(run_id)
+        result = stored.result()
         assert isinstance(hands.agent.llm, Script)
         calls = len(hands.agent.llm.requests)
     outcome = result.outcome
@@ -105,8 +109,18 @@ async def test_every_end_is_told_by_status_lifecycle_criterion_and_reason(
         reason
     ]
     assert (result.error is not None) is (result.status is RunStatus.ERROR)
+    assert result.error is None or result.error.strip()
+    committed = stored.state.session_steps
+    assert [step.step for step in result.steps] == list(range(1, committed + 1))
+    assert stored.step == committed > 0
+    if reason in {StopReason.ERROR, StopReason.RETRY_LIMIT}:
+        assert result.steps[-1].type is StepType.ERROR
     assert outcome.reason
     assert outcome.evaluations
+    if reason is StopReason.GUARD:
+        guard = outcome.get_evaluation_for("CallableCriterion")
+        assert guard is not None
+        assert guard.reason in str(result.error)
     if reason is StopReason.STEPS_LIMIT:
         assert calls == len(result.steps) == 10
         assert result.output == "still looking"
@@ -151,13 +165,20 @@ async def test_a_run_can_be_replayed_and_explained_from_redis(redis_url: str) ->
     assert result.tool_calls_total == 2
     assert result.tool_calls_by_name == {"look": 1, "broken": 1}
     assert "\n" not in result.summary()
-    assert "done" in result.replay()
+    replay = result.replay().splitlines()
+    sections = ["Duration: ", "Iterations: 2 of 10", "Tokens: 30 (20 prompt, 10 completion)"]
+    assert [line.startswith(one) for line, one in zip(replay[1:], sections, strict=False)] == [
+        True
+    ] * 3
+    assert {"Steps:", "1. Planning: trying", "2. FinalAnswer: done"} <= set(replay)
+    assert replay[-2:] == ["Final output:", "done"]
     assert all(call_id in result.explain() for call_id in ("c0", "c1"))
     trace = result.trace("hello")
     kinds = [type(step).__name__ for step in trace.steps]
     assert kinds[0] == "Task"
     assert kinds[-1] == "FinalAnswer"
     assert (trace.action_count, trace.observation_count, len(trace.errors())) == (2, 2, 1)
+    assert trace.is_success
 
 
 CLIENT = """
@@ -204,14 +225,16 @@ def _client(redis_url: str, run_id: str) -> str:
 
 
 async def test_an_answer_without_usage_succeeds_and_shows_it(redis_url: str) -> None:
-    """LLM-12, RUN-08: zeros, and a flag."""
+    """LLM-12: an estimate, and flags that say so."""
     silent = say("done").model_copy(update={"usage": None})
     async with opened_run(redis_url, silent) as (desk, hands, run_id):
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert result.success
-    assert result.usage.model_dump(exclude_defaults=True) == {"llm_calls": 1}
-    assert result.steps[0].usage_reported is False
+    assert result.usage.llm_calls == 1
+    assert result.usage.prompt_tokens > 0
+    assert result.usage_estimated
+    assert (result.steps[0].usage_reported, result.steps[0].usage_estimated) == (False, True)
 
 
 async def test_a_tool_call_is_recorded_with_these_fields_and_no_others(redis_url: str) -> None:

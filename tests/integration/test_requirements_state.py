@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import orjson
 from deadlines import until
@@ -42,14 +42,15 @@ async def test_the_record_of_a_running_agent_has_identity_clocks_counters_and_me
     redis_url: str,
 ) -> None:
     """STATE-03, TIME-01, RUN-01: read as raw fields of the run's header."""
+    parent = str(uuid4())
     async with opened_run(redis_url, LOOK, say("done"), tools=(look,)) as (desk, hands, _):
-        run_id = await desk.create(metadata={"ticket": 7})
+        run_id = await desk.create(metadata={"ticket": 7}, parent=parent)
         await hands.step(run_id, 0)
         header = await desk.header(run_id)
         events, _ = await desk.runs.events(run_id)
         result = (await desk.stored(run_id)).result()
     slim = orjson.loads(header["slim"])
-    assert slim["agent_id"] == run_id
+    assert (slim["agent_id"], slim["parent_agent_id"]) == (run_id, parent)
     assert slim["metadata"] == {"ticket": 7}
     assert (slim["step_count"], slim["current_step"]["has_tool_calls"]) == (1, True)
     assert slim["usage"]["total_tokens"] == slim["session_usage"]["total_tokens"] == 15
@@ -87,11 +88,11 @@ async def test_every_step_moves_updated_at_and_leaves_its_outcome_in_the_state(
             limit = outcome.get_evaluation_for("StepsLimit")
             assert limit is not None
             assert stored.state.step_count == step + 1
-            assert str(step + 1) in limit.reason
+            assert limit.context["value"] == stored.log[-1].result.step == step + 1
 
 
 async def test_values_that_criteria_and_callers_ask_for_are_in_the_state(redis_url: str) -> None:
-    """ERR-28: the last error, result and output of a run are kept; tool traces too."""
+    """ERR-28, STATE-06: the last error, result and output of a run are kept; tool traces too."""
     script = (call(("look", {"what": "a"}), ("broken", {}), text="trying"),)
     async with opened_run(redis_url, *script, tools=(look, broken)) as (desk, hands, run_id):
         await hands.finish(run_id)

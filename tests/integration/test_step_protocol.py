@@ -35,7 +35,8 @@ async def test_a_new_run_is_queued_due_and_has_one_message(desk: Bench) -> None:
     run_id = await desk.create()
     stored = await desk.stored(run_id)
     assert stored.state.status is Lifecycle.QUEUED
-    assert [message.role for message in stored.state.messages] == ["system", "user"]
+    told = [(message.role, message.text) for message in stored.state.messages]
+    assert told == [("system", "Be brief."), ("user", "hello")]
     assert await desk.due(run_id) is not None
     assert await desk.queued() == 1
     message = await desk.opened.connection.execute("LINDEX", desk.opened.settings.queue, 0)

@@ -100,11 +100,12 @@ async def test_a_criterion_that_raises_stops_the_run_with_an_explanation(opened:
 
 
 async def test_a_permanent_model_failure_ends_the_run_at_once(opened: Opened) -> None:
-    """RUN-16, ERR-25, ERR-31"""
+    """RUN-16, ERR-25, ERR-31, STATE-11"""
     async with opened(ModelError("bad request")) as (desk, hands, run_id):
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.ERROR
+    assert result.steps[0].type is StepType.ERROR
     assert result.steps[0].finish_reason is FinishReason.ERROR
     assert len(requests(hands)) == 1
 

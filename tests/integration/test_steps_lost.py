@@ -264,7 +264,7 @@ async def test_a_step_that_is_handed_back_keeps_its_journal(opened: Opened) -> N
 async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
     opened: Opened,
 ) -> None:
-    """RUN-17: a worker that stops at full load lets nobody pay for its answers again."""
+    """A worker that stops at full load lets nobody pay for its answers again."""
     pacing = Pacing(most=1)
 
     async def while_another_works(_: ModelRequest) -> LLMResponse:
@@ -407,7 +407,7 @@ def _strike_after_the_claim(hands: Hands, run: str, how: str, point: str) -> Non
 
 
 async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) -> None:
-    """RUN-17: nothing could keep what an interruption of that wait would break off."""
+    """Nothing could keep what an interruption of that wait would break off."""
 
     class Trusting:
         """Lets every step be done in this process."""

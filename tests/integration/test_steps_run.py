@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -55,6 +56,10 @@ async def test_a_run_goes_from_tools_to_its_answer(opened: Opened) -> None:
     ]
     assert result.status is RunStatus.COMPLETED
     assert result.output == "found it"
+    assert [step.thought for step in result.steps] == ["I'll look it up", "found it"]
+    assert [step.finish_reason for step in result.steps] == ["tool_calls", "stop"]
+    assert [step.has_tool_calls for step in result.steps] == [True, False]
+    assert [step.usage and step.usage.total_tokens for step in result.steps] == [15, 15]
     assert result.tool_calls_by_name == {"look": 1}
     assert result.usage.total_tokens == 30
     assert result.usage.llm_calls == 2
@@ -117,7 +122,7 @@ async def test_an_endless_run_stops_at_its_step_limit_with_the_last_thought(
     assert result.stop_reason is StopReason.STEPS_LIMIT
     assert result.status is RunStatus.MAX_ITERATIONS_REACHED
     assert result.output == "still looking"
-    assert len(requests(hands)) == 3
+    assert len(requests(hands)) == len(result.steps) == 3
 
 
 async def test_one_step_longer_than_the_time_limit_stops_the_run_right_after_it(
@@ -215,9 +220,14 @@ async def test_a_further_message_starts_a_new_execution_with_the_full_history(
 ) -> None:
     """STATE-09, CONT-20, TIME-03, TIME-06, trap F13: fresh counters and clocks, same session."""
     script = (call(("look", {"what": "a"})), say("first answer"), say("second answer"))
-    async with opened(*script, tools=(look,), max_steps=2) as (desk, hands, run_id):
+    async with opened(*script, tools=(look,), max_steps=2) as (desk, hands, _):
+        run_id = await desk.create(metadata={"ticket": 7})
         await hands.finish(run_id)
+        # The turn began an hour ago.
+        key = desk.opened.keys.run(run_id)
+        await desk.opened.connection.execute("HINCRBY", key, "execution_started", -3_600_000)
         before = await desk.stored(run_id)
+        assert before.state.current_step is not None
         turn = further_turn(before.state, before.log, {}, await desk.runs.now())
         answer = await desk.control.retry(before, turn, (Message.user("and now?"),))
         assert (answer.word, answer.detail) == ("retried", "2")
@@ -226,6 +236,12 @@ async def test_a_further_message_starts_a_new_execution_with_the_full_history(
         assert claim.state.usage.total_tokens == 0
         assert claim.state.info.cumulative_execution_seconds == 0
         assert claim.state.info.execution == 2
+        assert claim.state.current_step is None
+        clocks = [one.info.execution_started_at for one in (before.state, claim.state)]
+        assert clocks[0]
+        assert clocks[1]
+        assert clocks[1] - clocks[0] > timedelta(minutes=30)
+        assert (claim.state.agent_id, claim.state.metadata) == (run_id, {"ticket": 7})
         assert [message.role for message in claim.state.messages] == [
             *("user", "assistant", "tool", "assistant"),
             "user",

@@ -59,7 +59,7 @@ def test_status_and_end_state_follow_from_the_stop_reason(
 
 
 def test_a_result_has_its_fields() -> None:
-    """RUN-02, RUN-01"""
+    """RUN-02, RUN-01, RUN-05"""
     fields = {"run_id", "agent_name", "output", "status", "steps", "usage", "start_time"}
     fields |= {"tool_calls_total", "tool_calls_by_name", "end_time", "duration_seconds"}
     fields |= {"error", "max_iterations", "stop_reason", "steps_used", "success"}

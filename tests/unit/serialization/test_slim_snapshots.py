@@ -224,7 +224,7 @@ def test_a_preset_cuts_a_big_state_to_its_limits(
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_snapshot_has_the_keys_of_its_schema(preset: SlimSerializationConfig) -> None:
-    """SER-06"""
+    """SER-06, STATE-11"""
     kinds = [StepType.TOOL_EXECUTION, StepType.ERROR, StepType.FINAL_RESPONSE]
     steps = [step(number, kind) for number, kind in enumerate(kinds, 1)]
     snapshot = SlimSerializer(preset).serialize(state(conversation(3)), steps)
