@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from busy_runs import NO_LIMITS, Busy
@@ -79,10 +80,11 @@ def check_all(results: list[AgentRunResult], effects: Path, most: int = TURNS) -
 def test_every_pool_runs_the_same_task(
     pool: str, model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:
-    """DIST-01, LLM-05, LLM-07: tasks per run equal steps, whatever the pool."""
+    """DIST-01, LLM-07: tasks per run equal steps, whatever the pool; no worker may go online."""
     model.follow(busy)
     options = () if pool == "asyncio" else ("-P", pool, "-c", "4")
-    start_worker(options=options, env={"EFFECTS": str(effects)})
+    worker = start_worker(options=options, env={"EFFECTS": str(effects)})
+    assert psutil.Process(worker.pid).environ()["STEPFLEET_ALLOW_MODEL_REQUESTS"] == "0"
     batch = fleet.submit_batch(lines(12), agent=AGENTS["plain"])
     results = list(batch.results())
     check_all(results, effects)

@@ -97,7 +97,7 @@ ASK, DONE = call(("look", {"what": "a"})), say("done")
 
 
 async def test_progress_is_in_the_log_and_the_next_worker_goes_on_from_it(redis_url: str) -> None:
-    """STATE-06, ANS-18"""
+    """STATE-06"""
     async with opened(redis_url, ASK, ASK, DONE, own=Counting()) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         another = ConductHands(desk, hands.agent, own=Counting())

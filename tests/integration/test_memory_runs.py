@@ -152,7 +152,7 @@ async def test_what_a_claim_reads_stays_flat_over_500_steps(opened: Opened) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_a_session_of_2000_turns_takes_no_more_than_one_of_1300(opened: Opened) -> None:
+async def test_a_run_of_2000_steps_takes_no_more_than_one_of_1300(opened: Opened) -> None:
     """MEM-16: bytes in Redis, bytes per claim, messages and tokens per request."""
     policy = MemoryPolicy(max_messages=10, max_tokens=500, trim_log=True)
     async with opened(looks, memory=policy) as (desk, hands, talker, run_id):
@@ -171,14 +171,48 @@ async def test_a_session_of_2000_turns_takes_no_more_than_one_of_1300(opened: Op
     assert stored.state.session_usage.total_tokens == 2000 * 15
 
 
-async def weight(desk: Bench, run_id: str) -> int:
-    """Return how many bytes all keys of a run take."""
-    key = desk.opened.keys.run(run_id)
-    asked = [
-        ("MEMORY", "USAGE", f"{key}{part}", "SAMPLES", 0)
-        for part in ("", ":log", ":outcomes", ":journal", ":lost", ":events")
-    ]
-    return sum(size or 0 for size in await desk.opened.connection.execute_all(*asked))
+async def turns(desk: Bench, hands: Hands, run_id: str, numbers: range) -> None:
+    """Ask one question after the other, each a turn of one step."""
+    for number in numbers:
+        if number:
+            assert await further(desk, run_id, f"question {number}") == number
+        await steps(hands, run_id, 1, start=number)
+
+
+async def test_a_session_of_150_turns_takes_little_more_than_one_of_50(opened: Opened) -> None:
+    """MEM-16: messages given for each turn go with the steps; events have their own bound."""
+    policy = MemoryPolicy(max_messages=6, trim_log=True)
+    async with opened(lambda n, _: say(f"answer {n}"), memory=policy) as (desk, hands, _, run_id):
+        await turns(desk, hands, run_id, range(50))
+        before = await weight(desk, run_id, but=":events")
+        await turns(desk, hands, run_id, range(50, 150))
+        after = await weight(desk, run_id, but=":events")
+        assert (await desk.stored(run_id)).state.session_steps == 150
+    assert after < before * 1.3  # what 50 turns and two digits take, with three
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_a_session_of_2000_turns_takes_no_more_than_one_of_1300(opened: Opened) -> None:
+    """MEM-16: every key of the run, its events among them."""
+    policy = MemoryPolicy(max_messages=6, trim_log=True)
+    async with opened(lambda n, _: say(f"answer {n}"), memory=policy) as (desk, hands, _, run_id):
+        await turns(desk, hands, run_id, range(1300))
+        before = await weight(desk, run_id)
+        await turns(desk, hands, run_id, range(1300, 2000))
+        after = await weight(desk, run_id)
+        assert (await desk.stored(run_id)).state.session_steps == 2000
+    print(f"bytes in Redis: {before} behind 1300 turns, {after} behind 2000")  # noqa: T201
+    assert after < before * 1.1
+
+
+async def weight(desk: Bench, run_id: str, but: str = "-") -> int:
+    """Return how many bytes all keys of a run take, except those that end with `but`."""
+    connection = desk.opened.connection
+    found = await connection.execute("KEYS", f"{desk.opened.keys.run(run_id)}*")
+    names = [name for name in found if not name.endswith(but)]
+    asked = [("MEMORY", "USAGE", name, "SAMPLES", 0) for name in names]
+    return sum(await connection.execute_all(*asked))
 
 
 async def test_a_trimmed_run_goes_on_and_tells_what_it_has_left(

@@ -373,7 +373,8 @@ async def test_a_model_that_is_silent_or_speaks_nonsense_fails_the_step_and_no_m
             stored = await desk.stored(run_id)
         await connections.aclose()
     assert stored.state.failures.type is expected
-    assert stored.result().error is not None
+    assert [step.type for step in stored.result().steps] == [StepType.ERROR]
+    assert said in stored.result().steps[0].errors[0].message
     assert said in str(stored.result().error)
 
 

@@ -20,6 +20,7 @@ from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.orchestrator.settings import load_settings
 from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.inline import InlineWorker
+from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai import OpenAI
 
@@ -159,6 +160,50 @@ async def test_a_call_without_an_id_gets_one_that_its_answer_bears_too(
     assert asked.tool_calls[0].id
     assert answer.tool_call_id == asked.tool_calls[0].id == stored.state.tool_results[0].call_id
     assert server.received[1].body["messages"][2]["tool_call_id"] == answer.tool_call_id
+
+
+async def test_the_same_agent_takes_the_same_steps_with_another_provider(
+    redis_url: str, server: RawModelServer, openai: OpenAI
+) -> None:
+    """LLM-05: only the model's name differs; the steps are told apart by nothing else."""
+    answers = (completion("Looking.", tool_calls=[wire_call('{"what": "a"}')]), completion("It."))
+    server.answers(*answers)
+    own = Script([call(("look", {"what": "a"}), text="Looking."), say("It.")])
+    shapes: list[Any] = []
+    for provider in ("openai", "own"):
+        settings = ModelSettings(base_url=server.base_url)
+        agent = Agent("wired", model=f"{provider}:m", tools=[look], settings=settings)
+        models = Models(providers={"openai": lambda: openai, "own": lambda: own})
+        async with bench(redis_url, agent) as desk:
+            run_id = await desk.create()
+            await Hands(desk, agent, models=models).finish(run_id)
+            stored = await desk.stored(run_id)
+        steps = [
+            (step.type, step.thought, [(one.tool_name, one.result) for one in step.tool_calls])
+            for step in stored.result().steps
+        ]
+        said = [(one.role, one.text) for one in stored.state.messages]
+        shapes.append((steps, said, stored.result().output, stored.result().usage))
+    assert shapes[0] == shapes[1]
+    assert (len(server.received), len(own.requests)) == (2, 2)
+
+
+async def test_each_agent_has_its_own_model_address_and_output_limit(
+    redis_url: str, openai: OpenAI
+) -> None:
+    """LLM-19: two agents of one worker, as two servers see them."""
+    async with RawModelServer().running() as one, RawModelServer().running() as other:
+        for server, model, limit in ((one, "m1", 7), (other, "m2", 9)):
+            server.answers(completion("hi"))
+            settings = ModelSettings(base_url=server.base_url, max_tokens=limit)
+            agent = Agent("wired", model=f"openai:{model}", settings=settings)
+            async with bench(redis_url, agent) as desk:
+                run_id = await desk.create()
+                models = Models(providers={"openai": lambda: openai})
+                await Hands(desk, agent, models=models).finish(run_id)
+                assert (await desk.stored(run_id)).result().output == "hi"
+        bodies = [received.body for server in (one, other) for received in server.received]
+    assert [(body["model"], body["max_tokens"]) for body in bodies] == [("m1", 7), ("m2", 9)]
 
 
 async def test_a_stored_run_replays_through_two_adapters(

@@ -75,7 +75,7 @@ async def test_text_is_read_alike_whatever_the_servers_habits(
 async def test_control_characters_in_arguments_are_meant_as_they_stand(
     ask: Callable[..., Any], stream: bool
 ) -> None:
-    """LLM-10: unescaped in the arguments' own text, and in the body around it."""
+    """Unescaped in the arguments' own text, and in the body around it."""
     call = ToolCallReply("note", '{"text": "one\n\ttwo"}')
     said = Reply(tool_calls=(call,), quirks=(Quirk.RAW_CONTROL,))
     response = await ask(said, stream=stream)

@@ -44,6 +44,16 @@ def test_a_message_limit_keeps_the_newest() -> None:
     assert texts(manager) == ["rules", "16", "17", "18", "19", "20"]
 
 
+@pytest.mark.parametrize("policy", [MemoryPolicy(max_messages=5), MemoryPolicy(max_tokens=40)])
+def test_instructions_stay_first_under_either_limit(policy: MemoryPolicy) -> None:
+    """MEM-06: after 100 additions, and after clearing."""
+    manager = filled(MemoryManager(policy), 100)
+    assert (texts(manager)[0], texts(manager)[-1]) == ("rules", "100")
+    assert len(texts(manager)) < 10
+    manager.clear()
+    assert texts(manager) == ["rules"]
+
+
 def test_instructions_are_messages_like_others_where_they_need_not_stay() -> None:
     """MEM-06"""
     manager = filled(MemoryManager(MemoryPolicy(max_messages=2, keep_system=False)), 3)

@@ -94,6 +94,7 @@ def test_tools_and_choice_are_sent_when_there_are_tools() -> None:
     sent = body(tools=(SEARCH,), parallel_tool_calls=False)
     function = {"name": "search", "description": "Search.", "parameters": SEARCH.parameters}
     assert sent["tools"] == [{"type": "function", "function": function}]
+    assert sent["tool_choice"] == "auto"
     assert sent["parallel_tool_calls"] is False
 
 

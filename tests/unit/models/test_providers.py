@@ -123,7 +123,8 @@ async def test_a_provider_that_makes_no_llm_is_named() -> None:
 
 
 async def test_the_deadline_holds_for_every_model() -> None:
-    """LLM-09: error type timeout."""
+    """LLM-09: error type timeout; 120 seconds unless the agent says otherwise."""
+    assert ModelSettings().timeout == 120
     with pytest.raises(ModelTimeoutError) as raised:
         await generate(Scripted(), timeout=0.01)
     assert raised.value.type is ErrorType.TIMEOUT

@@ -174,6 +174,7 @@ def test_faults_hit_only_the_planned_place(server: ModelServer) -> None:
 
 
 def test_a_scripted_fault_fails_every_attempt(server: ModelServer) -> None:
+    """LLM-07: errors."""
     server.script("hi", Fault("overloaded"))
     assert [post(server).status_code for _ in range(2)] == [503, 503]
 
@@ -241,6 +242,7 @@ def test_latencies_follow_their_form_and_are_repeatable() -> None:
 
 
 def test_an_answer_waits_for_its_latency() -> None:
+    """LLM-07: delays."""
     with ModelServer(lambda _: "late", latency=0.2) as server:
         post(server)
         request = server.requests[0]

@@ -15,7 +15,6 @@ from stepfleet.worker.app import asks_for_prefork
     ],
 )
 def test_every_way_to_name_prefork_is_understood(arguments: list[str]) -> None:
-    """LLM-07"""
     assert asks_for_prefork(arguments)
 
 
