@@ -163,20 +163,26 @@ class Connection:
     def _take_in(self, calls: "list[_Call]", values: list[Any]) -> bool:
         """Answer the calls or keep them for later; return whether to connect anew."""
         failed: list[tuple[_Call, Trouble]] = []
+        troubles: list[Trouble] = []
         for call, value in zip(calls, values, strict=True):
             trouble = trouble_of(value)
-            if trouble is None or not call.patient:
+            if trouble is None:
                 call.answer(value)
                 if call is self._asking:
                     self._let_in()
-            else:
+                continue
+            troubles.append(trouble)
+            if call.patient:
                 call.error = value
                 failed.append((call, trouble))
+            else:
+                call.answer(value)
+                self._watch.failed(trouble, value, time.monotonic())
         if failed:
-            self._wait_with(failed, answered=len(failed) < len(calls))
-        elif self._watch.trouble is not None and not self._refused:
+            self._wait_with(failed, answered=len(troubles) < len(calls))
+        elif not troubles and self._watch.trouble is not None and not self._refused:
             self._watch.answered(time.monotonic())
-        return bool(failed) and any(trouble in _ANEW for _, trouble in failed)
+        return any(trouble in _ANEW for trouble in troubles)
 
     # ------------------------------------------------------------------ troubles
 

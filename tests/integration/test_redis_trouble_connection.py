@@ -94,6 +94,24 @@ async def test_calls_wait_while_redis_is_away_and_are_answered_when_it_is_back(
     assert began_line.startswith("Redis does not answer (")
 
 
+async def test_an_attempt_that_fails_is_a_trouble_though_nobody_waits(
+    connection: Connection, proxy: TroubleProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker without a step says that its Redis is away; no failure counts as an answer."""
+    await connection.execute("PING")
+    proxy.cut()
+
+    for _ in range(2):
+        with pytest.raises((StoreError, redis.RedisError, OSError)):
+            await connection.attempt("PING")
+        # Longer than a trouble is remembered after its last failure.
+        await until(_has_passed(time.monotonic() + 1.2), within=30, what="a while")
+    assert caplog.text.count("Redis does not answer") == 1
+    assert "answers again" not in caplog.text
+    proxy.heal()
+    assert await connection.execute("PING")
+
+
 async def test_a_redis_that_hangs_is_left_for_another_connection(
     connection: Connection, proxy: TroubleProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
