@@ -223,14 +223,14 @@ def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(
 def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
     own_redis: Callable[..., RedisServer], model: ModelServer, tmp_path: Path, hold: Hold
 ) -> None:
-    """CKPT-10, CKPT-11: history and counters are whole; an hour between meets no limit of 60 s."""
+    """CKPT-10, CKPT-11: history and counters are whole; an hour between counts for no clock."""
     asked, paused = hold(looks(4), 1)
     url = own_redis().url
     with contextlib.ExitStack() as stack, Fleet(url) as fleet:
         first = FleetWorker(tmp_path, url, model.url, name="first", env=CALM)
         stack.callback(first.end)
         first.start()
-        run_id = fleet.submit(PLAIN, "outlives", cumulative_timeout=60, time_limit=60)
+        run_id = fleet.submit(PLAIN, "outlives", time_limit=60)
         assert asked.wait(WAIT), "nobody asked for the first turn"
         assert fleet.pause(run_id).word == "requested"
         paused.set()
