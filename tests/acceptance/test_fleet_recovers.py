@@ -112,7 +112,7 @@ def test_kombus_own_transport_works_as_well(
 def test_faults_of_the_model_cost_retries_and_no_run(
     model: ModelServer, start_worker: Start, fleet: Fleet, effects: Path
 ) -> None:
-    """ERR-22, MULTI-05: transient failures are tried again as the same step."""
+    """ERR-22: transient failures are tried again as the same step."""
     model.follow(busy)
     model._endpoint.faults = Faults(rate=0.2, first_attempts=2, retry_after=0.1)
     for name in ("w1", "w2"):

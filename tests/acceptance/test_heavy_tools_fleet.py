@@ -193,7 +193,7 @@ def test_a_tool_worker_that_stops_hands_its_call_to_another(
 def test_a_queue_that_nobody_serves_is_told_until_somebody_does(
     model: ModelServer, start_worker: Start, env: dict[str, str], tmp_path: Path, redis_url: str
 ) -> None:
-    """MULTI-08: by `doctor`, `status`, `explain` and `show`, with the queue and the command."""
+    """By `doctor`, `status`, `explain` and `show`, with the queue and the command."""
     model.follow(asks_for("render"))
     # A worker counts as alive for half a lease after it has told of itself.
     told_of = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_LEASE": "600"}

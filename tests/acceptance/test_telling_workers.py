@@ -17,6 +17,7 @@ from lapsed_leases import leases_run_out
 from webhook_receiver import Receiver
 
 from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.streamed_text import StreamedText
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -24,6 +25,18 @@ LONG = 60.0
 QUICK = {"STEPFLEET_LEASE": "2"}
 TELLING = str(Path(__file__).parent / "agents" / "telling.py")
 WORDS = " ".join(f"word{number}" for number in range(40))
+
+
+def essence(result: AgentRunResult) -> dict[str, Any]:
+    """Return what does not depend on when and where the run was done."""
+    steps = [(step.thought, step.usage, step.cost_usd, step.finish_reason) for step in result.steps]
+    calls = [
+        (one.tool_name, one.arguments, one.result)
+        for step in result.steps
+        for one in step.tool_calls
+    ]
+    names = ("output", "stop_reason", "usage", "cost_usd")
+    return {**{name: getattr(result, name) for name in names}, "steps": steps, "calls": calls}
 
 
 async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
@@ -59,6 +72,36 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
     assert attempts[-1] == 2
     assert attempts == sorted(attempts)
     assert 0 < len(pieces[1]) < len(pieces[2])
+
+
+async def test_a_streamed_run_ends_as_any_other_and_its_text_holds_no_arguments(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
+) -> None:
+    """STRM-06, STRM-07, STRM-08: on two workers; steps, usage and cost are equal."""
+
+    def rules(request: RequestRecord) -> Reply:
+        if request.turn > 1:
+            return Reply(WORDS, piece=5)
+        calls = (ToolCallReply("look", {"what": "an argument"}),)
+        return Reply("Let me look.", tool_calls=calls, piece=3)
+
+    model.follow(rules)
+    for name in ("w1", "w2"):
+        await asyncio.to_thread(start_worker, name=name, env={"STEPFLEET_AGENTS": TELLING})
+    async with AsyncFleet(redis_url) as fleet:
+        until_known(redis_url, "looker")
+        run_id = await fleet.submit("looker", "hi", broadcast="minimal")
+        whole = essence(await fleet.wait(run_id, timeout=LONG))
+        run_id = await fleet.submit("looker", "hi", broadcast="standard")
+        streamed = essence(await fleet.wait(run_id, timeout=LONG))
+        pieces = {1: "", 2: ""}
+        async for event in fleet.stream(run_id, chunks=True):
+            if event["type"] == "agent.stream.chunk":
+                pieces[event["payload"]["step_number"]] += event["payload"]["chunk"]
+    assert pieces == {1: "Let me look.", 2: WORDS}
+    assert [bool(one.body.get("stream")) for one in model.requests] == [False] * 2 + [True] * 2
+    assert streamed == whole
+    assert (whole["output"], whole["cost_usd"] > 0) == (WORDS, True)
 
 
 async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(

@@ -107,6 +107,25 @@ def test_a_broker_that_is_wiped_again_and_again_loses_no_run(
     wiped_again_and_again(opened, calls, effects, 1000, wipes=4)
 
 
+def test_messages_that_all_come_twice_change_nothing(
+    opened: Open, calls: Path, effects: Path
+) -> None:
+    """DIST-04: those of later steps as well; each step is done as if its message came once."""
+    load = opened(0.02)
+    keys = [f"{SHORT} {number}" for number in range(60)]
+    with Courier(load.server.url, 1, lost=0.0, twice=1.0, ahead=200) as courier:
+        batch, _ = load.submit(PLAIN, keys)
+        load.start("-Q", READ, count=2)
+        batch.wait(timeout=200)
+    with load.client() as client:
+        await_upkeep(client)
+        counted = recount(client, calls, effects, keys)
+    assert not counted.violations, counted.violations[:20]
+    assert counted.statuses == {"completed": len(keys)}
+    assert set(courier.counts) == {"twice"}
+    assert courier.counts["twice"] >= counted.steps > len(keys)
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 def test_a_large_broker_that_is_wiped_loses_no_run(

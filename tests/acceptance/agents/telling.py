@@ -26,6 +26,9 @@ def noting(name: str) -> Any:
 
 
 typist = Agent("typist", model="openai:scripted", broadcast="standard")
+looker = Agent(
+    "looker", model="openai:scripted", tools=[look], pricing={"input": 1000, "output": 2000}
+)
 noted = Agent(
     "noted",
     model="openai:scripted",

@@ -41,7 +41,6 @@ def worker(name: str, *, alive: bool = True, **told: Any) -> WorkerSeen:
 
 
 def test_a_queue_is_unserved_when_tools_need_it_and_no_living_worker_serves_it() -> None:
-    """MULTI-08"""
     steps = worker("a", queues=("steps",), tool_queues=("gpu", "sound"))
     dead = worker("b", alive=False, queues=("gpu", "sound"))
     sound = worker("c", queues=("sound",))
@@ -52,7 +51,7 @@ def test_a_queue_is_unserved_when_tools_need_it_and_no_living_worker_serves_it()
 
 
 def test_nothing_is_said_of_queues_where_a_worker_does_not_say_what_it_serves() -> None:
-    """MULTI-08: one of an earlier version."""
+    """One of an earlier version."""
     steps = worker("a", queues=("steps",), tool_queues=("gpu",))
     assert unserved_queues([steps, worker("old")], "steps") == ()
     (old,) = workers_seen({"elsewhere:5": report()}, now=101.0, silence=15)

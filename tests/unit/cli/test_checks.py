@@ -75,7 +75,7 @@ def test_no_workers_is_a_failure_only_while_runs_wait() -> None:
 
 
 def test_a_queue_that_nobody_serves_is_told_with_who_waits_and_the_command() -> None:
-    """MULTI-08: a failure only while runs wait."""
+    """A failure only while runs wait."""
     gpu, sound, steps = checks.queues({"gpu": 1, "sound": 0, "stepfleet": 3}, "stepfleet")
     assert (gpu.about, gpu.state, sound.state) == ("queue gpu", State.FAIL, State.WARN)
     assert "1 run waits for a tool there" in gpu.found

@@ -131,7 +131,6 @@ def test_a_queued_run_says_that_nothing_was_evaluated_yet() -> None:
 
 
 def test_a_run_that_waits_for_a_tool_says_whether_somebody_works_there() -> None:
-    """MULTI-08"""
     waits = (AwaitedTool("render", "gpu", served=False), AwaitedTool("play", "sound"))
     found = explain(active(Lifecycle.IN_PROGRESS), waits)
     text = rendered(found)

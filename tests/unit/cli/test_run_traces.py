@@ -60,7 +60,6 @@ def test_each_turn_shows_what_was_asked_where_it_was_asked() -> None:
 
 
 def test_a_run_that_waits_for_a_tool_names_its_queue_and_who_is_missing() -> None:
-    """MULTI-08"""
     steps = WorkerSeen(name="a", seen_seconds_ago=1.0, queues=("stepfleet",))
     gpu = WorkerSeen(name="b", seen_seconds_ago=1.0, queues=("gpu",))
     gone = gpu.model_copy(update={"alive": False})
