@@ -180,13 +180,17 @@ class Dispatch:
         """Return what a script pushes for `hint`; empty where it is published afterwards."""
         return self._messages.build(hint, agent) if self._messages else ""
 
-    async def publish(self, hints: Sequence[tuple[StepHint, str]]) -> None:
-        """Send hints (each with its agent's name) now, ahead of runs that were not begun."""
+    async def publish(self, hints: Sequence[tuple[StepHint, str]], *, behind: bool = False) -> None:
+        """Send hints (each with its agent's name) now, ahead of runs that were not begun.
+
+        `behind` sends them to the queue's end, as those of new runs.
+        """
         if not hints:
             return
         if self._messages:
             messages = [self._messages.build(hint, agent) for hint, agent in hints]
-            await self._connection.execute("RPUSH", self.queue, *messages)
+            push = "LPUSH" if behind else "RPUSH"
+            await self._connection.execute(push, self.queue, *messages)
         else:
             await self._publish(self._send, hints)
 

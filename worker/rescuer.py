@@ -1,13 +1,13 @@
 """Brings back to work what nobody holds: retries that are due, runs of dead workers, lost hints.
 
 It is at once the retry timer, the orphan collector, and the recovery after a lost broker.
-Every worker runs one; what several find, the script gives to one of them.
+Every worker has one, and they take turns; what several find, the script gives to one of them.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from stepfleet.orchestrator.dispatch import CallTask, Dispatch, call_label
@@ -16,23 +16,32 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.keys import RESCUER, Keys
+from stepfleet.orchestrator.store.opening_clusters import ClusterConnection
 from stepfleet.worker.crash import Visit, unharmed
 
 log = logging.getLogger(__name__)
 
 MOST_PER_SHARD = 200
 MOST_LOOKS = 100
+MOST_AGAIN = 40
+"""So many hints may one look publish again in a long queue, over all shards (one of each, where
+there are more): otherwise every run that waits there would add hints without end."""
+AGAIN_SECONDS = 600.0
+"""So much later than in a short queue are runs published again that were left in a long one."""
+TURN = 0.75
+"""The share of an interval for which nobody looks again; a worker alone looks at each interval."""
 PUT_OFF = "rescue put off: %s"
 SHARD_SECONDS = 5.0
 """So long a look waits for a shard; what answers later is heard by a later look."""
 
 
 class Rescuer:
-    """Looks for overdue runs every `interval` seconds, give or take a fifth.
+    """Looks for overdue runs every `interval` seconds, give or take a fifth, where nobody else has.
 
     `long_queue`: above so many waiting messages, runs that are merely ready stay where they
     are; their message is most likely among those. Below a tenth of it they are looked for.
+    `again`: so many of those that waited longest are published again by one look all the same.
     `calm`: for so many seconds after trouble with a shard nothing of it is rescued. Workers that
     could not renew their leases meanwhile are alive, and hold what was paid for: they come first.
     """
@@ -56,6 +65,7 @@ class Rescuer:
         self._long_queue = long_queue
         self._jitter = jitter
         self.calm = 0.0
+        self.again = MOST_AGAIN
         self._asked: dict[int, asyncio.Task[Any]] = {}
         self._troubled: dict[int, float] = {}
 
@@ -82,7 +92,7 @@ class Rescuer:
         while True:
             await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
             try:
-                rescued = await self.rescue_all(crash)
+                rescued = await self.rescue_all(crash, await self.take_turn())
             except (AgentException, OSError) as error:
                 log.log(logging.DEBUG if is_put_off else logging.WARNING, PUT_OFF, error)
                 is_put_off = True
@@ -94,11 +104,41 @@ class Rescuer:
                     told(rescued)
                     log.info("dispatched %d overdue runs again", rescued)
 
-    async def rescue_all(self, crash: Visit = unharmed) -> int:
-        """Rescue until no shard has more overdue runs than one look takes; return how many."""
+    async def take_turn(self) -> Collection[int]:
+        """Return the shards that this rescuer is to look at now: nobody has of late.
+
+        One turn is for the whole store; on a cluster each shard has its own, beside its runs. What
+        cannot be asked for is taken: so every worker finds out which shards are in trouble.
+        """
+        shards = range(self._keys.shards)
+        places: dict[str, Collection[int]]
+        if isinstance(self._connection, ClusterConnection):
+            places = {f"{self._keys.tag(shard)}rescuer": (shard,) for shard in shards}
+        else:
+            places = {RESCUER: shards}
+        mine = await asyncio.gather(*map(self._has_turn, places))
+        return [one for mine, of in zip(mine, places.values(), strict=True) if mine for one in of]
+
+    async def _has_turn(self, place: str) -> bool:
+        pause = max(1, round(self._interval * TURN * 1000))
+        try:
+            async with asyncio.timeout(SHARD_SECONDS):
+                return bool(await run_script(self._connection, "turn", [place], pause, once=True))
+        except (AgentException, OSError):
+            return True
+
+    async def rescue_all(
+        self, crash: Visit = unharmed, shards: Collection[int] | None = None
+    ) -> int:
+        """Rescue until no shard has more overdue runs than one look takes; return how many.
+
+        `shards`: those to look at (default all).
+        """
         rescued = 0
-        for _ in range(MOST_LOOKS):
-            published, is_more = await self.look(crash)
+        if shards is not None and not shards:
+            return 0
+        for looks in range(MOST_LOOKS):
+            published, is_more = await self.look(crash, shards, self.again if looks == 0 else 0)
             rescued += published
             if not is_more:
                 break
@@ -108,36 +148,48 @@ class Rescuer:
         """Publish the overdue runs of all shards once; return how many."""
         return (await self.look())[0]
 
-    async def look(self, crash: Visit = unharmed) -> tuple[int, bool]:
+    async def look(
+        self,
+        crash: Visit = unharmed,
+        shards: Collection[int] | None = None,
+        again: int | None = None,
+    ) -> tuple[int, bool]:
         """Return how many overdue runs one look published, and whether a shard may have more.
 
+        `shards`: those to look at (default all); `again` replaces the attribute for this look.
         Shards in trouble are left alone for `calm` seconds. Raises what a shard failed with when
         those of the others are published, for trouble only where all of them are in it.
         """
         queue = self._shape_of_queue(await self._dispatch.waiting())
-        answered = await self._ask(queue)
+        places = range(self._keys.shards) if shards is None else shards
+        answered = await self._ask(places, queue, self.again if again is None else again)
         failed = {shard: error for shard, one in answered.items() if (error := one.exception())}
         replies = [one.result() for shard, one in answered.items() if shard not in failed]
         self._troubled |= dict.fromkeys(failed, time.monotonic() + self.calm)
-        hints = [hint for reply in replies for hint in _hints(reply[2:])]
+        hints = [hint for reply in replies for hint in _hints(reply[3:])]
+        behind = [hint for reply in replies for hint in _hints(reply[2])]
         calls = [call for reply in replies for call in _calls(reply[1])]
-        if hints or calls:
+        if hints or calls or behind:
             crash("rescue-saved")
         await self._dispatch.publish(hints)
+        await self._dispatch.publish(behind, behind=True)
         await self._dispatch.publish_calls(calls)
         for error in failed.values():
             if not replies or not isinstance(error, StoreError):
                 raise error
-        return len(hints) + len(calls), any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
+        count = len(hints) + len(behind) + len(calls)
+        return count, any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
 
-    async def _ask(self, queue: str) -> dict[int, asyncio.Task[Any]]:
+    async def _ask(
+        self, shards: Collection[int], queue: str, again: int
+    ) -> dict[int, asyncio.Task[Any]]:
         """Ask the shards that owe no answer; return what has been answered.
 
         Nothing is cut off for being late: the shard has put off the runs that it tells of.
         """
         new = {
-            shard: asyncio.create_task(self._overdue(shard, queue))
-            for shard in range(self._keys.shards)
+            shard: asyncio.create_task(self._overdue(shard, queue, again))
+            for shard in shards
             if shard not in self._asked and self._troubled.get(shard, 0.0) <= time.monotonic()
         }
         self._asked |= new
@@ -146,11 +198,11 @@ class Rescuer:
         answered = [shard for shard, asked in self._asked.items() if asked.done()]
         return {shard: self._asked.pop(shard) for shard in answered}
 
-    async def _overdue(self, shard: int, queue: str) -> Any:
+    async def _overdue(self, shard: int, queue: str, again: int) -> Any:
+        most = max(1, again // self._keys.shards) if again else 0
+        told = (MOST_PER_SHARD, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000))
         due = [self._keys.due(shard)]
-        return await run_script(
-            self._connection, "rescue", due, MOST_PER_SHARD, self._grace_ms, queue, once=True
-        )
+        return await run_script(self._connection, "rescue", due, *told, once=True)
 
     def _shape_of_queue(self, waiting: int) -> str:
         if waiting > self._long_queue:

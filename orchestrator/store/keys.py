@@ -16,6 +16,7 @@ WORKERS = f"{PREFIX}:workers"
 SHARDS = f"{PREFIX}:shards"
 SWEEPS = f"{PREFIX}:sweeps"
 UPKEEP = f"{PREFIX}:upkeep"
+RESCUER = f"{PREFIX}:rescuer"
 QUARANTINE = f"{PREFIX}:quarantine"
 
 

@@ -261,18 +261,30 @@ MUTATIONS = {
         "retry", "redis.call('HDEL', log_key, i)", ""
     ),
     "rescue floods a long queue": Mutation(
-        "rescue", "ARGV[3] ~= '1' or h[1] == 'in_progress' or (waited and n == 1)", "true"
+        "rescue", "ARGV[3] == '1' and h[1] == 'queued' and not (waited and n == 1)", "false"
     ),
     "rescue forgets what it has published": Mutation(
         "rescue",
-        "redis.call('ZADD', due_key, now + (publish and wait or PUT_OFF + wait * 16), run_id)",
+        "redis.call('ZADD', due_key, now + (leave and PUT_OFF + wait * 16 or wait), run_id)",
         "redis.call('ZREM', due_key, run_id)",
     ),
     "rescue never looks at what it has put off": Mutation(
-        "rescue", "if ARGV[3] ~= '1' and #overdue", "if false and #overdue"
+        "rescue", "if left > 0 then", "if left > 0 and ARGV[3] == '1' then"
+    ),
+    "rescue leaves hints lost that a long queue has lost": Mutation(
+        "rescue", "left = math.min(left, tonumber(ARGV[4]) or 0)", "left = 0"
+    ),
+    "rescue publishes all that wait in a long queue again": Mutation(
+        "rescue", "left = math.min(left, tonumber(ARGV[4]) or 0)", ""
+    ),
+    "rescue does not wait before it publishes again in a long queue": Mutation(
+        "rescue", "till = till - (tonumber(ARGV[5]) or 0)", "till = '+inf'"
+    ),
+    "rescue publishes again ahead of all that wait": Mutation(
+        "rescue", "local to = leave and behind or out", "local to = out"
     ),
     "rescue does not publish retries while the queue is long": Mutation(
-        "rescue", "or h[1] == 'in_progress' or (waited and n == 1)", ""
+        "rescue", "and h[1] == 'queued' and not (waited and n == 1)", ""
     ),
     "park leaves the step to be claimed while it waits": Mutation(
         "park", "'not_before', #calls > 0 and patience or 0)", "'not_before', 0)"

@@ -12,5 +12,8 @@ pytestmark = pytest.mark.long
 ELSEWHERE = (
     "test_ready_runs_are_left_in_a_long_queue",
     "test_runs_left_in_a_queue_that_is_lost_come_back_at_once",
+    "test_a_hint_that_a_long_queue_lost_comes_back_though_it_stays_long",
+    "test_who_watches_looks_in_its_turn_only",
+    "test_few_of_those_that_wait_in_a_long_queue_are_published_again",
 )
 globals().update(borrowed("test_rescuer", without=ELSEWHERE))

@@ -1,5 +1,6 @@
 """The rescuer against a real Redis: what it dispatches again, and what it leaves alone."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -8,7 +9,8 @@ from deadlines import until
 from stored_runs import Bench, bench, called, failed
 
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.worker.rescuer import Rescuer
+from stepfleet.orchestrator.store.keys import RESCUER
+from stepfleet.worker.rescuer import AGAIN_SECONDS, MOST_AGAIN, Rescuer
 
 GRACE = 60.0
 
@@ -19,7 +21,7 @@ async def desk(redis_url: str) -> AsyncIterator[Bench]:
         yield opened
 
 
-def rescuer(desk: Bench, long_queue: int = 1000) -> Rescuer:
+def rescuer(desk: Bench, long_queue: int = 1000, interval: float = 0.1) -> Rescuer:
     """Return one that leaves what it has dispatched alone for a minute."""
     opened = desk.opened
     return Rescuer(
@@ -27,7 +29,7 @@ def rescuer(desk: Bench, long_queue: int = 1000) -> Rescuer:
         opened.keys,
         opened.dispatch,
         grace=GRACE,
-        interval=0.1,
+        interval=interval,
         long_queue=long_queue,
         jitter=lambda: 0.5,
     )
@@ -120,6 +122,131 @@ async def test_runs_left_in_a_queue_that_is_lost_come_back_at_once(desk: Bench) 
     assert await patient.rescue() == 3
     assert await desk.queued() == 3
     assert await patient.rescue() == 0
+
+
+async def waited_long(desk: Bench) -> None:
+    """Let all runs that were put off have waited in the queue for as long as it takes."""
+    connection, keys = desk.opened.connection, desk.opened.keys
+    for shard in range(keys.shards):
+        for run_id in await connection.execute("ZRANGE", keys.due(shard), 0, -1):
+            back = (16 * GRACE + AGAIN_SECONDS + 1) * 1000
+            await connection.execute("ZINCRBY", keys.due(shard), -back, run_id)
+
+
+async def leave_in_the_queue(desk: Bench, by: Rescuer, runs: int) -> list[str]:
+    """Create runs, and let the rescuer put all of them off."""
+    run_ids = [await desk.create() for _ in range(runs)]
+
+    async def all_put_off() -> bool:
+        assert await by.rescue() == 0
+        return sum([await put_off(desk, shard) for shard in range(desk.opened.keys.shards)]) == runs
+
+    await until(all_put_off, within=60)
+    return run_ids
+
+
+async def test_a_hint_that_a_long_queue_lost_comes_back_though_it_stays_long(desk: Bench) -> None:
+    """DIST-10: it comes to the queue's end, once, and then after a longer while."""
+    patient = rescuer(desk, long_queue=0)
+    run_ids = await leave_in_the_queue(desk, patient, 3)
+    queue = desk.opened.settings.queue
+    connection = desk.opened.connection
+    assert run_ids[0] in str(await connection.execute("RPOP", queue))
+    assert await patient.rescue() == 0
+    await waited_long(desk)
+    assert await patient.rescue_all() == 3
+    assert await patient.rescue_all() == 0
+    messages = [str(one) for one in await connection.execute("LRANGE", queue, 0, -1)]
+    assert [sum(run_id in one for one in messages) for run_id in run_ids] == [1, 2, 2]
+    assert any(run_ids[0] in one for one in messages[:3]), "not at the queue's end"
+    await waited_long(desk)
+    assert await patient.rescue_all() == 0, "it waits for longer now"
+
+
+async def test_few_of_those_that_wait_in_a_long_queue_are_published_again(desk: Bench) -> None:
+    """However many there are, and however long they have waited."""
+    patient = rescuer(desk, long_queue=0)
+    await leave_in_the_queue(desk, patient, 120)
+    await waited_long(desk)
+    shards = desk.opened.keys.shards
+    assert 0 < await patient.rescue_all() <= max(MOST_AGAIN, shards)
+    assert 0 < await patient.rescue_all() <= max(MOST_AGAIN, shards)
+
+
+async def test_rescuers_take_turns(desk: Bench) -> None:
+    """One of many looks at each shard; whoever is gone keeps the others for part of an interval."""
+    many = [rescuer(desk, interval=3600.0) for _ in range(20)]
+    turns = await asyncio.gather(*(one.take_turn() for one in many))
+    looked = sorted(shard for turn in turns for shard in turn)
+    assert looked == list(range(desk.opened.keys.shards))
+    quick = rescuer(desk, interval=0.1)
+
+    async def is_over() -> bool:
+        return len(await quick.take_turn()) == desk.opened.keys.shards
+
+    await until(is_over, within=30, what="a turn of one whose interval is shorter")
+
+
+async def test_a_turn_of_a_time_to_come_keeps_nobody(desk: Bench) -> None:
+    """The store's clock was set back since."""
+    one = rescuer(desk, interval=3600.0)
+    await one.take_turn()
+    connection, keys = desk.opened.connection, desk.opened.keys
+    for place in [RESCUER, *(f"{keys.tag(shard)}rescuer" for shard in range(keys.shards))]:
+        if await connection.execute("EXISTS", place):
+            await connection.execute("SET", place, 10**14)
+    assert len(await one.take_turn()) == keys.shards
+
+
+async def test_a_rescuer_does_nothing_while_it_is_not_its_turn(desk: Bench) -> None:
+    run_id = await desk.create()
+    await empty_the_queue(desk)
+    connection, keys = desk.opened.connection, desk.opened.keys
+    await connection.execute("ZADD", keys.due(keys.shard_of(run_id)), 1, run_id)
+    one = rescuer(desk, interval=3600.0)
+    assert await one.rescue_all(shards=()) == 0
+    await one.take_turn()
+    assert await one.rescue_all(shards=await one.take_turn()) == 0
+    assert await desk.queued() == 0
+    assert await one.rescue_all() == 1
+
+
+async def test_who_watches_looks_in_its_turn_only(desk: Bench) -> None:
+    """It asks for its turn again and again; while somebody else has it, nothing is looked at."""
+    run_id = await desk.create()
+    await empty_the_queue(desk)
+    opened = desk.opened
+    await opened.connection.execute(
+        "ZADD", opened.keys.due(opened.keys.shard_of(run_id)), 1, run_id
+    )
+    await rescuer(desk, interval=3600.0).take_turn()
+    eager = Rescuer(
+        *(opened.connection, opened.keys, opened.dispatch),
+        grace=GRACE,
+        interval=3600.0,
+        long_queue=1000,
+        jitter=lambda: -1.99995,  # a turn lasts for most of an hour, and it asks all the time
+    )
+
+    async def scripts() -> int:
+        found = await opened.connection.execute("INFO", "commandstats")
+        stats = found["cmdstat_evalsha"] if isinstance(found, dict) else found
+        return int(stats["calls"])
+
+    before = await scripts()
+
+    async def has_asked() -> bool:
+        return await scripts() > before + 3
+
+    watch = asyncio.create_task(eager.watch())
+    try:
+        await until(has_asked, within=60, what="some rounds")
+        assert await desk.queued() == 0
+        await opened.connection.execute("DEL", RESCUER)
+        await until(desk.queued, within=60, what="a rescue")
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
 
 
 async def put_off(desk: Bench, shard: int) -> int:

@@ -165,6 +165,13 @@ class Auditor:
         """Return the hints at the head of the queue, the newest last."""
         return [hint_of(str(text)) for text in self._client.lrange("stepfleet", -count, -1)]
 
+    def newest_at_both_ends(
+        self, ahead: int, behind: int
+    ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """Return so many hints at the queue's head, and so many at its end, in their order."""
+        end = self._client.lrange("stepfleet", 0, behind - 1) if behind else []
+        return self.newest_messages(ahead) if ahead else [], [hint_of(str(one)) for one in end]
+
     def take_message(self, *, keep: bool) -> tuple[str, int]:
         """Return the hint at the head of the queue; `keep` leaves it for a second delivery."""
         text = self._client.lindex("stepfleet", -1) if keep else self._client.rpop("stepfleet")

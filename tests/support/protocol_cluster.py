@@ -28,6 +28,13 @@ class ClusterAuditor(Auditor):
         """Return the hints that were published last; they join the queue's other end."""
         return [hint_of(str(one)) for one in self._client.lrange("stepfleet", 0, count - 1)]
 
+    def newest_at_both_ends(
+        self, ahead: int, behind: int
+    ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """Return what was published first and then; all of it joins the queue's end."""
+        told = self.newest_messages(ahead + behind) if ahead + behind else []
+        return told[behind:], told[:behind]
+
     def newest_calls(self, count: int) -> list[tuple[str, int, int]]:
         """Return the tool calls that were published last."""
         return [call_of(str(one)) for one in self._client.lrange("heavy", 0, count - 1)]

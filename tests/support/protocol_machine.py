@@ -302,17 +302,27 @@ class ProtocolMachine(CallRules, ControlRules):
         with self.operation("loss"):
             assert self.rig.auditor.take_message(keep=False) == self.model.queue.pop()
 
+    @precondition(lambda self: self.model.pick(lambda run: run.status == "queued"))
+    @rule(looks=st.integers(1, 3))
+    def runs_wait_in_a_long_queue(self, looks: int) -> None:
+        """They are put off, and a hint that was lost comes back though the queue stays long."""
+        for by in (GRACE, *(LONG for _ in range(looks))):
+            self.clock_jumps(by)
+            self.rescue(long_queue=True)
+
     @precondition(lambda self: self.model.runs)
     @rule(long_queue=st.booleans())
     def rescue(self, long_queue: bool) -> None:
         with self.operation("rescue"):
             calls = self.model.rescue_calls()
-            expected = self.model.rescue(long_queue=long_queue)
+            expected, at_the_end = self.model.rescue(long_queue=long_queue)
             count = self.rig.do(self.rig.rescuer(long_queue=long_queue).rescue()) - len(calls)
             self.calls_are_dispatched_again(calls)
-            told = self.rig.auditor.newest_messages(count) if count else []
+            ahead = max(count - len(at_the_end), 0)
+            told, behind = self.rig.auditor.newest_at_both_ends(ahead, count - ahead)
             assert sorted(told) == sorted(expected)
-            self.model.queue += told
+            assert sorted(behind) == sorted(at_the_end)
+            self.model.queue = behind + self.model.queue + told
 
     # ----------------------------------------------------------------------------------- end
 

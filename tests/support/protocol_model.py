@@ -16,6 +16,7 @@ REMEMBERED = 8
 SHARDS = 2
 MOST_DOUBLINGS, IDLE_DOUBLINGS = 7, 2
 PUT_OFF = 10_000_000_000_000
+AGAIN, MOST_AGAIN = 600_000, 1
 
 STATUS_OF = {
     "completed": "completed",
@@ -344,11 +345,17 @@ class Model:
         self.queue.append((run_id, run.step))
         return "retried"
 
-    def rescue(self, *, long_queue: bool) -> list[Hint]:
-        """Return the hints that are published, in no particular order; the caller queues them."""
+    def rescue(self, *, long_queue: bool) -> tuple[list[Hint], list[Hint]]:
+        """Return the hints for the queue's head and for its end, in no particular order.
+
+        The caller queues them.
+        """
         hints: list[Hint] = []
+        behind: list[Hint] = []
+        again = self._published_again() if long_queue else []
         for run in self.runs.values():
-            if run.due is None or not self._is_looked_at(run.due, long_queue=long_queue):
+            looked_at = run in again or self._is_looked_at(run.due, long_queue=long_queue)
+            if run.due is None or not looked_at:
                 continue
             if self.fleet_paused:
                 continue
@@ -364,11 +371,21 @@ class Model:
             run.due = self.now + (wait if publish else PUT_OFF + wait * 16)
             if publish:
                 hints.append((run.run_id, run.step))
-        return hints
+            elif run in again:
+                behind.append((run.run_id, run.step))
+        return hints, behind
 
-    def _is_looked_at(self, due: float, *, long_queue: bool) -> bool:
+    def _is_looked_at(self, due: float | None, *, long_queue: bool) -> bool:
         """The queue is long or as good as empty; what was put off waits for the latter."""
-        return due <= self.now or (due >= PUT_OFF and not long_queue)
+        return due is not None and (due <= self.now or (due >= PUT_OFF and not long_queue))
+
+    def _published_again(self) -> list[Run]:
+        """Return those of each shard that waited longest: a long queue may have lost their hint."""
+        till = PUT_OFF + self.now - AGAIN
+        stale = self.pick(lambda run: run.due is not None and PUT_OFF <= run.due <= till)
+        stale.sort(key=lambda run: (run.due, run.run_id))
+        shards = [[run for run in stale if shard_of(run.run_id) == n] for n in range(SHARDS)]
+        return [run for shard in shards for run in shard[:MOST_AGAIN]]
 
     def is_kept(self, run: Run) -> bool:
         """Tell whether the run's batch is to keep it from work, and it has not heard of that."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from protocol_audit import Auditor
 from protocol_call_model import WaitingModel
 from protocol_cluster import ClusterAuditor
-from protocol_model import GRACE, LEASE, SHARDS, Run
+from protocol_model import GRACE, LEASE, MOST_AGAIN, SHARDS, Run
 from protocol_worker import AGENTS
 from redis import Redis
 from redis import RedisCluster as NodesOfCluster
@@ -66,7 +66,7 @@ class Rig:
 
     def rescuer(self, *, long_queue: bool) -> Rescuer:
         opened = self.bench.opened
-        return Rescuer(
+        made = Rescuer(
             opened.connection,
             opened.keys,
             opened.dispatch,
@@ -75,6 +75,8 @@ class Rig:
             long_queue=-1 if long_queue else 1_000_000,
             jitter=lambda: 0.5,
         )
+        made.again = MOST_AGAIN * SHARDS
+        return made
 
 
 def _follow(expected: list[Any], told: list[Any]) -> None:

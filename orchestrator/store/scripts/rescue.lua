@@ -1,34 +1,44 @@
 -- Takes up to ARGV[1] overdue runs of one shard, re-arms them, and returns those to publish.
 -- KEYS[1] the shard's due index. ARGV[2] grace ms, ARGV[3] '1' while the broker queue is long, 'idle'
--- while it is nearly empty, else '0'.
+-- while it is nearly empty, else '0'. ARGV[4] how many runs may be published again that were left in a
+-- long queue, ARGV[5] how many ms later than in a short one.
 -- Returns how many it took, a flat list of tool calls to publish: run id, step, agent, index,
--- queue:tool, ...; then a flat list: run id, step, agent, ... of those to publish. Each run
--- is re-armed at grace x 2^n, so that a long queue is not flooded with duplicates. While it is long,
--- runs that were not begun are left in it and put off: they stay in the index, behind everything
--- that has a time, and cost nothing there. They are looked at much later, or as soon as the queue
--- is nearly empty: then their hints were lost. Hints of begun runs go to its head, so one that is
--- overdue is lost.
+-- queue:tool, ...; a flat list of hints for the queue's end: run id, step, agent, ...; then, flat in
+-- the reply, such a list for its head. Each run is re-armed at grace x 2^n, so that a long queue is
+-- not flooded with duplicates. While it is long, runs that were not begun are left in it and put off:
+-- they stay in the index, behind everything that has a time, and cost nothing there. They are looked
+-- at much later, or as soon as the queue is nearly empty: then their hints were lost. A few of those
+-- that have waited longest in a long queue are published again at its end, and put off for longer:
+-- one may have lost its hint while the queue stays long. Hints of begun runs go to its head, so one
+-- that is overdue is lost.
 local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
 local flags_key = shard .. 'flags'
 local flagged = redis.call('EXISTS', flags_key) == 1
-if flagged and redis.call('HEXISTS', flags_key, 'fleet') == 1 then return { 0, {} } end
+if flagged and redis.call('HEXISTS', flags_key, 'fleet') == 1 then return { 0, {}, {} } end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local overdue = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', 0, ARGV[1])
 -- Added to a time, it is later than all times; sums are exact in a score.
 local PUT_OFF = 10000000000000
-if ARGV[3] ~= '1' and #overdue < tonumber(ARGV[1]) then
-  local till = ARGV[3] == 'idle' and '+inf' or PUT_OFF + now
-  local left = tonumber(ARGV[1]) - #overdue
+local left = tonumber(ARGV[1]) - #overdue
+local till = ARGV[3] == 'idle' and '+inf' or PUT_OFF + now
+if ARGV[3] == '1' then
+  left = math.min(left, tonumber(ARGV[4]) or 0)
+  till = till - (tonumber(ARGV[5]) or 0)
+end
+local again = {}
+if left > 0 then
   for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', due_key, PUT_OFF, till, 'LIMIT', 0, left)) do
     overdue[#overdue + 1] = run_id
+    again[run_id] = true
   end
 end
 -- Where nothing waits, one more hint harms nobody: a run that lost several need not wait long.
 local most = ARGV[3] == 'idle' and 3 or 8
 local calls = {}
-local out = { #overdue, calls }
+local behind = {}
+local out = { #overdue, calls, behind }
 
 -- Arms a run that waits for tool calls, and tells those that nobody holds and nobody took up.
 local function look_at_calls(run_id, run_key, h)
@@ -68,12 +78,11 @@ for _, run_id in ipairs(overdue) do
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), most)
     local wait = tonumber(ARGV[2]) * 2 ^ (n - 1)
     local waited = (tonumber(h[4]) or 0) > 0
-    local publish = ARGV[3] ~= '1' or h[1] == 'in_progress' or (waited and n == 1)
-    redis.call('ZADD', due_key, now + (publish and wait or PUT_OFF + wait * 16), run_id)
-    if publish then
-      out[#out + 1] = run_id
-      out[#out + 1] = h[2]
-      out[#out + 1] = h[3]
+    local leave = ARGV[3] == '1' and h[1] == 'queued' and not (waited and n == 1)
+    redis.call('ZADD', due_key, now + (leave and PUT_OFF + wait * 16 or wait), run_id)
+    if not leave or again[run_id] then
+      local to = leave and behind or out
+      for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
     end
   else
     redis.call('ZREM', due_key, run_id)
