@@ -90,7 +90,7 @@ FORMS = {
     "SMTP_PASS": "smtp-canary-1",
     "GITHUB_PAT": "ghp_canary0123",
     "MYSQL_PWD": "mysql-canary",
-    "PWD": "/work/somewhere",
+    "PWD": "/srv/somewhere",
     "SENTRY_DSN": "https://canary0123456789@o0.example.com/1",
     "PG_DSN": "host=db password=pg-canary-0 user=x",
     "MONGO_URI": "mongodb://me:mongo%2Fcanary@db:1/x",
@@ -121,7 +121,7 @@ def test_a_secret_is_known_by_many_names_and_in_addresses(secret: str) -> None:
     assert redact(f"it was {secret}.", FORMS) == f"it was {HIDDEN}."
 
 
-@pytest.mark.parametrize("word", ["/work/somewhere", "no-secret-of-ours", "example.com"])
+@pytest.mark.parametrize("word", ["/srv/somewhere", "no-secret-of-ours", "example.com"])
 def test_folders_and_plain_addresses_stay(word: str) -> None:
     assert redact(word, FORMS) == word
 
