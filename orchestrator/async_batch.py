@@ -1,22 +1,17 @@
 """One submitted batch as its caller holds it: progress, results, requests to all its runs."""
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from stepfleet.orchestrator.batch_results import BatchResults, Pause, Results, rows_where
+from stepfleet.orchestrator.batch_results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches import BatchProgress, Manifest
 from stepfleet.orchestrator.client import Client
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.batch_requests import Request
-from stepfleet.orchestrator.store.control import Answer, new_request
+from stepfleet.orchestrator.store.control import new_request
 
 OnProgress = Callable[[int], None]
-log = logging.getLogger(__name__)
-
-AT_ONCE = 50
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
 
 
@@ -105,51 +100,24 @@ class AsyncBatch:
     async def _ask(self, word: str, fields: str = "") -> Request:
         return await self._client.requests.ask(self._manifest, word, new_request(), fields)
 
-    async def retry(self, *, failed_only: bool = True, **overrides: Any) -> int:
+    async def retry(
+        self,
+        on_progress: OnProgress | None = None,
+        *,
+        failed_only: bool = True,
+        **overrides: Any,
+    ) -> int:
         """Take runs that did not complete up again; what went well in them is kept.
 
         `failed_only=False` takes up cancelled runs too. `overrides` raise limits and the
         like. Runs that would end at once again are left alone; when that holds for all,
-        `ConfigurationError` says why.
+        `ConfigurationError` says why. `on_progress` is told how many rows were looked at so far;
+        where the caller is gone before all were, asking again goes on with those that are left.
         """
-        refused: list[ConfigurationError] = []
-
-        async def retry(run_id: str) -> Answer:
-            try:
-                return await self._client.control.retry(run_id, overrides)
-            except ConfigurationError as error:
-                refused.append(error)
-                return Answer("refused")
-
         wanted = _RETRIED if failed_only else _RETRIED | {Lifecycle.CANCELLED}
-        count = await self._all(lambda status: status in wanted, retry, ("retried",))
-        if refused and not count:
-            raise refused[0]
-        if refused:
-            log.warning("%d runs were not retried: %s", len(refused), refused[0].message)
-        return count
-
-    async def _all(
-        self,
-        wanted: Callable[[Lifecycle], bool],
-        ask: Callable[[str], Awaitable[Answer]],
-        counted: Sequence[str],
-    ) -> int:
-        count = 0
-        async for run_ids in self._rows(wanted):
-            answers = await _each(run_ids, ask)
-            count += sum(answer.word in counted for answer in answers)
-        return count
-
-    async def _rows(self, wanted: Callable[[Lifecycle], bool]) -> AsyncGenerator[list[str], None]:
-        async for run_ids in rows_where(self._client.batches, self._manifest, wanted):
-            for start in range(0, len(run_ids), AT_ONCE):
-                yield run_ids[start : start + AT_ONCE]
+        retries = self._client.retries
+        return await retries.retry(self._manifest, wanted, overrides, on_progress or _nobody)
 
 
 def _nobody(_: int) -> None:
     return None
-
-
-async def _each(run_ids: Sequence[str], ask: Callable[[str], Awaitable[Answer]]) -> list[Answer]:
-    return await asyncio.gather(*(ask(run_id) for run_id in run_ids))

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from stepfleet.orchestrator.batches import Manifest, is_stalled
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
@@ -117,18 +117,6 @@ class BatchResults:
             log.exception("run %s is left out of the results", run_id)
             return None
         return result if result.lifecycle.is_terminal else None
-
-
-async def rows_where(
-    batches: Batches, manifest: Manifest, wanted: Callable[[Lifecycle], bool]
-) -> AsyncGenerator[list[str], None]:
-    """Yield the ids of a batch's runs whose status is wanted, some hundred at a time."""
-    for start in range(0, manifest.rows, ROWS_AT_ONCE):
-        rows = range(start, min(start + ROWS_AT_ONCE, manifest.rows))
-        run_ids = [run_id_of(manifest.batch_id, row) for row in rows]
-        statuses = await batches.statuses(run_ids)
-        pairs = zip(run_ids, statuses, strict=True)
-        yield [run_id for run_id, status in pairs if status is not None and wanted(status)]
 
 
 def _ready(statuses: Sequence[Lifecycle | None], *, sealed: bool) -> int:

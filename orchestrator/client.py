@@ -7,6 +7,7 @@ from typing import Self
 from celery import Celery
 
 from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.batch_retry import BatchRetry
 from stepfleet.orchestrator.batch_submission import BatchSubmission
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -37,6 +38,7 @@ class Client:
     control: RunControl
     batches: Batches
     requests: BatchRequests
+    retries: BatchRetry
     submission: Submission
     batch_submission: BatchSubmission
     snapshots: Snapshots
@@ -57,15 +59,17 @@ class Client:
             connection, keys, dispatch, grace=settings.grace, retention=settings.retention
         )
         batches = Batches(connection, keys, retention=settings.retention)
+        run_control = RunControl(runs, control, app)
         watch = RunWatch(connection, keys)
         submission = Submission(connection, keys, dispatch, grace=settings.grace)
         return cls(
             store=store,
             app=app,
             runs=runs,
-            control=RunControl(runs, control, app),
+            control=run_control,
             batches=batches,
             requests=BatchRequests(connection, keys, dispatch, batches, grace=settings.grace),
+            retries=BatchRetry(store, batches, control, run_control),
             submission=submission,
             batch_submission=BatchSubmission(batches, store.configs, submission),
             snapshots=Snapshots(connection, keys, store.configs),

@@ -14,10 +14,13 @@ from stepfleet.orchestrator.batch_lines import parse_input
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.control import Answer, Control, new_request
 from stepfleet.orchestrator.store.reading import Runs, StoredRun
-from stepfleet.orchestrator.taking_up import check_goes_on
+from stepfleet.orchestrator.taking_up import (
+    changes_of,
+    check_allowed,
+    check_has_not_completed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +51,12 @@ class RunControl:
         try:
             run = await self._runs.get(run_id)
         except SerializationError:
-            return _known(await self._control.cancel_unread(run_id, note), run_id)
+            return known(await self._control.cancel_unread(run_id, note), run_id)
         return await self._control.cancel(run, note)
 
     async def pause(self, run_id: str) -> Answer:
         """Pause a run at its next step boundary."""
-        return _known(await self._control.pause(run_id), run_id)
+        return known(await self._control.pause(run_id), run_id)
 
     async def resume(self, run_id: str) -> Answer:
         """Take a pause back."""
@@ -71,18 +74,14 @@ class RunControl:
                 return Answer("active", run.state.status.value)
             answer = await self._retry(run, overrides, request)
             if answer.word != "changed":
-                return _known(answer, run_id)
+                return known(answer, run_id)
         raise StoreError(f"run {run_id} is being changed all the time; try again")
 
     async def _retry(self, run: StoredRun, overrides: Mapping[str, Any], request: str) -> Answer:
-        own = stored_overrides(run.config, overrides)
-        kept = merged_overrides(run.overrides, own)
-        revision = revise(run.state, run.log, kept, await self._runs.now())
-        config = run.config.with_overrides(own)
-        if run.state.status is Lifecycle.COMPLETED:
-            msg = f"run {run.run_id} completed; there is nothing to retry (submit it as a new run)"
-            raise ConfigurationError(msg)
-        check_goes_on(run.run_id, config, revision.state, "retry")
+        changes = changes_of(run.config, run.overrides, overrides)
+        revision = revise(run.state, run.log, changes.overrides, await self._runs.now())
+        check_has_not_completed(run.run_id, run.state)
+        check_allowed(run.run_id, changes.criteria, revision.state, "retry")
         return await self._control.retry(run, revision, request=request)
 
     async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> Answer:
@@ -106,7 +105,7 @@ class RunControl:
             if answer.word == "retried":
                 return Answer("sent", answer.detail)
             # Somebody was faster: `active` is told by what is read next.
-            _known(answer, run_id)
+            known(answer, run_id)
         raise StoreError(f"run {run_id} is being changed all the time; try again")
 
     async def interrupt(self, run_ids: Sequence[str]) -> None:
@@ -138,7 +137,8 @@ class RunControl:
         return self._control.batch_cancel(note)
 
 
-def _known(answer: Answer, run_id: str) -> Answer:
+def known(answer: Answer, run_id: str) -> Answer:
+    """Return the answer. Raises `ConfigurationError` where there is no such run (any more)."""
     if answer.word == "unknown":
         msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
         raise ConfigurationError(msg)

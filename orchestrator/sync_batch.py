@@ -74,6 +74,13 @@ class Batch:
         """Take pauses back."""
         return self._portal.call(self._batch.resume(on_progress))
 
-    def retry(self, *, failed_only: bool = True, **overrides: Any) -> int:
+    def retry(
+        self,
+        on_progress: OnProgress | None = None,
+        *,
+        failed_only: bool = True,
+        **overrides: Any,
+    ) -> int:
         """Take runs that did not complete up again."""
-        return self._portal.call(self._batch.retry(failed_only=failed_only, **overrides))
+        asked = self._batch.retry(on_progress, failed_only=failed_only, **overrides)
+        return self._portal.call(asked)

@@ -108,7 +108,7 @@ def retry_one_or_all(
         if run_id is not None:
             return _say(run_id, await fleet.retry(run_id, **overrides), json=json)
         batch = await fleet.batch(str(batch_id))
-        return _say_count("retry", batch, await batch.retry(**overrides), json=json)
+        return _say_count("retry", batch, await batch.retry(_looked_at(), **overrides), json=json)
 
     return with_fleet(data, retry)
 
@@ -157,13 +157,22 @@ def _say_fleet(answer: Answer, *, json: bool) -> int:
 
 def _said(word: str) -> OnProgress:
     """Return what says now and then how far a request has come; it holds already."""
+    return _now_and_then(lambda rows: f"{word}: in force; {rows} rows noted so far")
+
+
+def _looked_at() -> OnProgress:
+    """Return what says now and then how far a retry has come."""
+    return _now_and_then(lambda rows: f"retry: {rows} rows looked at so far")
+
+
+def _now_and_then(text: Callable[[int], str]) -> OnProgress:
     last = time.monotonic()
 
     def say(rows: int) -> None:
         nonlocal last
         if time.monotonic() - last > SAID_SECONDS:
             last = time.monotonic()
-            notice(f"{word}: in force; {rows} rows noted so far")
+            notice(text(rows))
 
     return say
 

@@ -56,6 +56,10 @@ class ContinuationCriteria:
             return outcome.model_copy(update={"stop_reason": StopReason.ERROR})
         return outcome
 
+    def forbids(self, state: AgentState) -> bool:
+        """Return whether a criterion forbids to go on; ours are not asked for their reasons."""
+        return any(_forbids(one, state, how, ours) for one, how, ours in self._each)
+
     def can_continue(self, state: AgentState) -> bool:
         """Return whether the run may go on."""
         return self.evaluate(state).should_continue
@@ -98,6 +102,17 @@ def _evaluate(
         return evaluation if ours else _storable(evaluation)
     except Exception as error:  # noqa: BLE001 - users write criteria; none may lose a run
         return _failure_of(criterion, error)
+
+
+def _forbids(
+    criterion: CanDecideToContinue, state: AgentState, explained: bool, ours: bool
+) -> bool:
+    if not ours:
+        return _evaluate(criterion, state, explained, ours).decision is FORBID
+    try:
+        return criterion.decide(state) is FORBID
+    except Exception:  # noqa: BLE001 - one that raises forbids
+        return True
 
 
 def _failure_of(criterion: object, error: Exception) -> ContinuationEvaluation:

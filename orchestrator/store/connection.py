@@ -95,7 +95,7 @@ class Connection:
 
     async def execute_all(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Return the replies to several commands, which travel together."""
-        return await asyncio.gather(*(self.execute(*command) for command in commands))
+        return await asyncio.gather(*(self.send(*command) for command in commands))
 
     async def everywhere(self, *command: Any) -> list[Any]:
         """Return the reply of every server; only a cluster has more than one."""

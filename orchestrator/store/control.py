@@ -1,6 +1,8 @@
 """Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens."""
 
+import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.batch_requests import cancel_fields
-from stepfleet.orchestrator.store.calls import run_script
+from stepfleet.orchestrator.store.calls import loaded, run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.event_records import stored_events
 from stepfleet.orchestrator.store.keys import Keys
@@ -115,50 +117,91 @@ class Control:
         """Take an ended run up again where `revision` says, with messages `given` before it."""
         if check_version(run.header):
             await note_version(self._connection, self._keys, run.run_id)
-        hint = StepHint(run.run_id, revision.step)
-        state = revision.state
-        payload = status_payload(
-            Lifecycle.IN_PROGRESS.value,
-            before=run.state.status.value,
-            steps=state.step_count,
-            last_response=state.last_output,
-        )
-        told = Event(
-            EventType.STATUS,
-            run.run_id,
-            state.info.execution_id,
-            state.info.updated_at,
-            payload,
-            state.parent_agent_id,
-        )
+        script = self._retry_script(run, revision, given, request or new_request())
+        answer = _answer(await run_script(self._connection, *script))
+        if answer.word == "retried":
+            await self._dispatch.published(StepHint(run.run_id, revision.step), run.agent)
+        return answer
+
+    async def retry_all(self, revised: Sequence[tuple[StoredRun, Revision]]) -> list[Answer]:
+        """Take several ended runs up again by calls that travel together.
+
+        Answers in their order. Raises `StoreError` when Redis stays out of reach; what was taken
+        up by then stays.
+        """
+        for run, _ in revised:
+            if check_version(run.header):
+                await note_version(self._connection, self._keys, run.run_id)
+        requests = [new_request() for _ in revised]
+        sent = [
+            self._connection.send(*loaded(*self._retry_script(run, revision, (), request)))
+            for (run, revision), request in zip(revised, requests, strict=True)
+        ]
+        replies = await asyncio.gather(*sent, return_exceptions=True)
+        pairs = list(zip(revised, replies, strict=True))
+        if not self._dispatch.in_script:
+            await self._dispatch.publish(
+                [
+                    (StepHint(run.run_id, revision.step), run.agent)
+                    for (run, revision), reply in pairs
+                    if not isinstance(reply, BaseException) and reply[0] == "retried"
+                ]
+            )
+        # One that failed, as where a server has lost its scripts, is repeated by itself.
+        return [
+            await self.retry(run, revision, request=request)
+            if isinstance(reply, BaseException)
+            else _answer(reply)
+            for ((run, revision), reply), request in zip(pairs, requests, strict=True)
+        ]
+
+    def _retry_script(
+        self, run: StoredRun, revision: Revision, given: tuple[Message, ...], request: str
+    ) -> tuple[Any, ...]:
         fields = {
             "expected": run.header.get("seq", ""),
-            "request": request or new_request(),
+            "request": request,
             "step": revision.step,
             "slim": slim(revision.state),
             "since": log_end(revision.state.window),
             "overrides": orjson.dumps(revision.overrides).decode() if revision.overrides else "",
-            "message": self._dispatch.message(hint, run.agent),
+            "message": self._dispatch.message(StepHint(run.run_id, revision.step), run.agent),
             "grace": self._grace_ms,
             "tokens": revision.removed.total_tokens,
             "calls": revision.removed.llm_calls,
             "cost": nano_usd(revision.removed_cost_usd),
-            "events": stored_events(Events([told])),
+            "events": stored_events(Events([_taken_up(run, revision)])),
             "event_count": 1,
             "lost": revision.lost.to_json() if revision.lost else "",
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
         }
         entries = zip(revision.journal[::2], revision.journal[1::2], strict=True)
         fields |= {f"journal:{name}": value for name, value in entries}
-        answer = await self._run("retry", run.run_id, *_flat(fields))
-        if answer.word == "retried":
-            await self._dispatch.published(hint, run.agent)
-        return answer
+        keys = self._keys.script_keys(run.run_id, self._dispatch.queue_key)
+        return ("retry", keys, run.run_id, *_flat(fields))
 
     async def _run(self, script: str, run_id: str, *args: Any) -> Answer:
         keys = self._keys.script_keys(run_id, self._dispatch.queue_key)
         reply = await run_script(self._connection, script, keys, run_id, *args)
-        return Answer(reply[0], str(reply[1]) if len(reply) > 1 else "")
+        return _answer(reply)
+
+
+def _answer(reply: Any) -> Answer:
+    return Answer(reply[0], str(reply[1]) if len(reply) > 1 else "")
+
+
+def _taken_up(run: StoredRun, revision: Revision) -> Event:
+    """Return the event that tells of it."""
+    state = revision.state
+    payload = status_payload(
+        Lifecycle.IN_PROGRESS.value,
+        before=run.state.status.value,
+        steps=state.step_count,
+        last_response=state.last_output,
+    )
+    info = state.info
+    execution, at, parent = info.execution_id, info.updated_at, state.parent_agent_id
+    return Event(EventType.STATUS, run.run_id, execution, at, payload, parent)
 
 
 def _flat(fields: dict[str, Any]) -> list[Any]:
