@@ -18,6 +18,8 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep, StepType
 from stepfleet.orchestrator.records.usage import UsageStats
 
+_NOTHING = UsageStats()
+
 
 @dataclass(frozen=True, slots=True)
 class Revision:
@@ -31,7 +33,7 @@ class Revision:
     state: AgentState
     overrides: dict[str, Any] = field(default_factory=dict)
     journal: list[str] = field(default_factory=list)
-    removed: UsageStats = field(default_factory=UsageStats)
+    removed: UsageStats = _NOTHING
     removed_cost_usd: float = 0.0
     lost: LostAttempt | None = None
 

@@ -111,7 +111,7 @@ class ErrorContext(Record):
     @classmethod
     def none(cls) -> "ErrorContext":
         """Return the context of an execution without failures."""
-        return cls()
+        return cls.model_construct()
 
     @property
     def code(self) -> str | None:

@@ -112,7 +112,7 @@ class AgentState(Record):
     cost_usd: float = 0.0
     session_cost_usd: float = 0.0
     current_step: LastStep | None = None
-    failures: ErrorContext = Field(default_factory=ErrorContext)
+    failures: ErrorContext = Field(default_factory=ErrorContext.none)
     stop_requested: str | None = None
     strategy_state: dict[str, Any] = Field(default_factory=dict)
     custom_state: dict[str, Any] = Field(default_factory=dict)
@@ -166,14 +166,14 @@ class AgentState(Record):
 
     def reset(self) -> "AgentState":
         """Return the state that the session began with: its system messages, counters at zero."""
-        info = StateInfo(
+        info = StateInfo.model_construct(
             id=self.info.id,
             execution_id=f"{self.info.id}:1",
             started_at=self.info.started_at,
             updated_at=self.info.updated_at,
         )
         system = tuple(message for message in self.messages if message.is_system())
-        return AgentState(
+        return AgentState.model_construct(
             agent_id=self.agent_id,
             parent_agent_id=self.parent_agent_id,
             info=info,

@@ -24,8 +24,8 @@ from stepfleet.orchestrator.store.keys import Keys
 
 ROWS = 1600
 """Rows in one page of a sweep."""
-PAGE = 50
-"""Runs in one call of the script: a few milliseconds of Redis."""
+PAGE = 25
+"""Runs in one call of the script: about a millisecond of Redis, 35 us a run for a cancel."""
 STALE_SECONDS = 10.0
 """A sweep that has not moved for so long is taken up by a worker."""
 OnRows = Callable[[int], None]

@@ -29,6 +29,8 @@ LARGEST_BYTES = 1_000_000
 SLOWEST = 64 * 1024
 """Bytes per second that a link carries at least; what is sent may take that long to arrive."""
 _SERIALIZER = HiredisRespSerializer()
+_QUICK = frozenset({"EVALSHA", "HGET", "HMGET", "HGETALL"})
+"""None of ours has arguments that need more than hiredis."""
 _PLAIN = (str, bytes, int, type(None))
 
 
@@ -131,7 +133,7 @@ def _error_in(reply: Any) -> Exception | None:
 
 
 def _packed(command: tuple[Any, ...]) -> bytes:
-    if command[0] == "EVALSHA":  # none of ours has arguments that need more than hiredis
+    if command[0] in _QUICK:
         packed: bytes = hiredis.pack_command(command)
         return packed
     return b"".join(_SERIALIZER.pack(*command))
