@@ -302,7 +302,7 @@ MUTATIONS = {
         "park", "if redis.call('HEXISTS', journal_key, 'r:' .. index) == 0 then", "if true then"
     ),
     "park forgets the time before it": Mutation(
-        "park", "redis.call('HINCRBY', journal_key, 'spent', a.spent)\n", ""
+        "park", "redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))\n", ""
     ),
     "take gives one call to two workers": Mutation(
         "take", "if number(j[2]) > now then return { 'leased', number(j[2]) - now } end", ""
@@ -323,7 +323,7 @@ MUTATIONS = {
         "deliver", "if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine' } end", ""
     ),
     "deliver does not count the call's time": Mutation(
-        "deliver", "redis.call('HINCRBY', journal_key, 'spent', a.spent)\n", ""
+        "deliver", "redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))\n", ""
     ),
     "deliver does not make the run due": Mutation(
         "deliver", "redis.call('ZADD', due_key, now_ms() + number(a.grace), run_id)\n", ""

@@ -153,6 +153,28 @@ class CallRules(RuleBasedStateMachine):
         if maker and fast:
             self.call_is_delivered_by(maker, size)
 
+    @precondition(lambda self: self.model.call_queue)
+    @rule(
+        ends=st.lists(
+            st.sampled_from(["", "kept", "left", "seen", "unseen", "delivered", "delivered"]),
+            min_size=1,
+            max_size=4,
+        ),
+        size=SIZE,
+    )
+    def calls_are_worked_on(self, ends: list[str], size: int) -> None:
+        """Tool workers take the calls that wait, one after the other."""
+        for end in ends:
+            maker = self.next_call(keep=False) if self.model.call_queue else None
+            if maker and end == "kept":
+                self.call_is_kept_by(maker)
+            elif maker and end == "left":
+                self.call_is_left_by(maker, started=size % 2 == 0, delay=0)
+            elif maker and end.endswith("seen"):
+                self.call_is_tried_by(maker, size, end)
+            elif maker and end:
+                self.call_is_delivered_by(maker, size)
+
     def next_call(self, *, keep: bool) -> Maker | None:
         with self.operation("deliver call"):
             expected = self.model.call_queue[-1] if keep else self.model.call_queue.pop()
@@ -230,7 +252,10 @@ class CallRules(RuleBasedStateMachine):
     @rule(pick=PICK, group=st.integers(1, 9), end=st.sampled_from(["", "seen", "unseen"]))
     def call_is_tried_in_company(self, pick: int, group: int, end: str) -> None:
         """A process for suspects begins the call; whoever started it may see its death."""
-        taken = self._maker(pick).taken
+        self.call_is_tried_by(self._maker(pick), group, end)
+
+    def call_is_tried_by(self, maker: Maker, group: int, end: str) -> None:
+        taken = maker.taken
         hint, marks = taken.hint, self.rig.marks()
         given = (hint.run_id, hint.step, hint.index, taken.token, group)
         with self.operation("call in company"):
@@ -247,7 +272,10 @@ class CallRules(RuleBasedStateMachine):
     @precondition(lambda self: self.makers)
     @rule(pick=PICK, started=st.booleans(), delay=st.sampled_from([0, GRACE]))
     def call_is_left(self, pick: int, started: bool, delay: int) -> None:
-        taken = self._maker(pick).taken
+        self.call_is_left_by(self._maker(pick), started=started, delay=delay)
+
+    def call_is_left_by(self, maker: Maker, *, started: bool, delay: int) -> None:
+        taken = maker.taken
         hint = taken.hint
         entry = LostAttempt(kind="interrupted", step=hint.step + 1) if started else None
         with self.operation("leave"):

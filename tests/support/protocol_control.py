@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from protocol_audit import BATCHES, check_upkeep
 from protocol_call_model import WaitingModel
-from protocol_model import Run, shard_of
+from protocol_model import GRACE, Run, shard_of
 from protocol_rig import Rig
 from protocol_worker import KINDS, Worker
 
@@ -17,6 +17,7 @@ from stepfleet.orchestrator.store.batch_requests import Request, pause_fleet
 from stepfleet.orchestrator.store.reading import StoredRun
 
 PICK = st.integers(0, 63)
+SIZE = st.integers(1, 9)
 OFTEN = 48
 
 
@@ -37,6 +38,18 @@ class ControlRules(RuleBasedStateMachine):
         raise NotImplementedError
 
     def _commit(self, worker: Worker, kind: str, size: int) -> None:
+        raise NotImplementedError
+
+    def _deliver(self, *, keep: bool) -> Any:
+        raise NotImplementedError
+
+    def note(self, worker: Worker, size: int) -> None:
+        raise NotImplementedError
+
+    def clock_jumps(self, by: int) -> None:
+        raise NotImplementedError
+
+    def rescue(self, *, long_queue: bool) -> None:
         raise NotImplementedError
 
     @precondition(lambda self: self.model.runs)
@@ -79,6 +92,30 @@ class ControlRules(RuleBasedStateMachine):
             self.rig.auditor.uncancel(batch)
             self.model.flag(batch, word, self.tokens)
 
+    @precondition(lambda self: self.model.queue)
+    @rule(
+        before=st.sampled_from(["", "", "pause", "cancel"]),
+        word=st.sampled_from(["pause", "resume", "cancel"]),
+        then=st.sampled_from(["renew", *KINDS]),
+        size=SIZE,
+    )
+    def batch_is_asked_of_a_held_run(self, before: str, word: str, then: str, size: int) -> None:
+        """Its owner learns of the request before that is brought to the run."""
+        worker = self._deliver(keep=False)
+        if worker is None:
+            return
+        run = self.model.runs[worker.claim.run_id]
+        if size % 2:
+            self.note(worker, size)
+        if before:
+            self._control(run, before)
+        if run.batch:
+            self.batch_is_asked(run.batch, word)
+        if then == "renew":
+            self.note(worker, size)
+        else:
+            self._commit(worker, then, size)
+
     @precondition(lambda self: self.model.flags)
     @rule(batch=st.sampled_from(BATCHES))
     def sweep(self, batch: str) -> None:
@@ -98,9 +135,29 @@ class ControlRules(RuleBasedStateMachine):
             assert sorted(told) == sorted(hints)
             self.model.queue += told
 
-    @rule(paused=st.sampled_from([True, False, False]))
-    def fleet_is_paused(self, paused: bool) -> None:
-        """No step begins anywhere, or they begin again."""
+    @precondition(lambda self: self.model.queue or self.model.fleet_paused)
+    @rule(pick=PICK, then=st.sampled_from(["claim", "rescue", ""]))
+    def fleet_pauses(self, pick: int, then: str) -> None:
+        """No step begins anywhere, until they may again; few pauses outlast the next operation.
+
+        While one lasts, the other rules have little to do: it would fill the examples.
+        """
+        if not self.model.fleet_paused:
+            self._pause_fleet(paused=True)
+            if then == "claim" and self.model.queue:
+                self._deliver(keep=pick % 2 == 0)
+            elif then == "rescue":
+                self.clock_jumps(GRACE)
+                self.rescue(long_queue=False)
+        if pick < OFTEN:
+            self.fleet_goes_on()
+
+    def fleet_goes_on(self) -> None:
+        """Let steps begin again, if none may."""
+        if self.model.fleet_paused:
+            self._pause_fleet(paused=False)
+
+    def _pause_fleet(self, *, paused: bool) -> None:
         opened = self.rig.bench.opened
         with self.operation("fleet"):
             self.rig.do(pause_fleet(opened.connection, opened.keys, paused=paused))

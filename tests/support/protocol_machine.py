@@ -78,10 +78,10 @@ class ProtocolMachine(CallRules, ControlRules):
 
     # ------------------------------------------------------------------ submission and claims
 
+    @precondition(lambda self: len(self.model.runs) < MOST_RUNS)
     @rule(batch=st.sampled_from([*BATCHES, BATCHES[0], ""]), agent=PICK, delayed=st.booleans())
     def create(self, batch: str, agent: int, delayed: bool) -> None:
-        if len(self.model.runs) < MOST_RUNS:
-            self._create(f"r{len(self.model.runs)}", batch, agent, delayed=delayed and agent > 40)
+        self._create(f"r{len(self.model.runs)}", batch, agent, delayed=delayed and agent > 40)
 
     @precondition(lambda self: self.model.runs)
     @rule(pick=PICK)
@@ -117,6 +117,8 @@ class ProtocolMachine(CallRules, ControlRules):
         """Whole steps, one after the other, as a worker without trouble does them."""
         for kind in kinds:
             worker = self._deliver(keep=False) if self.model.queue else None
+            if worker and kind.startswith("park"):
+                self.note(worker, size)
             if worker:
                 self._commit(worker, kind, size)
 
@@ -330,7 +332,7 @@ class ProtocolMachine(CallRules, ControlRules):
         """Nothing may be stuck: without further requests every run comes to an end."""
         if not self.sound:
             return
-        self.fleet_is_paused(paused=False)
+        self.fleet_goes_on()
         for batch in list(self.model.flags):
             self.sweep(batch)
         for _ in range(ROUNDS_TO_THE_END):
