@@ -10,7 +10,7 @@ from protocol_rig import rig
 from redis_servers import RedisServer
 
 GATE = settings(
-    max_examples=330,
+    max_examples=300,
     stateful_step_count=50,
     deadline=None,
     database=None,

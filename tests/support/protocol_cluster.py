@@ -24,6 +24,10 @@ class ClusterAuditor(Auditor):
             given = [part for run_id in mine for part in (run_key(run_id), due, run_id)]
             self._eval(SHIFT, due, milliseconds, *given)
 
+    def uncancel(self, batch: str) -> None:
+        for shard in range(SHARDS):
+            self._nodes.hdel(f"{tag(shard)}flags", f"x:{batch}")
+
     def newest_messages(self, count: int) -> list[tuple[str, int]]:
         """Return the hints that were published last; they join the queue's other end."""
         return [hint_of(str(one)) for one in self._client.lrange("stepfleet", 0, count - 1)]

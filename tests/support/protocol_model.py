@@ -441,7 +441,7 @@ class Model:
         if run.token:
             run.crashes += 1
             run.ledger[run.token] = "crash"
-            run.losses[run.token] = self._lost_at(run)
+            know_better(run, run.token, self._lost_at(run))
         return bool(run.token)
 
     def _lost_at(self, run: Run) -> str:
