@@ -87,6 +87,3 @@ def test_the_overheads_in_process_are_measured_one_by_one(tmp_path: Path) -> Non
         *("criteria", "log line", "history"),
     }
     assert all(spent > 0 for spent in rows.values())
-    # Ten times what is asked: others use the processor too, and these are first turns.
-    assert rows["memory"] < 10 * 10
-    assert all(rows[f"strategy {name}"] < 10 * 50 for name in ("noop", "react", "chain_of_thought"))
