@@ -19,7 +19,7 @@ from stepfleet.orchestrator.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening import celery_app
 from stepfleet.worker.admission import Gate
 from stepfleet.worker.bridge import end_home, explain_ends
-from stepfleet.worker.lost_children import counts_lost_children
+from stepfleet.worker.lost_children import Requests, counts_lost_children
 from stepfleet.worker.other_tasks import limit_tasks
 from stepfleet.worker.pool import refuse_greenlet_pools
 from stepfleet.worker.rejected import puts_aside
@@ -81,7 +81,9 @@ def create_app(settings: Settings) -> Celery:
     register(app, services, gate)
     _follow_refusals(settings)
     if prefork:
-        lost = counts_lost_children(settings, lambda: services.stopping.has_begun)
+        requests = Requests()
+        signals.task_received.connect(requests, weak=False)
+        lost = counts_lost_children(settings, lambda: services.stopping.has_begun, requests)
         signals.task_failure.connect(lost, weak=False)
     _follow_worker(app, services, gate)
     return app

@@ -10,9 +10,10 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
-from billiard.process import active_children
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from stepfleet.orchestrator.errors import AgentException
@@ -34,18 +35,28 @@ _HINTS: dict[str, Callable[[Any, Any], StepHint | ToolHint]] = {
 
 
 def counts_lost_children(
-    settings: Settings, is_stopping: Callable[[], bool]
+    settings: Settings, is_stopping: Callable[[], bool], requests: "Requests"
 ) -> Callable[..., None]:
-    """Return a receiver of Celery's signal `task_failure`."""
+    """Return a receiver of Celery's signal `task_failure`.
+
+    `requests` knows which child was given a task.
+    """
 
     def receive(
-        sender: Any = None, exception: Any = None, args: Any = (), kwargs: Any = None, **_: Any
+        sender: Any = None,
+        exception: Any = None,
+        args: Any = (),
+        kwargs: Any = None,
+        task_id: str = "",
+        **_: Any,
     ) -> None:
         hinted = _HINTS.get(getattr(sender, "name", ""))
         if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
             return
         # A hard time limit is told of right before the SIGKILL.
-        is_gone = is_child_here if isinstance(exception, TimeLimitExceeded) else is_dead_here
+        is_gone: Callable[[str], bool] = is_dead_here
+        if isinstance(exception, TimeLimitExceeded):
+            is_gone = partial(is_child_here, pid=requests.pid_of(task_id))
         try:
             hint = hinted(args, kwargs or {})
             asyncio.run(_count(settings, hint, is_gone))
@@ -73,10 +84,26 @@ async def _count(
         await store.aclose()
 
 
-def is_child_here(worker: str) -> bool:
-    """Return whether a worker's name is of a living child of this process."""
-    host, _, pid = worker.rpartition(":")
-    return host == socket.gethostname() and pid in {str(one.pid) for one in active_children()}
+class Requests:
+    """The tasks that this process has received and not finished: a receiver of `task_received`."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+    def __call__(self, request: Any = None, **_: Any) -> None:
+        """Note a task; it is forgotten when Celery lets go of it."""
+        if request is not None:
+            self._known[request.id] = request
+
+    def pid_of(self, task_id: str) -> int | None:
+        """Return the process that was given a task, or None where nobody is known to have it."""
+        pid: int | None = getattr(self._known.get(task_id), "worker_pid", None)
+        return pid
+
+
+def is_child_here(worker: str, pid: int | None) -> bool:
+    """Return whether a worker's name is of the child `pid` of this process."""
+    return pid is not None and worker == f"{socket.gethostname()}:{pid}"
 
 
 def is_dead_here(worker: str) -> bool:

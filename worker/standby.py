@@ -57,6 +57,7 @@ class Standby:
         self._blocked = threading.get_ident()
         self._seen = time.monotonic()
         self._left_at = 0.0
+        self._turns = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stepfleet-standby", daemon=True)
 
@@ -123,16 +124,34 @@ class Standby:
             log.warning("the event loop works again, and renews its leases itself")
 
     async def _round(self, renewals: Renewals) -> None:
-        held = self._held()
-        for at in range(0, len(held), TOGETHER):
-            some = held[at : at + TOGETHER]
-            await asyncio.gather(*(self._renew(one, renewals) for one in some))
+        """Renew all. What part of Redis is away costs its own leases alone, and slots for a while.
 
-    async def _renew(self, held: Lease | CallLease, renewals: Renewals) -> None:
-        if isinstance(held, Lease):
-            self._tell(heed, held, await renewals.step(held))
-        else:
-            self._tell(heed_call, held, await renewals.call(held))
+        The next round begins elsewhere, so that no lease is behind those each time. Raises what a
+        lease failed with where none can be renewed.
+        """
+        held = self._held()
+        first = self._turns * TOGETHER % len(held) if held else 0
+        self._turns += 1
+        slots = asyncio.Semaphore(TOGETHER)
+        failed = await asyncio.gather(
+            *(self._renew(one, renewals, slots) for one in held[first:] + held[:first])
+        )
+        if failed and all(failed) and failed[0]:
+            raise failed[0]
+
+    async def _renew(
+        self, held: Lease | CallLease, renewals: Renewals, slots: asyncio.Semaphore
+    ) -> AgentException | OSError | None:
+        """Renew one; return what it failed with."""
+        async with slots:
+            try:
+                if isinstance(held, Lease):
+                    self._tell(heed, held, await renewals.step(held))
+                else:
+                    self._tell(heed_call, held, await renewals.call(held))
+            except (AgentException, OSError) as error:
+                return error
+        return None
 
     def _tell(self, heeded: Callable[[Any, Any], None], held: object, answer: object) -> None:
         """Let the loop hear the answer when it works again."""

@@ -5,6 +5,7 @@ off at any place: the next look goes on.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 import orjson
 
@@ -72,9 +73,10 @@ class BatchUpkeep:
 
     async def settle(self, batch_id: str) -> None:
         """Have the runs of a batch expire if all have ended, or stay if they have not."""
+        seen = await self._scores(batch_id)
         manifest = await self._batches.find(batch_id)
         if await self._is_over(batch_id, manifest):
-            await self._expire(batch_id, manifest)
+            await self._expire(batch_id, manifest, seen)
             # Somebody may have taken a run up meanwhile.
             if await self._is_over(batch_id, manifest):
                 return
@@ -92,13 +94,20 @@ class BatchUpkeep:
         is_whole = manifest is None or manifest.sealed or manifest.cancel_requested
         return is_whole and not await self._batches.open_runs(batch_id)
 
-    async def _expire(self, batch_id: str, manifest: Manifest | None) -> None:
+    async def _scores(self, batch_id: str) -> list[str]:
+        """Return the batch's score in each shard's index of what is to be looked at, or ''."""
+        found = await self._connection.execute_all(
+            *(("ZSCORE", self._keys.over(shard), batch_id) for shard in self._shards)
+        )
+        return ["" if score is None else str(score) for score in found]
+
+    async def _expire(self, batch_id: str, manifest: Manifest | None, seen: Sequence[str]) -> None:
         till = await self._now() + self._retention_ms
         if manifest:
             final = orjson.dumps(summed(await self._batches.counters(batch_id))).decode()
             fields = ("final", final, "expires", till)
             await self._connection.execute("HSET", self._keys.manifest(batch_id), *fields)
-        await self._sweep(batch_id, str(till))
+        await self._sweep(batch_id, str(till), seen)
 
     async def _expires(self, batch_id: str) -> bool:
         left = await self._connection.execute_all(
@@ -106,13 +115,20 @@ class BatchUpkeep:
         )
         return any(int(one) > 0 for one in left)
 
-    async def _sweep(self, batch_id: str, till: str) -> None:
-        await asyncio.gather(*(self._sweep_shard(shard, batch_id, till) for shard in self._shards))
+    async def _sweep(self, batch_id: str, till: str, seen: Sequence[str] = ()) -> None:
+        scores = seen or [""] * len(self._shards)
+        await asyncio.gather(
+            *(
+                self._sweep_shard(shard, batch_id, till, score)
+                for shard, score in zip(self._shards, scores, strict=True)
+            )
+        )
 
-    async def _sweep_shard(self, shard: int, batch_id: str, till: str) -> None:
+    async def _sweep_shard(self, shard: int, batch_id: str, till: str, score: str) -> None:
         due, place = [self._keys.due(shard)], "0"
         while place:
-            place = await run_script(self._connection, "expire", due, batch_id, till, place, PAGE)
+            given = (batch_id, till, place, PAGE, score)
+            place = await run_script(self._connection, "expire", due, *given)
 
     async def _now(self) -> int:
         # Not carried on from before: what a script has just written is to be seen.

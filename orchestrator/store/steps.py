@@ -269,7 +269,9 @@ class StepStore:
             fields |= {"verdict": "finish", "outcome": outcome.to_json()}
             fields |= ending(reason, None, self.terms.retention)
         flat = [item for pair in fields.items() for item in pair]
-        await self._run("commit", hint.run_id, hint.step, token, *flat)
+        reply = await self._run("commit", hint.run_id, hint.step, token, *flat)
+        if reply[0] == "wanted":
+            await self._give_back(hint, token, header | {"want": reply[1]})
 
     async def _run(self, script: str, run_id: str, *args: Any, push: bool = True) -> Any:
         keys = self._keys.script_keys(run_id, self._dispatch.queue_key if push else None)

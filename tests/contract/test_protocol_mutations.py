@@ -44,7 +44,15 @@ MUTATIONS = {
         "claim", "local word, n = unheard(flags[2], h[12])", "local word, n"
     ),
     "claim begins a step while the fleet is paused": Mutation(
-        "claim", "if flags[1] then return { 'paused' } end", ""
+        "claim",
+        "if flags[1] and wanted(h[5], word) ~= 'cancel' then return { 'paused' } end",
+        "",
+    ),
+    "claim leaves a cancelled run of a paused fleet open": Mutation(
+        "claim", "if flags[1] and wanted(h[5], word) ~= 'cancel' then", "if flags[1] then"
+    ),
+    "rescue leaves a cancelled run of a paused fleet to nobody": Mutation(
+        "rescue", "h[5] == 'cancel'", "false"
     ),
     "commit does not read what is asked of a batch": Mutation(
         "commit", "want = wanted(want, word)", ""
@@ -103,7 +111,19 @@ MUTATIONS = {
         "claim", "if TERMINAL[status] then return { 'ended', status } end", ""
     ),
     "claim lets a late repetition own a step that nobody works on": Mutation(
-        "claim", "if h[10] == ARGV[3] then return { 'stale', step } end", ""
+        "claim",
+        "if h[10] == ARGV[3] or h[10] == 'died:' .. ARGV[3] then return { 'stale', step } end",
+        "",
+    ),
+    "a call's owner whose death was counted is answered that its result was delivered": Mutation(
+        "deliver", "if delivered and delivered ~= '-1' then", "if delivered then"
+    ),
+    "retry counts what a call had lost before": Mutation("retry", "^[ctxy]", "^[txy]"),
+    "claim lets an owner whose death was counted own the step again": Mutation(
+        "claim", " or h[10] == 'died:' .. ARGV[3] then", " then"
+    ),
+    "an owner whose death was counted is answered that its commit was applied": Mutation(
+        "died", "'last_token', 'died:' .. token", "'last_token', token"
     ),
     "claim leaves the old time in the index": Mutation(
         "claim", "redis.call('ZADD', due_key, till, run_id)", ""

@@ -1,13 +1,16 @@
 """How long the results of a batch stay: from the end of its last run, and as a whole."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from stored_runs import Bench, answered, bench, failed, plain_agent
 
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.store import batch_upkeep
 from stepfleet.orchestrator.store.batch_upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.batches import run_id_of
+from stepfleet.orchestrator.store.calls import run_script
 
 AGENT = plain_agent()
 RUNS = 500  # more than one page on a shard
@@ -110,3 +113,67 @@ async def test_one_worker_of_a_fleet_looks_after_batches(desk: Bench, fleet: Asy
         await BatchUpkeep(opened.connection, opened.keys, retention=60).look() for _ in range(3)
     ]
     assert looks == [1, 0, 0]
+
+
+async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end(
+    desk: Bench, fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_upkeep, "PAGE", 2)
+    connection, keys = desk.opened.connection, desk.opened.keys
+    batch = await submitted(fleet, 5)
+    for row in range(5):
+        claim = await desk.claim(run_id_of(batch.id, row))
+        await desk.commit(claim, failed(claim))
+    first = run_id_of(batch.id, 0)
+    pages = 0
+
+    async def retried_behind_the_first_page(*given: Any) -> Any:
+        nonlocal pages
+        answer, pages = await run_script(*given), pages + 1
+        if pages == 1:
+            assert (await fleet.retry(first)).word == "retried"
+            claim = await desk.claim(first)
+            await desk.commit(claim, answered(claim))
+        return answer
+
+    monkeypatch.setattr(batch_upkeep, "run_script", retried_behind_the_first_page)
+    await desk.keep_up()
+    assert await connection.execute("PTTL", keys.batch(0, batch.id)) > 0
+    assert await connection.execute("ZSCORE", keys.over(0), batch.id) is not None
+    await desk.keep_up()
+    assert await connection.execute("ZSCORE", keys.over(0), batch.id) is None
+    assert min([await left(desk, batch, row) for row in range(5)]) > 0
+    await past_retention(desk)
+    assert not await connection.execute("KEYS", f"*batch:{batch.id}*")
+
+
+async def test_counters_of_a_run_that_was_taken_up_before_the_first_page_stay(
+    desk: Bench, fleet: AsyncFleet
+) -> None:
+    connection, keys = desk.opened.connection, desk.opened.keys
+    batch = await submitted(fleet, 1)
+    claim = await desk.claim(run_id_of(batch.id, 0))
+    await desk.commit(claim, failed(claim))
+    score = await connection.execute("ZSCORE", keys.over(0), batch.id)
+    assert (await fleet.retry(run_id_of(batch.id, 0))).word == "retried"
+    till = 10**13
+    await run_script(connection, "expire", [keys.due(0)], batch.id, till, "0", 200, score)
+    assert await connection.execute("PTTL", keys.batch(0, batch.id)) == -1
+    assert await connection.execute("ZSCORE", keys.over(0), batch.id) is not None
+
+
+async def test_a_batch_that_older_workers_have_not_entered_is_looked_at(
+    desk: Bench, fleet: AsyncFleet
+) -> None:
+    """An older one may end the last run of a shard: it enters the batch nowhere."""
+    connection, keys = desk.opened.connection, desk.opened.keys
+    batch = await submitted(fleet, 2)
+    await connection.execute("ZREM", keys.over(0), batch.id)
+    await complete(desk, batch, 0)
+    score = await connection.execute("ZSCORE", keys.over(0), batch.id)
+    assert score is not None
+    await complete(desk, batch, 1)
+    await connection.execute("ZADD", keys.over(0), score, batch.id)
+    await connection.execute("EXPIRE", keys.batch(0, batch.id), 60)
+    await desk.keep_up()
+    assert {await left(desk, batch, row) > 0 for row in range(2)} == {True}

@@ -213,6 +213,7 @@ async def test_a_result_that_comes_behind_the_end_of_its_run_lives_no_longer_tha
         await time_passes(desk, run_id, 61)
         assert (await hands.step(run_id, 0)).applied
         assert (await desk.stored(run_id)).state.status.is_terminal
+        await desk.keep_up()
         assert not (await calls.deliver(taken, "scripted", result_of(taken), 0.1)).applied
         assert await lost(desk, run_id) == ["late"]
         key = f"{desk.opened.keys.run(run_id)}:lost"
@@ -252,3 +253,17 @@ async def test_a_stopping_worker_gives_its_call_back_without_a_crash(opened: Ope
         result = (await desk.stored(run_id)).result()
     assert result.steps[0].tool_calls[0].result == "at last"
     assert [one.kind for one in result.lost_attempts] == ["interrupted"]
+
+
+async def test_a_caller_whose_death_was_counted_is_not_answered_that_it_has_delivered(
+    opened: Opened,
+) -> None:
+    async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        calls, hint = desk.steps.calls, ToolHint(run_id, 0, 0)
+        taken = await calls.take(hint, "mine")
+        assert isinstance(taken, TakenCall)
+        assert await desk.marks.child_died(hint, "test")
+        assert not (await calls.deliver(taken, "scripted", result_of(taken), 0.1)).applied
+        assert not isinstance(await calls.take(hint, "mine"), TakenCall)
+        assert (await hands.call(run_id, 0, 0)).applied

@@ -86,7 +86,7 @@ class WaitingModel(Model):
             return "taken"
         if self.is_kept(run):
             return "paused"
-        if token in run.committed:
+        if token in run.committed | run.dead:
             return "stale"
         if call.owner:
             if call.lease > self.now:
@@ -194,7 +194,8 @@ class WaitingModel(Model):
             return answer
         run.waiting = ()
         for index, call in run.calls.items():
-            call.losses, call.trial = {}, ("", 0)
+            call.crashes, call.losses, call.trial = 0, {}, ("", 0)
+            run.journal.pop(f"c:{index}", None)
             run.journal.pop(f"x:{index}", None)
             run.journal.pop(f"y:{index}", None)
         if taken_back:
@@ -229,7 +230,7 @@ class WaitingModel(Model):
         run.ledger[token] = "crash"
         know_better(call, token, f"a{group}")
         run.journal |= {f"c:{index}": "", f"x:{index}": "", f"o:{index}": ""}
-        run.committed.add(token)
+        run.dead.add(token)
         call.owner, call.look = "", self.now
         self._arm_if_waiting(run, index)
 

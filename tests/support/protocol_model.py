@@ -107,6 +107,7 @@ class Run:
     journal: dict[str, str] = field(default_factory=dict)
     ledger: dict[str, str] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
     asked: list[tuple[str, str]] = field(default_factory=list)
     heard: int = 0
     calls: dict[int, Call] = field(default_factory=dict)
@@ -191,7 +192,8 @@ class Model:
         refusal = self._not_open(run, step, token)
         if refusal or run.token == token:
             return refusal or "claimed"
-        return "paused" if self.fleet_paused else self._take(run, token)
+        is_kept = self.fleet_paused and self.wanted(run) != "cancel"
+        return "paused" if is_kept else self._take(run, token)
 
     def _take(self, run: Run, token: str) -> str:
         lost, word = self._vanish(run), self.unheard(run)
@@ -218,7 +220,7 @@ class Model:
             return "paused"
         if step > run.step:
             return "ahead"
-        if step < run.step or token == run.last_token:
+        if step < run.step or run.last_token in {token, f"died:{token}"}:
             return "stale"
         held = bool(run.token) and run.token != token and run.lease > self.now
         return "leased" if held else ""
@@ -358,6 +360,10 @@ class Model:
             if run.due is None or not looked_at:
                 continue
             if self.fleet_paused:
+                if run.due <= self.now and run.want == "cancel":
+                    run.due = self.now + GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
+                    run.dispatches += 1
+                    hints.append((run.run_id, run.step))
                 continue
             if self.is_kept(run):
                 run.due = self.now + GRACE
@@ -472,7 +478,7 @@ class Model:
         run.crashes += 1
         run.ledger[token] = "crash"
         know_better(run, token, f"a{group}")
-        run.token, run.last_token, run.dispatches, run.due = "", token, 0, self.now
+        run.token, run.last_token, run.dispatches, run.due = "", f"died:{token}", 0, self.now
         self.queue.append((run_id, step))
 
     def _pause(self, run: Run) -> None:

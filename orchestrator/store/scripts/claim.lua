@@ -38,18 +38,19 @@ local asked = number(ARGV[2])
 if asked < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.
 if asked > step then return { 'ahead', step } end
--- A repeated call that arrives behind the commit of its own token: its worker is gone.
-if h[10] == ARGV[3] then return { 'stale', step } end
+-- A repeated call that arrives behind the commit of its own token, or behind its death: its worker is gone.
+if h[10] == ARGV[3] or h[10] == 'died:' .. ARGV[3] then return { 'stale', step } end
 local now, found = now_ms(), ''
 if owner ~= ARGV[3] then
   if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end
   local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (h[6] or ''))
-  if flags[1] then return { 'paused' } end
+  local word, n = unheard(flags[2], h[12])
+  -- A cancel ends the run also while the fleet is paused: no model is called for that.
+  if flags[1] and wanted(h[5], word) ~= 'cancel' then return { 'paused' } end
   if owner ~= '' then
     vanish(h[6], owner, step, h[8])
     found = '1'
   end
-  local word, n = unheard(flags[2], h[12])
   if n then redis.call('HSET', run_key, 'heard', n) end
   if word == 'cancel' then
     abandon(status, h[6], step, owner, cjson.decode(redis.call('HGET', flags_key, 'o:' .. h[6])), now)

@@ -171,7 +171,9 @@ local function finish(from, batch, a, now)
   count(batch, 'reason:' .. a.stop_reason, 1)
   local place = redis.call('HINCRBY', batch_key(batch), 'endings', '1')
   redis.call('ZADD', batch_key(batch) .. ':ended', digits(place), run_id)
-  if redis.call('HINCRBY', batch_key(batch), 'open', '-1') == 0 then look_at_batch(batch, now) end
+  if redis.call('HINCRBY', batch_key(batch), 'open', '-1') == 0 then return look_at_batch(batch, now) end
+  -- Workers and clients of older versions do not enter a batch; one of them may end its last run.
+  redis.call('ZADD', shard .. 'over', 'NX', digits(now), batch)
 end
 
 -- A batch has a run that is open: its counters stay, and so will its other runs. Where they expire, so does their index,

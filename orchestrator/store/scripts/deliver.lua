@@ -9,7 +9,8 @@ local status, index = h[1], ARGV[3]
 local a = named(5)
 if not status then return { 'lost', 'unknown' } end
 local by = 'by:' .. ARGV[4]
-if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine' } end
+local delivered = redis.call('HGET', log_key, by)
+if delivered and delivered ~= '-1' then return { 'mine' } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
 local calls = waits_of(h[4], h[2])
 -- A worker took the step when the run's patience had ended: it answers this call by itself.

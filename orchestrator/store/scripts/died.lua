@@ -3,7 +3,8 @@
 -- of the call or '', ARGV[5] how it was lost ('a' and the number that shared the process, 'c' for a
 -- pool's child), ARGV[6] the step's task or '', ARGV[7] the name of the worker that has died. Returns 1,
 -- or 0 where somebody else has the work: what was counted then as a mere loss is known better now.
--- Invariant: an owner's loss is counted once.
+-- Invariants: an owner's loss is counted once; its token neither claims the step again, nor is a commit of it taken for
+-- one that was applied.
 local index, how = ARGV[4], ARGV[5]
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'losses',
   'elapsed', 'worker')
@@ -31,11 +32,12 @@ note_lost(h[5], token, '{"kind":"crash","step":' .. (number(h[2]) + 1) .. ',"sec
 local now = now_ms()
 if index ~= '' then
   redis.call('HSET', journal_key, 'o:' .. index, '', 'n:' .. index, now)
-  redis.call('HSET', log_key, 'by:' .. token, h[2])
+  -- So that nobody takes the call under this token again; of a delivery it tells the step.
+  redis.call('HSET', log_key, 'by:' .. token, '-1')
   rearm(h, index)
   return 1
 end
-redis.call('HSET', run_key, 'token', '', 'last_token', token, 'dispatches', '0', 'updated', digits(now))
+redis.call('HSET', run_key, 'token', '', 'last_token', 'died:' .. token, 'dispatches', '0', 'updated', digits(now))
 redis.call('ZADD', due_key, digits(now), run_id)
 push(ARGV[6])
 return 1

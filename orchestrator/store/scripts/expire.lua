@@ -1,6 +1,7 @@
 -- Lets a page of a batch's ended runs on one shard expire, or stay again. KEYS[1] the shard's due index. ARGV[1] batch,
 -- ARGV[2] when they expire (ms), or '' to stay, ARGV[3] the place behind which to go on ('0' at first), ARGV[4] how many
--- runs at the most. Returns the place that was reached, or '' where that was the last page.
+-- runs at the most, ARGV[5] the batch's score in the shard's `over` when its end was seen, or ''. Returns the place
+-- that was reached, or '' where that was the last page.
 -- The index expires with its runs, and before them, and stays after them: where it expires though the batch is not over
 -- (a run was taken up again), whoever looks knows that runs are to stay again, also behind a sweep that was broken off.
 local shard = string.sub(KEYS[1], 1, -4)
@@ -9,7 +10,11 @@ local function set(key)
   if ARGV[2] == '' then return redis.call('PERSIST', key) end
   return redis.call('PEXPIREAT', key, ARGV[2])
 end
-if ARGV[3] == '0' then set(counters) end
+-- A run that was taken up meanwhile has the counters stay.
+local function set_counters()
+  if ARGV[2] == '' or (tonumber(redis.call('HGET', counters, 'open')) or 0) <= 0 then set(counters) end
+end
+if ARGV[3] == '0' then set_counters() end
 if ARGV[3] == '0' and ARGV[2] ~= '' then set(counters .. ':ended') end
 local found = redis.call('ZRANGEBYSCORE', counters .. ':ended', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
 for i = 1, #found, 2 do
@@ -17,7 +22,14 @@ for i = 1, #found, 2 do
   for _, part in ipairs({ '', ':log', ':journal', ':outcomes', ':lost', ':events' }) do set(run_key .. part) end
 end
 if #found < 2 * tonumber(ARGV[4]) then
-  if ARGV[2] == '' then set(counters .. ':ended') else redis.call('ZREM', shard .. 'over', ARGV[1]) end
+  if ARGV[2] == '' then
+    set(counters .. ':ended')
+    return ''
+  end
+  -- It may have ended again, too, between two pages; then the batch is looked at once more.
+  set_counters()
+  local score = redis.call('ZSCORE', shard .. 'over', ARGV[1])
+  if tonumber(score) == tonumber(ARGV[5]) then redis.call('ZREM', shard .. 'over', ARGV[1]) end
   return ''
 end
 return found[#found]

@@ -15,9 +15,28 @@ local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
 local flags_key = shard .. 'flags'
 local flagged = redis.call('EXISTS', flags_key) == 1
-if flagged and redis.call('HEXISTS', flags_key, 'fleet') == 1 then return { 0, {}, {} } end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
+
+-- While the fleet is paused, only runs that are to be cancelled and that nobody holds go on: they end. The others stay
+-- as they are, so a look reads one page of them, and the next look the page behind it.
+local function cancelled_ones()
+  local place_key, out = shard .. 'rescued', { 0, {}, {} }
+  local place = tonumber(redis.call('GET', place_key)) or 0
+  local found = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', place, ARGV[1])
+  redis.call('SET', place_key, #found < tonumber(ARGV[1]) and 0 or place + #found, 'PX', 600000)
+  for _, run_id in ipairs(found) do
+    local run_key = shard .. 'run:' .. run_id
+    local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'token', 'want')
+    if h[5] == 'cancel' and (h[1] == 'queued' or h[1] == 'in_progress') then
+      local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
+      redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
+      for _, part in ipairs({ run_id, h[2], h[3] }) do out[#out + 1] = part end
+    end
+  end
+  return out
+end
+if flagged and redis.call('HEXISTS', flags_key, 'fleet') == 1 then return cancelled_ones() end
 local overdue = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', 0, ARGV[1])
 -- Added to a time, it is later than all times; sums are exact in a score.
 local PUT_OFF = 10000000000000

@@ -49,7 +49,7 @@ elseif redis.call('HDEL', lost_key, 'paid') == 1 then
   count(batch, 'lost', -1)
 end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do
-  if string.match(name, '^[txy]:?%d*$') then redis.call('HDEL', journal_key, name) end
+  if string.match(name, '^[ctxy]:?%d*$') then redis.call('HDEL', journal_key, name) end
 end
 -- One by one: Lua cannot pass thousands of values in one call.
 for i = 2, #ARGV, 2 do
