@@ -6,6 +6,7 @@ place: any worker goes on, by the manifest.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import orjson
 
 from stepfleet.orchestrator.batches import Manifest
 from stepfleet.orchestrator.dispatch import Dispatch
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches import Batches, run_id_of
@@ -28,7 +29,10 @@ PAGE = 25
 """Runs in one call of the script: about a millisecond of Redis, 35 us a run for a cancel."""
 STALE_SECONDS = 10.0
 """A sweep that has not moved for so long is taken up by a worker."""
+MOST_AT_ONCE = 10
 OnRows = Callable[[int], None]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,16 @@ class BatchRequests:
         """
         batch_id = manifest.batch_id
         while True:
+            # Noted first: a request whose client dies behind `_ask` is known to all workers.
+            noted = await self._note(batch_id)
             reply = await self._ask(batch_id, word, token, fields)
             if reply[0] != "sweeping":
                 break
-            unfinished = Request(batch_id, manifest.rows, reply[1], int(reply[2]), reply[3])
+            unfinished = Request(batch_id, manifest.rows, *_parts(reply[1:]))
             await self.flag(unfinished)
             await self.sweep(unfinished)
         if reply[0] == "unknown":
+            await self._unnote(batch_id, noted)
             raise ConfigurationError(f"no batch has the id {batch_id!r}")
         request = Request(batch_id, manifest.rows, word, int(reply[1]), fields)
         await self._note(batch_id)
@@ -92,53 +99,77 @@ class BatchRequests:
         """Put a request in force on each shard; doing it again changes nothing."""
         await self._flag(request, request.word)
 
+    async def lift(self, request: Request) -> None:
+        """Take a request away that all runs have heard of: neither it nor an older one comes back."""
+        await self._flag(request, "")
+
     async def sweep(self, request: Request, on_rows: OnRows = lambda _: None) -> Swept:
         """Bring every run to what was asked, in pages; a newer request ends it."""
         await load(self._connection, "sweep")
         swept = Swept()
-        stored = self._keys.manifest(request.batch_id)
+        noted = await self._note(request.batch_id)
         for first in range(request.row, request.rows, ROWS):
             last = min(first + ROWS, request.rows)
             if not await self._page(request, range(first, last), swept):
                 return swept
-            at = f"{request.word} {request.number} {last}"
-            await self._connection.execute("HSET", stored, "sweep", at)
-            await self._note(request.batch_id)
+            if not await self._reached(request, str(last)):
+                return swept
+            noted = await self._note(request.batch_id)
             on_rows(last)
         if request.word != "pause":  # a pause holds for those, too, that are created later
-            await self._flag(request, "")
-        await self._connection.execute("HDEL", stored, "sweep", "order")
-        await self._connection.execute("ZREM", keys.SWEEPS, request.batch_id)
+            await self.lift(request)
         await self._batches.look_at(request.batch_id)
+        if await self._reached(request, ""):
+            await self._unnote(request.batch_id, noted)
         return swept
 
-    async def unfinished(self) -> list[Request]:
-        """Return the sweeps that nobody has moved for some seconds."""
-        before = (await self._batches.now()).timestamp() - STALE_SECONDS
-        found = await self._connection.execute(
-            "ZRANGEBYSCORE", keys.SWEEPS, "-inf", before, "LIMIT", 0, 10
-        )
-        requests = []
-        for batch_id in found:
-            stored = self._keys.manifest(batch_id)
-            sweep, rows, order = await self._connection.execute(
-                "HMGET", stored, "sweep", "rows", "order"
-            )
-            if not sweep:
-                await self._connection.execute("ZREM", keys.SWEEPS, batch_id)
-                continue
-            word, number, row = sweep.split()
-            requests.append(Request(batch_id, int(rows), word, int(number), order or "", int(row)))
-        return requests
-
     async def go_on(self) -> int:
-        """Finish the sweeps that nobody moves any more; return how many."""
-        requests = await self.unfinished()
-        for request in requests:
-            await self._note(request.batch_id)
-            await self.flag(request)
-            await self.sweep(request)
-        return len(requests)
+        """Finish sweeps that nobody has moved for some seconds; return how many.
+
+        A request that cannot be finished is logged and tried again later, behind the others.
+        Raises `StoreError` when Redis stays out of reach.
+        """
+        finished = 0
+        for batch_id, noted in await self._stale():
+            try:
+                finished += await self._finish(batch_id, noted)
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("what is asked of batch %s is put off", batch_id)
+                await self._note(batch_id)
+        return finished
+
+    async def unfinished(self, batch_id: str) -> Request | None:
+        """Return the batch's request that has not reached all its runs; None if there is none."""
+        sweep, rows, order, created = await self._connection.execute(
+            "HMGET", self._keys.manifest(batch_id), "sweep", "rows", "order", "created"
+        )
+        if not (sweep and rows and created):
+            return None
+        word, number, row = sweep.split()
+        if word == "cancel" and not order:
+            return None
+        return Request(batch_id, int(rows), word, int(number), order or "", int(row))
+
+    async def _stale(self) -> list[tuple[str, str]]:
+        before = (await self._batches.now()).timestamp() - STALE_SECONDS
+        limits = ("LIMIT", 0, MOST_AT_ONCE)
+        found = await self._connection.execute(
+            "ZRANGEBYSCORE", keys.SWEEPS, "-inf", before, "WITHSCORES", *limits
+        )
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    async def _finish(self, batch_id: str, noted: str) -> bool:
+        # Read now: while others were swept, somebody may have asked for the contrary.
+        request = await self.unfinished(batch_id)
+        if not request:
+            await self._unnote(batch_id, noted)
+            return False
+        await self._note(batch_id)
+        await self.flag(request)
+        await self.sweep(request)
+        return True
 
     async def _page(self, request: Request, rows: range, swept: Swept) -> bool:
         by_shard: dict[int, list[str]] = {}
@@ -184,10 +215,28 @@ class BatchRequests:
         stored = [self._keys.manifest(batch_id)]
         return await run_script(self._connection, "ask", stored, word, token, fields)
 
-    async def _note(self, batch_id: str) -> None:
-        """Say that somebody is at it."""
-        now = (await self._batches.now()).timestamp()
+    async def _reached(self, request: Request, row: str) -> bool:
+        """Note how far the sweep is ('' at its end); tell whether it is still this one's."""
+        stored = [self._keys.manifest(request.batch_id)]
+        reply = await run_script(self._connection, "swept", stored, request.number, row)
+        if reply == "gone":
+            await self._batches.unflag(request.batch_id)
+        return bool(reply == "noted")
+
+    async def _note(self, batch_id: str) -> str:
+        """Note that somebody is at it, and return the time of the note."""
+        now = f"{(await self._batches.now()).timestamp():.6f}"
         await self._connection.execute("ZADD", keys.SWEEPS, now, batch_id)
+        return now
+
+    async def _unnote(self, batch_id: str, noted: str) -> None:
+        """Take the note of that time away; one that somebody made since stays."""
+        await run_script(self._connection, "unnote", [keys.SWEEPS], batch_id, noted)
+
+
+def _parts(reply: list[str]) -> tuple[str, int, str, int]:
+    word, number, fields, row = reply
+    return word, int(number), fields, int(row)
 
 
 async def pause_fleet(connection: Connection, keys_: Keys, *, paused: bool) -> None:

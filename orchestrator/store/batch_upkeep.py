@@ -5,11 +5,13 @@ off at any place: the next look goes on.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 import orjson
 
 from stepfleet.orchestrator.batches import Manifest, summed
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batch_requests import BatchRequests
 from stepfleet.orchestrator.store.batches import Batches
@@ -23,6 +25,7 @@ MOST_AT_ONCE = 50
 LOOK_SECONDS = 5.0
 """One worker of a fleet looks so often."""
 NEXT_LOOK_MS = 60_000
+log = logging.getLogger(__name__)
 
 
 class BatchUpkeep:
@@ -45,19 +48,30 @@ class BatchUpkeep:
     async def look(self) -> int:
         """Settle batches that may be over, unless another worker just did; return how many.
 
-        Finishes first what was asked of batches by clients that are gone.
+        Finishes beside it what was asked of batches by clients that are gone: neither waits for,
+        or fails with, the other.
 
         Raises `StoreError` when Redis stays out of reach.
         """
         pause = round(LOOK_SECONDS * 1000)
         if not await self._connection.execute("SET", keys.UPKEEP, "1", "NX", "PX", pause):
             return 0
-        if self._requests:
-            await self._requests.go_on()
-        return await self.settle_all()
+        if not self._requests:
+            return await self.settle_all()
+        settled, finished = await asyncio.gather(
+            self.settle_all(), self._requests.go_on(), return_exceptions=True
+        )
+        if isinstance(finished, BaseException):
+            raise finished
+        if isinstance(settled, BaseException):
+            raise settled
+        return settled
 
     async def settle_all(self) -> int:
-        """Settle what is to be looked at now; return how many batches that were."""
+        """Settle what is to be looked at now; return how many batches that were.
+
+        One that cannot be settled is logged and looked at later. Raises as `look`.
+        """
         limits = ("LIMIT", 0, MOST_AT_ONCE)
         now = await self._now()
         found = await self._connection.execute_all(
@@ -68,7 +82,13 @@ class BatchUpkeep:
         )
         batch_ids = sorted({batch_id for some in found for batch_id in some})
         for batch_id in batch_ids:
-            await self.settle(batch_id)
+            try:
+                await self.settle(batch_id)
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("batch %s cannot be settled", batch_id)
+                await self._look_later(batch_id)
         return len(batch_ids)
 
     async def settle(self, batch_id: str) -> None:
@@ -85,6 +105,9 @@ class BatchUpkeep:
             if manifest:
                 stored = self._keys.manifest(batch_id)
                 await self._connection.execute("HDEL", stored, "final", "expires")
+        await self._look_later(batch_id)
+
+    async def _look_later(self, batch_id: str) -> None:
         later = await self._now() + NEXT_LOOK_MS
         await self._connection.execute_all(
             *(("ZADD", self._keys.over(shard), "XX", later, batch_id) for shard in self._shards)

@@ -62,7 +62,8 @@ class Batches:
     async def find(self, batch_id: str) -> Manifest | None:
         """Return a batch's manifest; None if there is none of that id."""
         fields = await self._connection.execute("HGETALL", self._keys.manifest(batch_id))
-        return Manifest.from_fields(batch_id, fields) if fields else None
+        # A submitter that notes behind a purge that it is alive makes no batch.
+        return Manifest.from_fields(batch_id, fields) if "created" in fields else None
 
     async def get(self, batch_id: str) -> Manifest:
         """Return a batch's manifest. Raises `ConfigurationError` if there is none of that id."""
@@ -143,7 +144,12 @@ class Batches:
         """Remove a batch's manifest; its runs and counters stay as long as they stay."""
         await self._connection.execute("ZREM", keys.BATCHES, batch_id)
         await self._connection.execute("DEL", self._keys.manifest(batch_id))
-        names = [f"{part}:{batch_id}" for part in "box"]
+        await self._connection.execute("ZREM", keys.SWEEPS, batch_id)
+        await self.unflag(batch_id)
+
+    async def unflag(self, batch_id: str) -> None:
+        """Remove what was asked of a batch that is gone from all shards."""
+        names = [f"{part}:{batch_id}" for part in "boxd"]
         await self._connection.execute_all(
             *(("HDEL", self._keys.flags(shard), *names) for shard in self._shards)
         )

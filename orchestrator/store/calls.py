@@ -12,7 +12,10 @@ from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.connection import Connection
 
 STANDALONE = frozenset(
-    {"aside", "ask", "cache", "courier", "expire", "feed", "flag", "rescue", "turn", "unused"}
+    {
+        *("aside", "ask", "cache", "courier", "expire", "feed", "flag", "rescue", "swept", "turn"),
+        *("unnote", "unused"),
+    }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
 """Scripts of runs that wait for tool calls: they share more than the others."""

@@ -25,7 +25,7 @@ OPERATIONS = {
     *("create", "claim", "deliver", "journal", "clock", "loss", "rescue"),
     *("commit continue", "commit finish", "commit retry", "commit release", "commit wait"),
     *("cancel", "pause", "resume", "retry", "upkeep"),
-    *("flag", "sweep", "fleet"),
+    *("flag", "late flag", "lift", "sweep", "fleet"),
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
 SELDOM = 10

@@ -66,6 +66,10 @@ MUTATIONS = {
     "a request to a run does not come behind its batch's": Mutation(
         "common", "local _, n = flag_of(batch)", "local n"
     ),
+    "an old request to a batch comes back": Mutation("flag", " or over >= number then", " then"),
+    "an old request to a batch overrides a newer one": Mutation(
+        "flag", "there > number or over", "over"
+    ),
     "a sweep overrides what was asked of a run since": Mutation(
         "sweep", "and h[7] ~= n then", "then"
     ),

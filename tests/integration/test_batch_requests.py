@@ -131,7 +131,7 @@ async def test_a_worker_finishes_what_a_client_began(desk: Bench, batch: AsyncBa
 async def test_a_repeated_request_is_the_same_one(desk: Bench, batch: AsyncBatch) -> None:
     first = await in_force(desk, batch, "pause", "once")
     assert await in_force(desk, batch, "pause", "once") == first
-    assert (await in_force(desk, batch, "pause", "twice")).number == first.number + 1
+    assert (await in_force(desk, batch, "pause", "twice")).number > first.number
 
 
 async def test_a_newer_request_ends_an_older_sweep(desk: Bench, batch: AsyncBatch) -> None:

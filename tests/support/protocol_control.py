@@ -135,6 +135,28 @@ class ControlRules(RuleBasedStateMachine):
             assert sorted(told) == sorted(hints)
             self.model.queue += told
 
+    @precondition(lambda self: self.model.flags)
+    @rule(batch=st.sampled_from(BATCHES))
+    def request_is_over(self, batch: str) -> None:
+        """All runs know of a request: it is taken away."""
+        if batch not in self.model.flags:
+            return
+        self.sweep(batch)
+        word, number = self.model.flags[batch]
+        with self.operation("lift"):
+            self.rig.do(self.rig.requests.lift(Request(batch, 0, word, number)))
+            self.model.lift(batch)
+
+    @precondition(lambda self: self.model.requests)
+    @rule(pick=PICK)
+    def request_comes_late(self, pick: int) -> None:
+        """Somebody who had stalled puts an old request in force: it changes nothing."""
+        batch, word, number = self.model.requests[-1 - pick % len(self.model.requests)]
+        fields = self.rig.bench.control.batch_cancel("enough")
+        with self.operation("late flag"):
+            self.rig.do(self.rig.requests.flag(Request(batch, 0, word, number, fields)))
+            self.rig.auditor.uncancel(batch)
+
     @precondition(lambda self: self.model.queue or self.model.fleet_paused)
     @rule(pick=PICK, then=st.sampled_from(["claim", "rescue", ""]))
     def fleet_pauses(self, pick: int, then: str) -> None:

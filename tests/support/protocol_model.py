@@ -168,6 +168,7 @@ class Model:
         self.runs: dict[str, Run] = {}
         self.queue: list[Hint] = []
         self.flags: dict[str, tuple[str, int]] = {}
+        self.requests: list[tuple[str, str, int]] = []
         self.fleet_paused = False
         self.endings: dict[tuple[int, str], list[str]] = {}
         self.ends: dict[tuple[int, str], int] = {}
@@ -425,6 +426,11 @@ class Model:
     def flag(self, batch: str, word: str, number: int) -> None:
         """Ask something of a whole batch: in force, though no run was looked at."""
         self.flags[batch] = (word, number)
+        self.requests.append((batch, word, number))
+
+    def lift(self, batch: str) -> None:
+        """Take what was asked of a batch away."""
+        del self.flags[batch]
 
     def sweep(self, batch: str) -> list[Hint]:
         """Bring a batch's runs to what was asked; return the hints of those that go on."""

@@ -1,18 +1,21 @@
 -- Notes a request to a whole batch: here it gets its number. KEYS[1] manifest, ARGV[1] word, ARGV[2] token of the request,
 -- ARGV[3] fields of a cancel (JSON) or ''. Returns {'asked', number} (also to a repetition), {'unknown'}, or
--- {'sweeping', word, number, fields} where a cancel has not reached all runs yet: it comes first.
-local h = redis.call('HMGET', KEYS[1], 'created', 'asked', 'sweep', 'order')
+-- {'sweeping', word, number, fields, row} where a cancel has not reached all runs yet, but those before the row: it
+-- comes first. Numbers are times, or the next: a store that lost the newest ones does not give them out again.
+local h = redis.call('HMGET', KEYS[1], 'created', 'asked', 'sweep', 'order', 'asks')
 if not h[1] then return { 'unknown' } end
 for whose, n in string.gmatch(h[2] or '', '(%S+)=(%S+)') do
   if whose == ARGV[2] then return { 'asked', n } end
 end
-local word, number = string.match(h[3] or '', '^(%S+) (%S+)')
-if word == 'cancel' then return { 'sweeping', word, number, h[4] or '' } end
-local n = redis.call('HINCRBY', KEYS[1], 'asks', 1)
+local word, number, row = string.match(h[3] or '', '^(%S+) (%S+) (%d+)$')
+if word == 'cancel' and (h[4] or '') ~= '' then return { 'sweeping', word, number, h[4], row } end
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local n = string.format('%d', math.max(now, (tonumber(h[5] or '') or 0) + 1))
 local kept = { ARGV[2] .. '=' .. n }
 for one in string.gmatch(h[2] or '', '%S+') do
   if #kept < 8 then kept[#kept + 1] = one end
 end
-redis.call('HSET', KEYS[1], 'asked', table.concat(kept, ' '), 'sweep', ARGV[1] .. ' ' .. n .. ' 0', 'order', ARGV[3])
+redis.call('HSET', KEYS[1], 'asks', n, 'asked', table.concat(kept, ' '), 'sweep', ARGV[1] .. ' ' .. n .. ' 0', 'order', ARGV[3])
 if ARGV[1] == 'cancel' then redis.call('HSET', KEYS[1], 'cancelled', '1') end
-return { 'asked', tostring(n) }
+return { 'asked', n }

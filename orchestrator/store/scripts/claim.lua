@@ -45,6 +45,8 @@ if owner ~= ARGV[3] then
   if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end
   local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (h[6] or ''))
   local word, n = unheard(flags[2], h[12])
+  local ending = word == 'cancel' and ending_of(h[6])
+  if word == 'cancel' and not ending then word, n = nil, nil end
   -- A cancel ends the run also while the fleet is paused: no model is called for that.
   if flags[1] and wanted(h[5], word) ~= 'cancel' then return { 'paused' } end
   if owner ~= '' then
@@ -53,7 +55,7 @@ if owner ~= ARGV[3] then
   end
   if n then redis.call('HSET', run_key, 'heard', n) end
   if word == 'cancel' then
-    abandon(status, h[6], step, owner, cjson.decode(redis.call('HGET', flags_key, 'o:' .. h[6])), now)
+    abandon(status, h[6], step, owner, ending, now)
     return { 'ended', 'cancelled' }
   end
   if word == 'resume' and h[5] == 'pause' then redis.call('HSET', run_key, 'want', '') end

@@ -263,7 +263,7 @@ end
 
 -- Requests to whole batches, and to the fleet, hold from the moment at which they lie in this hash of the shard: `fleet`
 -- is set while the fleet is paused, b:<batch> is '<word> <number>', with o:<batch> for a cancel's fields, and x:<batch>
--- is set for good once the batch was cancelled. A run has heard the request whose number its header has in `heard`.
+-- is set for good once the batch was cancelled; d:<batch> is the number of the newest that is over. A run has heard the request whose number its header has in `heard`.
 local flags_key = shard .. 'flags'
 local function unheard(flag, heard)
   local word, n = string.match(flag or '', '^(%S+) (%S+)$')
@@ -279,6 +279,17 @@ local function wanted(want, word)
   if want == 'cancel' or word == 'cancel' then return 'cancel' end
   if word == 'pause' then return 'pause' end
   return word == 'resume' and '' or want
+end
+
+-- The fields with which the runs of a cancelled batch end; nil where they are not there, or cannot be read: then nothing
+-- is asked. To be called before the first write.
+local function ending_of(batch)
+  local readable, a = pcall(cjson.decode, redis.call('HGET', flags_key, 'o:' .. batch) or '')
+  if not readable or type(a) ~= 'table' then return nil end
+  for _, name in ipairs({ 'status', 'stop_reason', 'outcome', 'note' }) do
+    if type(a[name]) ~= 'string' then return nil end
+  end
+  return a
 end
 
 -- A request to this very run comes behind the one to its batch, and holds.
