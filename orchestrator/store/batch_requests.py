@@ -100,7 +100,7 @@ class BatchRequests:
         await self._flag(request, request.word)
 
     async def lift(self, request: Request) -> None:
-        """Take a request away that all runs have heard of: neither it nor an older one comes back."""
+        """Take away a request that all runs have heard of. No older one comes back."""
         await self._flag(request, "")
 
     async def sweep(self, request: Request, on_rows: OnRows = lambda _: None) -> Swept:
