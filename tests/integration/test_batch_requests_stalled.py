@@ -121,6 +121,7 @@ async def test_a_sweeper_that_stalled_makes_no_batch_that_was_purged(
     sweeping = asyncio.create_task(client.sweep(request))
     await client.asleep.wait()
     await batch.cancel()
+    await stalled(desk, batch)
     await fleet.purge(batch=batch.id)
     assert await desk.opened.connection.execute("ZCARD", keys.SWEEPS) == 0
     await client.flag(request)
