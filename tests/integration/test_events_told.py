@@ -21,11 +21,11 @@ MAYBE = {"type": ["string", "null"]}
 COUNT = {"type": "integer", "minimum": 0}
 
 
-def exactly(**fields: Any) -> dict[str, Any]:
+def exactly(optional: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": fields,
-        "required": list(fields),
+        "required": [name for name in fields if name not in optional],
         "additionalProperties": False,
     }
 
@@ -47,9 +47,11 @@ PAYLOADS = {
         step_number=COUNT, message_count=COUNT, available_tools={"type": "array", "items": TEXT}
     ),
     "agent.step.completed": exactly(
+        optional=("error_codes",),
         step_number=COUNT,
         has_tool_calls={"type": "boolean"},
         errors={"type": "array", "items": TEXT},
+        error_codes={"type": "array", "items": TEXT, "minItems": 1},
         finish_reason=TEXT,
         usage={"type": ["object", "null"]},
         duration_ms={"type": "number", "minimum": 0},
@@ -68,6 +70,7 @@ PAYLOADS = {
     "agent.step.retried": exactly(
         step_number=COUNT,
         error=TEXT,
+        error_code=TEXT,
         attempt=COUNT,
         retry_in_seconds={"type": "number"},
         duration_ms={"type": "number"},

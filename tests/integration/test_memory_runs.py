@@ -554,7 +554,7 @@ async def test_a_step_that_runs_out_of_time_behind_its_summary_pays_for_it(
         talker = Slow(looks)
         agent = Agent("talker", model=talker, tools=[look_at], memory=policy)
         hands = Hands(desk, agent)
-        run_id = await created(desk, Message.user("hello"))
+        run_id = await created(desk, Message.user("hello"), model_attempts=1)
         await steps(hands, run_id, 2)
         work = asyncio.create_task(hands.step(run_id, 2))
         await asyncio.wait_for(asked.wait(), 30)
