@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.answers.answering import read_data
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models import LLM
 from stepfleet.orchestrator.records.messages import Message
@@ -22,7 +21,7 @@ from stepfleet.orchestrator.records.responses import (
 )
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.schemas.handles import schema_of
-from stepfleet.orchestrator.tools.bounded_json import BoundsError
+from stepfleet.orchestrator.tools.bounded_json import BoundsError, read_data
 from stepfleet.orchestrator.validation import explain_invalid
 
 
@@ -95,7 +94,7 @@ class LLMModel(Model):
         request = self._request(messages, system_prompt).model_copy(update={"output": wanted})
         response = await self._ask(request)
         try:
-            data = read_data(response.content)
+            data = read_data(response.content, limit=256 * 1024)
         except BoundsError as error:
             raise ModelError(f"the model's answer is no JSON: {error}") from None
         if problems := handle.problems(data):

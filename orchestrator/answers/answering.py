@@ -10,7 +10,7 @@ from stepfleet.orchestrator.errors import InvalidToolCallError
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.schemas.handles import SchemaHandle
-from stepfleet.orchestrator.tools.bounded_json import BoundsError, load_bounded, plain_json
+from stepfleet.orchestrator.tools.bounded_json import BoundsError, plain_json
 
 LARGEST = 256 * 1024
 """Bytes that an answer's data may have as JSON."""
@@ -66,14 +66,6 @@ class StructuredResponse:
             sink.report_error(call, invalid(call.name, problems))
             return Continue()
         return ReturnResult(data, schema_name=self.schema.name)
-
-
-def read_data(text: str) -> Any:
-    """Return the data of a text that is JSON, also in a code fence. Raises `BoundsError`."""
-    stripped = text.strip()
-    if stripped.startswith("```") and stripped.endswith("```") and "\n" in stripped:
-        stripped = stripped.partition("\n")[2].removesuffix("```")
-    return load_bounded(stripped, limit=LARGEST)
 
 
 def problems_of_data(schema: SchemaHandle | None, data: Any) -> str | None:

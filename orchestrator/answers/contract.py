@@ -5,7 +5,7 @@ Knows neither stores nor workers. What a run has answered so far is in its state
 
 from collections.abc import Iterable, Sequence
 
-from stepfleet.orchestrator.answers.answering import problems_of_data, read_data
+from stepfleet.orchestrator.answers.answering import LARGEST, problems_of_data
 from stepfleet.orchestrator.answers.criterion import AnswerContractCheck
 from stepfleet.orchestrator.answers.definitions import final_answer, structured_response
 from stepfleet.orchestrator.answers.instructions import (
@@ -19,16 +19,15 @@ from stepfleet.orchestrator.answers.sinks import ErrorSink, RecordsSink
 from stepfleet.orchestrator.answers.special import SpecialTool, invalid
 from stepfleet.orchestrator.conduct import Conduct, Handling, Turn
 from stepfleet.orchestrator.continuation import CanDecideToContinue
-from stepfleet.orchestrator.protocol.refusals import NOT_EXECUTED
 from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.schemas.handles import SchemaHandle
-from stepfleet.orchestrator.tools.bounded_json import BoundsError
+from stepfleet.orchestrator.tools.bounded_json import BoundsError, read_data
 
 DEFAULT_TEXT = "The answer was given as structured data."
 ACCEPTED = "accepted"
@@ -107,7 +106,7 @@ class AnswerContract(Conduct):
 
     def _said(self, text: str, schema: SchemaHandle, state: AgentState) -> Progress:
         try:
-            data = read_data(text)
+            data = read_data(text, limit=LARGEST)
         except BoundsError as error:
             return Progress(messages=(Message.added(correction(str(error)), "contract"),))
         if problems := problems_of_data(schema, data):

@@ -6,11 +6,10 @@ One handler serves both; what the model reads is the same text.
 from datetime import datetime
 from typing import Any, Protocol
 
-from stepfleet.orchestrator.protocol.refusals import refused
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.tool_text import ERROR_PREFIX, error_data, value_text
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 
 
 class ErrorSink(Protocol):

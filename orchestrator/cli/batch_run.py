@@ -14,7 +14,7 @@ from stepfleet.orchestrator.agent import Agent
 from stepfleet.orchestrator.batch_input import open_input
 from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.cli import tables
-from stepfleet.orchestrator.cli.collecting import follow, say_skipped, until_asked
+from stepfleet.orchestrator.cli.collecting import follow, say_skipped
 from stepfleet.orchestrator.cli.display import Display
 from stepfleet.orchestrator.cli.exits import INTERRUPTED, code_of
 from stepfleet.orchestrator.cli.inputs import (
@@ -24,7 +24,7 @@ from stepfleet.orchestrator.cli.inputs import (
     kind_of,
     named_file,
 )
-from stepfleet.orchestrator.cli.interrupts import Interrupts
+from stepfleet.orchestrator.cli.interrupts import Interrupts, until_asked
 from stepfleet.orchestrator.cli.local_fleet import FleetPlan, simulated, supervisor_of
 from stepfleet.orchestrator.cli.output import notice, print_json, screen
 from stepfleet.orchestrator.cli.places import DataFolder, local_redis

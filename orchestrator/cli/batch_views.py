@@ -8,12 +8,12 @@ from pathlib import Path
 
 from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.cli import tables
-from stepfleet.orchestrator.cli.collecting import follow, say_skipped, until_asked
+from stepfleet.orchestrator.cli.collecting import follow, say_skipped
 from stepfleet.orchestrator.cli.display import Display
 from stepfleet.orchestrator.cli.exits import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.fleet_access import with_fleet
 from stepfleet.orchestrator.cli.inputs import default_agent, kind_of
-from stepfleet.orchestrator.cli.interrupts import Interrupts
+from stepfleet.orchestrator.cli.interrupts import Interrupts, until_asked
 from stepfleet.orchestrator.cli.output import notice, print_json, screen
 from stepfleet.orchestrator.cli.overviews import fleet_lines
 from stepfleet.orchestrator.cli.result_file import (

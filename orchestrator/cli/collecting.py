@@ -1,16 +1,12 @@
 """Follows a batch to its end: results to their sink as they finish, progress to the display."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
 
 from stepfleet.orchestrator.batches import BatchProgress
 from stepfleet.orchestrator.cli.display import LIVE_SECONDS, Display
 from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.cli.result_file import Nowhere, Sink
 from stepfleet.orchestrator.fleet import AsyncBatch
-
-T = TypeVar("T")
 
 
 async def follow(
@@ -51,28 +47,3 @@ async def _watch(batch: AsyncBatch, display: Display, every: float) -> None:
         if progress.over:
             return
         await asyncio.sleep(every)
-
-
-async def until_asked(
-    work: Coroutine[Any, Any, T],
-    asked: asyncio.Event,
-    beside: Coroutine[Any, Any, None] | None = None,
-) -> T | None:
-    """Return what `work` returns, or None when somebody asked to stop before that.
-
-    `beside` runs meanwhile and does not end by itself; what it raises ends the work.
-    """
-    working = asyncio.create_task(work)
-    tasks: list[asyncio.Task[Any]] = [working, asyncio.create_task(asked.wait())]
-    if beside is not None:
-        tasks.append(asyncio.create_task(beside))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in (working, *tasks[2:]):
-            if task.done():
-                task.result()
-        return working.result() if working.done() else None
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

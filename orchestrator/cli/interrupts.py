@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from stepfleet.orchestrator.cli.exits import INTERRUPTED
+
+T = TypeVar("T")
 
 
 class Interrupts:
@@ -39,3 +42,28 @@ class Interrupts:
         for action in self._at_once:
             action()
         os._exit(INTERRUPTED)
+
+
+async def until_asked(
+    work: Coroutine[Any, Any, T],
+    asked: asyncio.Event,
+    beside: Coroutine[Any, Any, None] | None = None,
+) -> T | None:
+    """Return what `work` returns, or None when somebody asked to stop before that.
+
+    `beside` runs meanwhile and does not end by itself; what it raises ends the work.
+    """
+    working = asyncio.create_task(work)
+    tasks: list[asyncio.Task[Any]] = [working, asyncio.create_task(asked.wait())]
+    if beside is not None:
+        tasks.append(asyncio.create_task(beside))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, *tasks[2:]):
+            if task.done():
+                task.result()
+        return working.result() if working.done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

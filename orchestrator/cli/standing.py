@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepfleet.orchestrator.cli.child import Child
-from stepfleet.orchestrator.cli.collecting import until_asked
 from stepfleet.orchestrator.cli.exits import COMPLETED
-from stepfleet.orchestrator.cli.interrupts import Interrupts
+from stepfleet.orchestrator.cli.interrupts import Interrupts, until_asked
 from stepfleet.orchestrator.cli.local_fleet import FleetPlan, simulated, supervisor_of
 from stepfleet.orchestrator.cli.output import notice
 from stepfleet.orchestrator.cli.places import DataFolder, local_redis

@@ -3,11 +3,13 @@
 from datetime import datetime
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-
-NOT_EXECUTED = "NOT_EXECUTED"
-"""Code of calls that an interruption kept from running: answered, but no failure of the step."""
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.tools import (
+    NOT_EXECUTED,
+    ToolCall,
+    ToolCallRecord,
+    refused,
+)
 
 _WHY = {
     Interruption.CANCELLED: "the run was cancelled before this call was finished",
@@ -42,20 +44,3 @@ def unknown_outcome(call: ToolCall, at: datetime) -> ToolCallRecord:
         ),
     )
     return record.model_copy(update={"repeated": True})
-
-
-def refused(
-    call: ToolCall, at: datetime, *, error_type: ErrorType, code: str, message: str
-) -> ToolCallRecord:
-    """Return an error record of a call that was not executed."""
-    return ToolCallRecord(
-        tool_name=call.name,
-        call_id=call.id,
-        arguments=call.arguments,
-        is_error=True,
-        duration_ms=0.0,
-        timestamp=at,
-        error=ErrorInfo(
-            type=error_type, code=code, message=message, tool_name=call.name, call_id=call.id
-        ),
-    )

@@ -21,7 +21,6 @@ from stepfleet.orchestrator.protocol.attempt import (
 )
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.fold import after_step
-from stepfleet.orchestrator.protocol.refusals import NOT_EXECUTED
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
 from stepfleet.orchestrator.protocol.waits import backoff
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
@@ -32,7 +31,7 @@ from stepfleet.orchestrator.records.results import LostAttempt, RunStatus, run_s
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from stepfleet.orchestrator.config import AgentConfig
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.refusals import refused
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a run without a wall-clock limit waits for tool calls."""

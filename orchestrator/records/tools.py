@@ -6,7 +6,10 @@ from typing import Any
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+
+NOT_EXECUTED = "NOT_EXECUTED"
+"""Code of calls that an interruption kept from running: answered, but no failure of the step."""
 
 
 class ToolCall(Record):
@@ -54,3 +57,20 @@ class ToolCallRecord(Record):
     """Content blocks that the model is shown behind the turn's results (`tools.WithMedia`)."""
     version: str | None = None
     """The digest of a server's tool; the versions of other tools stand in the configuration."""
+
+
+def refused(
+    call: ToolCall, at: datetime, *, error_type: ErrorType, code: str, message: str
+) -> ToolCallRecord:
+    """Return an error record of a call that was not executed."""
+    return ToolCallRecord(
+        tool_name=call.name,
+        call_id=call.id,
+        arguments=call.arguments,
+        is_error=True,
+        duration_ms=0.0,
+        timestamp=at,
+        error=ErrorInfo(
+            type=error_type, code=code, message=message, tool_name=call.name, call_id=call.id
+        ),
+    )

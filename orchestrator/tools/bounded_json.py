@@ -42,6 +42,14 @@ def load_bounded(text: str, *, limit: int = MAX_SIZE) -> Any:
     return plain_json(value, limit=limit)
 
 
+def read_data(text: str, *, limit: int = MAX_SIZE) -> Any:
+    """Return the data of a text that is JSON, also in a code fence. Raises `BoundsError`."""
+    stripped = text.strip()
+    if stripped.startswith("```") and stripped.endswith("```") and "\n" in stripped:
+        stripped = stripped.partition("\n")[2].removesuffix("```")
+    return load_bounded(stripped, limit=limit)
+
+
 def plain_json(value: Any, *, limit: int = MAX_SIZE) -> Any:
     """Return `value` as plain JSON data of about at most `limit` bytes, copied.
 

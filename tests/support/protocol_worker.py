@@ -30,12 +30,12 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.happenings import events_of
-from stepfleet.orchestrator.protocol.refusals import NOT_EXECUTED, not_run
+from stepfleet.orchestrator.protocol.refusals import not_run
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
 KINDS = (

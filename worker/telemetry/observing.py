@@ -14,13 +14,12 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events import Events
 from stepfleet.orchestrator.models import LLM
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
-from stepfleet.orchestrator.protocol.refusals import NOT_EXECUTED
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, NotTakenNow, TakenCall, ToolHint
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import LostAttempt
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import CallStore, Committed, Store, Toolbox

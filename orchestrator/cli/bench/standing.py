@@ -13,9 +13,8 @@ from stepfleet.orchestrator.cli.bench.measuring import Measuring
 from stepfleet.orchestrator.cli.bench.views import as_data, as_tables
 from stepfleet.orchestrator.cli.bench.workload import Workload, planned
 from stepfleet.orchestrator.cli.child import Child
-from stepfleet.orchestrator.cli.collecting import until_asked
 from stepfleet.orchestrator.cli.exits import INTERRUPTED, code_of
-from stepfleet.orchestrator.cli.interrupts import Interrupts
+from stepfleet.orchestrator.cli.interrupts import Interrupts, until_asked
 from stepfleet.orchestrator.cli.limits import raise_open_files_limit
 from stepfleet.orchestrator.cli.local_fleet import FleetPlan, supervisor_of
 from stepfleet.orchestrator.cli.output import notice, print_json, screen
