@@ -1,8 +1,10 @@
 """The power of the protocol's model: bugs seeded in copies of the scripts must be found by it.
 
 Each mutation is a small, plausible slip. The changed text is loaded only for its own test.
+What limits a search is its number of examples, which a loaded machine does not change.
 """
 
+from collections.abc import Callable
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -370,9 +372,13 @@ MUTATIONS = {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # only ends a search that hangs: 2,000 examples are some minutes
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_model_finds_a_seeded_bug(
-    name: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     mutation = MUTATIONS[name]
     seeded = texts_with(mutation)
@@ -380,6 +386,8 @@ def test_the_model_finds_a_seeded_bug(
     monkeypatch.setattr(calls, "digest", calls.digest.__wrapped__)
     with rig(redis_server.unix_url) as shared, pytest.raises(AssertionError) as found:
         run_machine(shared, SEARCH)
+    record_property("examples", shared.examples)
+    record_property("operations", shared.operations)
     assert shared.operations > 0, found.value
 
 

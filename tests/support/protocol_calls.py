@@ -137,6 +137,15 @@ class CallRules(RuleBasedStateMachine):
         self.clock_jumps(GRACE)
         self.rescue(long_queue=False)
 
+    @precondition(lambda self: self.model.pick(lambda run: run.is_waiting))
+    @rule(pick=PICK, group=st.integers(1, 9), end=st.sampled_from(["seen", "unseen", "unseen"]))
+    def waiting_call_is_tried_in_company(self, pick: int, group: int, end: str) -> None:
+        """A process for suspects takes a call whose message it has, and is lost with it."""
+        run = self._waiting(pick)
+        maker = self.take(run.run_id, run.step, run.awaited[pick % len(run.awaited)])
+        if maker:
+            self.call_is_tried_by(maker, group, end)
+
     def _waiting(self, pick: int) -> Run:
         waiting = self.model.pick(lambda run: run.is_waiting)
         return waiting[pick % len(waiting)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from protocol_audit import BATCHES, check_upkeep
 from protocol_call_model import WaitingModel
-from protocol_model import GRACE, Run, shard_of
+from protocol_model import GRACE, LEASE, Run, shard_of
 from protocol_rig import Rig
 from protocol_worker import KINDS, Worker
 
@@ -41,6 +41,9 @@ class ControlRules(RuleBasedStateMachine):
         raise NotImplementedError
 
     def _deliver(self, *, keep: bool) -> Any:
+        raise NotImplementedError
+
+    def _claim(self, run_id: str, step: int, token: str = "") -> Any:
         raise NotImplementedError
 
     def note(self, worker: Worker, size: int) -> None:
@@ -136,9 +139,9 @@ class ControlRules(RuleBasedStateMachine):
             self.model.queue += told
 
     @precondition(lambda self: self.model.flags)
-    @rule(batch=st.sampled_from(BATCHES))
-    def request_is_over(self, batch: str) -> None:
-        """All runs know of a request: it is taken away."""
+    @rule(batch=st.sampled_from(BATCHES), late=st.booleans())
+    def request_is_over(self, batch: str, late: bool) -> None:
+        """All runs know of a request: it is taken away, and may come late behind that."""
         if batch not in self.model.flags:
             return
         self.sweep(batch)
@@ -146,12 +149,16 @@ class ControlRules(RuleBasedStateMachine):
         with self.operation("lift"):
             self.rig.do(self.rig.requests.lift(Request(batch, 0, word, number)))
             self.model.lift(batch)
+        if late:
+            self._comes_late(batch, word, number)
 
     @precondition(lambda self: self.model.requests)
     @rule(pick=PICK)
     def request_comes_late(self, pick: int) -> None:
         """Somebody who had stalled puts an old request in force: it changes nothing."""
-        batch, word, number = self.model.requests[-1 - pick % len(self.model.requests)]
+        self._comes_late(*self.model.requests[-1 - pick % len(self.model.requests)])
+
+    def _comes_late(self, batch: str, word: str, number: int) -> None:
         fields = self.rig.bench.control.batch_cancel("enough")
         with self.operation("late flag"):
             self.rig.do(self.rig.requests.flag(Request(batch, 0, word, number, fields)))
@@ -173,6 +180,18 @@ class ControlRules(RuleBasedStateMachine):
                 self.rescue(long_queue=False)
         if pick < OFTEN:
             self.fleet_goes_on()
+
+    @precondition(lambda self: self.model.pick(lambda run: bool(run.token)))
+    @rule(pick=PICK)
+    def cancelled_owner_is_lost_in_a_paused_fleet(self, pick: int) -> None:
+        """The rescuer lets somebody end the run though no step may begin."""
+        held = self.model.pick(lambda run: bool(run.token))
+        self._control(held[pick % len(held)], "cancel")
+        if not self.model.fleet_paused:
+            self._pause_fleet(paused=True)
+        self.clock_jumps(LEASE)
+        self.rescue(long_queue=False)
+        self.fleet_goes_on()
 
     def fleet_goes_on(self) -> None:
         """Let steps begin again, if none may."""
@@ -241,6 +260,21 @@ class ControlRules(RuleBasedStateMachine):
     def retry_what_was_seen(self, pick: int, raised: bool) -> None:
         """Somebody who had read the run before asks too late, perhaps behind its next end."""
         self._retry(*self.seen[pick % len(self.seen)], raised=raised)
+
+    @precondition(lambda self: self.model.pick(lambda run: run.ended))
+    @rule(pick=PICK, kind=st.sampled_from(["broken", "broken", "error", "answer"]), size=SIZE)
+    def retry_comes_behind_another_end(self, pick: int, kind: str, size: int) -> None:
+        """Two ask at once; the faster one's retry has ended the run again when the other comes."""
+        ended = self.model.pick(lambda run: run.ended)
+        run = ended[pick % len(ended)]
+        stored, seq = self.rig.do(self.rig.bench.stored(run.run_id)), run.seq
+        self._retry(stored, seq, raised=False)
+        worker = self._claim(run.run_id, run.step)
+        if worker:
+            self._commit(worker, kind, size)
+        self._retry(stored, seq, raised=pick % 2 == 0)
+        if run.ended:
+            self._retry(self.rig.do(self.rig.bench.stored(run.run_id)), run.seq, raised=False)
 
     def _retry(self, stored: StoredRun, seq: int, *, raised: bool) -> None:
         overrides = {"max_steps": 8} if raised else stored.overrides

@@ -61,6 +61,7 @@ class ProtocolMachine(CallRules, ControlRules):
         self.asked: list[Callable[[], None]] = []
         self.tokens = 0
         self.sound = True
+        rig.examples += 1
         rig.auditor.flush()
 
     @contextmanager

@@ -33,6 +33,7 @@ class Rig:
     bench: Bench
     auditor: Auditor
     configs: list[str]
+    examples: int = 0
     operations: int = 0
     told: dict[str, int] = field(default_factory=dict)
     cluster: RedisCluster | None = None
