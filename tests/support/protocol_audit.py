@@ -392,6 +392,8 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
     assert stored == expected, f"{run.run_id}: stored {stored}, expected {expected}"
     for name, author in run.journal.items():
         assert author in raw.journal[name], f"{run.run_id}: {name} of the journal is another's"
+        left = name.startswith("o:") and not author
+        assert not (left and raw.journal[name]), f"{run.run_id}: {name} is left, but has an owner"
     for number, step in enumerate(run.log):
         assert step.author in raw.log[str(number)], f"{run.run_id}: step {number} is another's"
     times: list[tuple[str, float, int]] = []

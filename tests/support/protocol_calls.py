@@ -84,6 +84,12 @@ class CallRules(RuleBasedStateMachine):
     def _deliver(self, *, keep: bool) -> Any:
         raise NotImplementedError
 
+    def comes_again(self, worker: Any) -> None:
+        raise NotImplementedError
+
+    def _commit(self, worker: Any, kind: str, size: int) -> None:
+        raise NotImplementedError
+
     def note(self, worker: Any, size: int) -> None:
         raise NotImplementedError
 
@@ -242,8 +248,12 @@ class CallRules(RuleBasedStateMachine):
     @precondition(lambda self: self.workers)
     @rule(pick=PICK, group=st.integers(1, 9), end=st.sampled_from(["", "seen", "unseen"]))
     def tried_in_company(self, pick: int, group: int, end: str) -> None:
-        """A process for suspects begins the step; whoever started it may see its death."""
-        claim, marks = self._worker(pick).claim, self.rig.marks()
+        """A process for suspects begins the step; whoever started it may see its death.
+
+        What that process had sent before may come behind that.
+        """
+        worker = self._worker(pick)
+        claim, marks = worker.claim, self.rig.marks()
         hint = StepHint(claim.run_id, claim.step)
         given = (claim.run_id, claim.step, claim.token, group)
         with self.operation("step in company"):
@@ -253,6 +263,10 @@ class CallRules(RuleBasedStateMachine):
             with self.operation("death of a step's process"):
                 self.model.died(*given)
                 self.rig.do(marks.died(hint, claim.token, group, claim.config.name))
+            if group % 2:
+                self.comes_again(worker)
+            elif pick % 2:
+                self._commit(worker, "answer", group)
         elif end:
             self.clock_jumps(LEASE)
             self._claim(claim.run_id, claim.step)
@@ -260,7 +274,10 @@ class CallRules(RuleBasedStateMachine):
     @precondition(lambda self: self.makers)
     @rule(pick=PICK, group=st.integers(1, 9), end=st.sampled_from(["", "seen", "unseen"]))
     def call_is_tried_in_company(self, pick: int, group: int, end: str) -> None:
-        """A process for suspects begins the call; whoever started it may see its death."""
+        """A process for suspects begins the call; whoever started it may see its death.
+
+        What that process had sent before may come behind that.
+        """
         self.call_is_tried_by(self._maker(pick), group, end)
 
     def call_is_tried_by(self, maker: Maker, group: int, end: str) -> None:
@@ -274,6 +291,10 @@ class CallRules(RuleBasedStateMachine):
             with self.operation("death of a call's process"):
                 self.model.call_died(*given)
                 self.rig.do(marks.died(hint, taken.token, group, taken.config.name))
+            if group % 3 == 0:
+                self.call_is_delivered_by(maker, group)
+            elif group % 3 == 1:
+                self.take(hint.run_id, hint.step, hint.index)
         elif end:
             self.clock_jumps(LEASE)
             self.take(hint.run_id, hint.step, hint.index)

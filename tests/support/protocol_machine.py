@@ -136,7 +136,11 @@ class ProtocolMachine(CallRules, ControlRules):
     def claim_again(self, pick: int) -> None:
         """The reply was lost, or the call comes late out of a dead connection."""
         able = [worker for worker in self.workers[-MANY:] if self._may_claim_again(worker)]
-        worker = able[pick % len(able)]
+        self.comes_again(able[pick % len(able)])
+
+    def comes_again(self, worker: Worker) -> None:
+        if not self._may_claim_again(worker):
+            return
         claim = worker.claim
         again = self._claim(claim.run_id, claim.step, worker.token)
         if again:
