@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import trial_starter
 from deadlines import until
+from heavy_calls import call_lease_runs_out
+from opened_runs import lease_runs_out
 from scripted_steps import Hands
 from stored_runs import Bench, bench
 from trial_starter import LIMIT, call_taken, claimed, trials
@@ -123,12 +125,24 @@ def environment(
     return monkeypatch
 
 
+async def taken_over(desk: Bench, run_id: str) -> Claim:
+    """Take a run's first step from whoever holds it."""
+    await lease_runs_out(desk, run_id)
+    return await claimed(desk, run_id)
+
+
+async def call_taken_over(desk: Bench, run_id: str, index: int) -> TakenCall:
+    """Take a call of a run's first step from whoever holds it."""
+    await call_lease_runs_out(desk, run_id, index)
+    return await call_taken(desk, run_id, index)
+
+
 async def crashed(desk: Bench, crashes: int = LIMIT) -> str:
     """Return a run whose first step has lost that many workers, all in their model calls."""
     run_id = await desk.create()
     desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
     for _ in range(crashes):
-        await claimed(desk, run_id)
+        await taken_over(desk, run_id)
     return run_id
 
 
@@ -141,7 +155,7 @@ async def suspect(desk: Bench, crashes: int = LIMIT) -> Claim:
 async def lasting(desk: Bench, run_id: str, crashes: int) -> Claim:
     """Take a run's first step for a minute, when it has lost that many workers."""
     desk.steps.terms = replace(desk.steps.terms, lease=LONG)
-    claim = await claimed(desk, run_id)
+    claim = await taken_over(desk, run_id)
     assert claim.crashes == crashes
     return claim
 
@@ -149,7 +163,7 @@ async def lasting(desk: Bench, run_id: str, crashes: int) -> Claim:
 async def tool_suspect(desk: Bench) -> Claim:
     """Return the claim of a step that has lost two workers, the second while its tool ran."""
     run_id = await crashed(desk, 1)
-    claim = await claimed(desk, run_id)
+    claim = await taken_over(desk, run_id)
     await desk.steps.journal(claim, 0.0, response=ASKS, started=(0,))
     return await lasting(desk, run_id, LIMIT - 1)
 
@@ -160,7 +174,7 @@ async def crashed_call(desk: Bench, crashes: int = LIMIT - 1) -> str:
     async with working(desk) as hands:
         await hands.step(run_id, 0)
     for _ in range(crashes):
-        await call_taken(desk, run_id, 0)
+        await call_taken_over(desk, run_id, 0)
     return run_id
 
 
@@ -178,7 +192,7 @@ async def suspect_call(desk: Bench, crashes: int = LIMIT - 1) -> TakenCall:
     """Return such a call, taken for a minute."""
     run_id = await crashed_call(desk, crashes)
     desk.steps.calls.lease = LONG
-    taken = await call_taken(desk, run_id, 0)
+    taken = await call_taken_over(desk, run_id, 0)
     assert taken.crashes == crashes
     return taken
 
@@ -322,7 +336,7 @@ async def test_a_call_that_dies_alone_beside_its_worker_is_given_up(
         taken = await suspect_call(heavy_desk)
     made = make(heavy_desk, *BEGINS_AND_DIES)
     assert await attempt_call(made, CallLeases(time.monotonic), heavy_desk, taken)
-    again = await call_taken(heavy_desk, taken.hint.run_id, 0)
+    again = await call_taken_over(heavy_desk, taken.hint.run_id, 0)
     assert again.crashes == LIMIT
     assert again.losses.suspicion(LIMIT).stance is Stance.PROVEN
 
@@ -347,7 +361,7 @@ async def test_a_process_that_ends_with_its_worker_proves_nothing(desk: Bench) -
     assert await marks.begin(hint, claim.token, 1)
     desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
     await desk.steps.journal(claim, 0.0)
-    again = await claimed(desk, claim.run_id)
+    again = await taken_over(desk, claim.run_id)
     assert again.crashes == LIMIT
     assert again.losses.known[-1].how is How.BOTH
     assert poisoned(again, LIMIT) is None
@@ -392,12 +406,12 @@ async def test_a_run_that_is_retried_has_its_chances_again(
 async def test_an_owner_that_still_writes_was_not_lost(desk: Bench) -> None:
     """DIST-08: a worker that stood still, or whose store had another time, makes no suspects."""
     run_id = await desk.create()
-    late = await claimed(desk, run_id)
-    again = await claimed(desk, run_id)
+    late = await taken_over(desk, run_id)
+    again = await taken_over(desk, run_id)
     assert again.crashes == 1
     assert not (await desk.steps.journal(late, 1.0)).ours
     assert (await desk.header(run_id))["crashes"] == "0"
-    third = await claimed(desk, run_id)
+    third = await taken_over(desk, run_id)
     assert third.crashes == 1
     await desk.steps.commit(again, Verdict(Move.RELEASE, again.state), Events([]))
     assert (await desk.header(run_id))["crashes"] == "0"
@@ -412,10 +426,10 @@ async def test_a_call_whose_owner_still_writes_was_not_lost(
     with ModelServer(measures) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         run_id = await crashed_call(heavy_desk, 0)
-    late = await call_taken(heavy_desk, run_id, 0)
-    assert (await call_taken(heavy_desk, run_id, 0)).crashes == 1
+    late = await call_taken_over(heavy_desk, run_id, 0)
+    assert (await call_taken_over(heavy_desk, run_id, 0)).crashes == 1
     assert not (await heavy_desk.steps.calls.keep(late.hint, late.token, 1.0)).ours
-    assert (await call_taken(heavy_desk, run_id, 0)).crashes == 1
+    assert (await call_taken_over(heavy_desk, run_id, 0)).crashes == 1
 
 
 async def test_what_goes_on_losing_workers_is_tried_at_growing_intervals(
@@ -526,7 +540,7 @@ async def test_what_has_begun_goes_on_when_its_worker_dies(
 ) -> None:
     """DIST-08: its process renews the lease by itself; no call is made again."""
     run_id = await crashed(desk)
-    with ModelServer(lambda _: Reply("alone", latency=3.0)) as model:
+    with ModelServer(lambda _: Reply("alone", latency=1.0)) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         given = (redis_url, str(AGENTS), "plain", run_id, "-1", str(LONG))
         starter = await asyncio.create_subprocess_exec(

@@ -351,14 +351,16 @@ def answers_within(folder: Path, *, seconds: float) -> bool:
 def test_who_waits_for_a_lock_waits_as_long_as_its_holder_gets_on(tmp_path: Path) -> None:
     asked = threading.Event()
     released = threading.Event()
+    held = threading.Event()  # its file exists a moment before the lock is held
 
     def hold() -> None:
         with held_alone(tmp_path / "lock", within=1):
+            held.set()
             released.wait(60)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    wait_until((tmp_path / "lock").exists, what="the lock")
+    assert held.wait(60)
 
     def progresses() -> bool:
         if asked.is_set():
