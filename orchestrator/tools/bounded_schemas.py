@@ -21,6 +21,7 @@ from stepfleet.orchestrator.tools.check_time import (
 )
 from stepfleet.orchestrator.tools.patterns import TooMuchMatchingError, matches
 from stepfleet.orchestrator.tools.schema_budget import check_budget
+from stepfleet.orchestrator.tools.unevaluated import unevaluated_items, unevaluated_properties
 
 Found = Callable[[str, str], bool]
 """Tells whether a pattern is found in a text."""
@@ -69,6 +70,10 @@ def bounded(kind: Any, *, lenient: bool = False) -> Any:
         "additionalProperties": partial(_additional_properties, found),
         "uniqueItems": _unique_items,
     }
+    if "unevaluatedProperties" in keywords:
+        keywords["unevaluatedProperties"] = partial(unevaluated_properties, found)
+        keywords["unevaluatedItems"] = unevaluated_items
+        keywords["dependencies"] = jsonschema.Draft7Validator.VALIDATORS["dependencies"]
     extend: Any = jsonschema.validators.extend
     made = extend(kind, {name: _watched(keyword) for name, keyword in keywords.items()})
 
@@ -115,7 +120,10 @@ def _registry_of(kind: Any, schema: Mapping[str, Any]) -> Any:
     dialect = referencing.jsonschema.specification_with(kind.ID_OF(kind.META_SCHEMA))
     resource = dialect.create_resource(schema)
     registry: Any = referencing.Registry()
-    return registry.with_resource(resource.id() or "", resource).crawl()
+    registry = registry.with_resource(resource.id() or "", resource)
+    with suppress(AttributeError):  # `referencing` cannot walk each form of draft 3
+        registry = registry.crawl()
+    return registry
 
 
 @cache

@@ -25,7 +25,6 @@ def check_budget(schema: Any) -> int:
     """
     count = characters = 0
     patterns: list[str] = []
-    keywords: set[str] = set()
     for part, depth in _parts(schema):
         count += 1
         characters += _own_characters(part)
@@ -36,14 +35,8 @@ def check_budget(schema: Any) -> int:
         if characters > MOST_CHARACTERS:
             raise ConfigurationError(f"has more than {MOST_CHARACTERS} characters; use fewer")
         if isinstance(part, Mapping):
-            keywords.update(one for one in _UNEVALUATED if one in part)
             patterns += _patterns(part)
     check_patterns(patterns)
-    if len(keywords) == len(_UNEVALUATED):  # jsonschema would match them by Python's engine
-        raise ConfigurationError(
-            "has unevaluatedProperties and patternProperties, and cannot be used; write "
-            "additionalProperties instead"
-        )
     return count
 
 
@@ -62,9 +55,6 @@ def check_patterns(patterns: Iterable[str]) -> None:
                 "has patterns whose repetitions exceed the size limit of "
                 f"{MOST_PATTERN_BYTES // 1024**2} MiB together; repeat less, or use maxLength"
             )
-
-
-_UNEVALUATED = ("unevaluatedProperties", "patternProperties")
 
 
 def _parts(schema: Any) -> Iterator[tuple[Any, int]]:
