@@ -74,9 +74,9 @@ class RunVerbs(FleetConnection):
         return await (await self._open()).control.cancel(run_id, note)
 
     async def pause(self, run_id: str | None = None) -> Answer:
-        """Pause a run at its next step boundary; without an id, the whole fleet.
+        """Pause a run before its next tool or step; without an id, the whole fleet.
 
-        While the fleet is paused no step begins on any worker; those under way are finished.
+        While the fleet is paused no step begins on any worker, and no tool of one under way.
         """
         client = await self._open()
         if run_id is not None:

@@ -69,7 +69,7 @@ class SyncRuns:
         return self._portal.call(self._fleet.cancel(run_id, note))
 
     def pause(self, run_id: str | None = None) -> Answer:
-        """Pause a run at its next step boundary; without an id, the whole fleet."""
+        """Pause a run before its next tool or step; without an id, the whole fleet."""
         return self._portal.call(self._fleet.pause(run_id))
 
     def resume(self, run_id: str | None = None) -> Answer:

@@ -48,6 +48,7 @@ class ToolTurn:
         self._response_known = self.claim.journal.response is not None
         self._handled: frozenset[int] = frozenset()
         self._progress: Progress | None = None
+        self._pauses = False
         if self.conduct and (handling := self.conduct.handle(self.response, self.claim.state)):
             self.records = {**handling.records, **self.records}
             self._handled = frozenset(handling.records)
@@ -61,7 +62,8 @@ class ToolTurn:
     async def run(self) -> Answered | Parked:
         """Run every call that has no result yet. Raises `asyncio.CancelledError` alone.
 
-        For calls with a queue of their own the step waits.
+        For calls with a queue of their own the step waits. Where a pause arrives, no further call
+        starts: the step waits for nothing, and goes on from its journal when it is resumed.
         """
         open_calls = [index for index in range(len(self.calls)) if index not in self.records]
         waits: tuple[Wait, ...] = ()
@@ -75,6 +77,8 @@ class ToolTurn:
         elif open_calls:
             async with self.ports.pacing.elsewhere:
                 await self._run_noted(open_calls)
+        if self._pauses:
+            return await self._parked(())
         if waits:
             return await self._parked(waits)
         self.ports.crash("after-tools")
@@ -151,12 +155,16 @@ class ToolTurn:
         parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
         if parallel:
             await self._note(started=tuple(open_calls))
+            if self._pauses:
+                return
         one = self._run_at_once if parallel else self._run_next
         await execute_in_order(open_calls, one, parallel=parallel)
 
     async def _run_next(self, _: int, index: int) -> None:
-        await self._note(started=(index,))
-        await self._run(index)
+        if not self._pauses:
+            await self._note(started=(index,))
+        if not self._pauses:
+            await self._run(index)
 
     async def _run_at_once(self, _: int, index: int) -> None:
         await self._run(index)
@@ -204,6 +212,7 @@ class ToolTurn:
         self._journaled |= set(results)
         self.ports.crash("after-journal")
         heed(self.lease, held)
+        self._pauses = bool(started) and held.ours and held.want == "pause"
         if self.lease.interruption:
             await asyncio.sleep(0)
 

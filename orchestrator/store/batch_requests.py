@@ -240,7 +240,7 @@ def _parts(reply: list[str]) -> tuple[str, int, str, int]:
 
 
 async def pause_fleet(connection: Connection, keys_: Keys, *, paused: bool) -> None:
-    """Let no step begin on any shard, or let them begin again; steps under way are finished."""
+    """Let no step or tool begin on any shard, or let them begin again."""
     command = ("HSET", "1") if paused else ("HDEL",)
     await connection.execute_all(
         *((command[0], keys_.flags(shard), "fleet", *command[1:]) for shard in range(keys_.shards))

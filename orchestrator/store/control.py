@@ -94,7 +94,7 @@ class Control:
         return cancel_fields(cancelled_outcome(note).to_json(), note, end)
 
     async def pause(self, run_id: str, request: str | None = None) -> Answer:
-        """Pause a run at its next step boundary."""
+        """Pause a run before its next tool or step."""
         return await self._run("pause", run_id, request or new_request())
 
     async def resume(self, run: StoredRun, request: str | None = None) -> Answer:

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import impatient
 import redis
 from deadlines import wait_until
 from fleet_workers import FleetWorker
@@ -21,6 +23,8 @@ from stepfleet.worker.testing import Fault, ModelServer, Reply
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
 
 LONG = 60.0
+TWICE = 2
+CALM = {"STEPFLEET_LEASE": "30"}
 AGENTS = load_agents(str(Path(__file__).parent / "agents" / "agents.py"))
 Start = Callable[..., FleetWorker]
 
@@ -97,3 +101,28 @@ def test_hints_are_acknowledged_late_and_hidden_for_longer_than_any_step(redis_u
         (message,) = client.lrange("stepfleet", 0, -1)
     headers = json.loads(message)["headers"]
     assert (headers.get("eta"), headers.get("expires")) == (None, None)
+
+
+def test_a_step_that_outlasts_the_visibility_timeout_is_delivered_again_and_done_once(
+    hold: Callable[..., tuple[threading.Event, threading.Event]],
+    model: ModelServer,
+    start_worker: Start,
+    redis_url: str,
+) -> None:
+    """DIST-07: a worker gets its hint once more while it is under way, and none begins it anew."""
+    reached, struck = hold(lambda _: Reply("done"), 1)
+    program = (impatient.__file__, "celery")
+    workers = [start_worker(name=name, program=program, env=CALM) for name in ("w1", "w2")]
+
+    def deliveries() -> int:
+        return sum(worker.log.count(" received") for worker in workers)
+
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(AGENTS["plain"], "long")
+        assert reached.wait(LONG)
+        wait_until(lambda: deliveries() >= TWICE, within=LONG, what="the hint once more")
+        assert model.count("long", 1) == 1
+        struck.set()
+        result = fleet.wait(run_id, timeout=LONG)
+    assert (result.output, len(result.steps), result.lost_attempts) == ("done", 1, ())
+    assert model.count("long", 1) == 1

@@ -171,6 +171,12 @@ MUTATIONS = {
     "journal writes for anybody": Mutation(
         "journal", "if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then", "if false then"
     ),
+    "journal lets a tool start in a run that is to pause": Mutation(
+        "journal", "if want == '' or string.sub", "if true or string.sub"
+    ),
+    "journal lets a tool start in a paused fleet": Mutation(
+        "journal", "then want = 'pause' end", "then end"
+    ),
     "journal does not renew the lease": Mutation(
         "journal", "'lease', till, 'elapsed'", "'elapsed'"
     ),

@@ -9,8 +9,19 @@ from redis.asyncio import Redis
 from scripted_steps import Hands, Script, call, say
 from stored_runs import bench
 
-from stepfleet.orchestrator import Agent, AsyncFleet, StopReason, Subscribers, tool
+from stepfleet.orchestrator import (
+    Agent,
+    AgentBuilder,
+    AsyncFleet,
+    ContinuationDecision,
+    ErrorPolicy,
+    StopReason,
+    Subscribers,
+    tool,
+    when,
+)
 from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.settings import load_settings
 from stepfleet.worker.inline import InlineWorker
 
@@ -152,6 +163,65 @@ async def test_a_run_keeps_its_configuration_when_its_agent_changes(redis_url: s
     assert [one.messages[0].text for one in script.requests] == ["Old words.", "New words."]
     assert [one.max_iterations for one in results] == [4, 9]
     assert [one.output for one in results] == ["Done.", "unused"]
+
+
+async def test_what_the_builder_was_told_is_what_the_run_does(redis_url: str) -> None:
+    """CONF-02: prompt, tools, limits, criteria, error policy, schema, budget and events."""
+
+    @tool
+    def fail() -> str:
+        """Fail."""
+        raise RuntimeError("no")
+
+    heard: list[int] = []
+    states: list[int] = []
+
+    def asked_of(state: AgentState) -> ContinuationDecision:
+        states.append(state.step_count)
+        return ContinuationDecision.ALLOW_CONTINUATION
+
+    answer = call(("structured_response", {"structured": {"usd": 3.5}}))
+    script = Script([call(("look", {"what": "a"}), ("fail", {})), answer])
+    schema = {
+        "title": "Price",
+        "type": "object",
+        "properties": {"usd": {"type": "number"}},
+        "required": ["usd"],
+    }
+    agent = (
+        AgentBuilder("clerk")
+        .with_model(script)
+        .with_max_iterations(7)
+        .with_max_tokens(500)
+        .with_timeout(12)
+        .with_system_prompt("Be brief.")
+        .with_tools(look, fail)
+        .with_criteria(when(asked_of))
+        .with_error_policy(ErrorPolicy.retry_all(4))
+        .with_cumulative_timeout(60)
+        .with_budget(0.5)
+        .with_output_type(schema)
+        .with_events("debug")
+        .with_events(Subscribers(step_end=lambda moment, _: heard.append(moment.step)))
+        .build()
+    )
+    async with AsyncFleet(redis_url) as fleet:
+        run_id = await fleet.submit(agent, "hi")
+        await finish(redis_url, agent, run_id)
+        result = await fleet.result(run_id)
+        types = {one["type"] async for one in fleet.events(run_id)}
+    asked = script.requests[0]
+    assert asked.messages[0].text.startswith("Be brief.")
+    assert (asked.settings.max_tokens, asked.settings.timeout) == (500, 12)
+    assert {"look", "fail", "structured_response"} <= {one.name for one in asked.tools}
+    # Under the default policy the failed tool would have ended the run.
+    assert (result.structured, result.max_iterations) == ({"usd": 3.5}, 7)
+    assert result.outcome is not None
+    found = {one.criterion: one.context.get("limit") for one in result.outcome.evaluations}
+    assert (found["StepsLimit"], found["CumulativeExecutionTimeLimit"]) == (7, 60)
+    assert set(states) == {0, 1, 2}
+    assert heard == [1, 2]
+    assert "agent.continuation" in types
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, 10), ({"max_steps": 7}, 7)])

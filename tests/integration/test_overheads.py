@@ -1,6 +1,7 @@
 """What a run takes: in process as a benchmark says, in Redis as is documented."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from stepfleet.worker.inline import InlineWorker
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
 STEPS = 10
+STRATEGIES = ("noop", "react", "chain_of_thought")
+AIMS = {"memory": 10.0} | {f"strategy {name}": 50.0 for name in STRATEGIES}
+"""Microseconds of one look or turn."""
 
 
 @tool(read_only=True)
@@ -62,14 +66,13 @@ async def test_a_run_takes_no_more_of_redis_than_is_documented(redis_url: str) -
 
 
 def test_the_overheads_in_process_are_measured_one_by_one(tmp_path: Path) -> None:
-    """OBS-07"""
+    """OBS-07: processor time, the best of three; at most eight times what is aimed at."""
     found = tmp_path / "found.json"
     done = subprocess.run(
         [
             sys.executable,
             str(ROOT / "benchmarks" / "overheads.py"),
-            "--turns",
-            "3",
+            *("--turns", "150", "--repeat", "3"),
             "--json",
             found,
         ],
@@ -80,10 +83,14 @@ def test_the_overheads_in_process_are_measured_one_by_one(tmp_path: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = {row["what"]: row["microseconds"] for row in json.loads(found.read_text())["rows"]}
+    rows: dict[str, float] = {}
+    for row in json.loads(found.read_text())["rows"]:
+        rows[row["what"]] = min(row["microseconds"], rows.get(row["what"], math.inf))
     assert set(rows) == {
         *("memory", "memory moved on"),
-        *(f"strategy {name}" for name in ("noop", "react", "chain_of_thought")),
+        *(f"strategy {name}" for name in STRATEGIES),
         *("criteria", "log line", "history"),
     }
     assert all(spent > 0 for spent in rows.values())
+    slow = {what: rows[what] for what, aim in AIMS.items() if rows[what] > 8 * aim}
+    assert not slow

@@ -21,10 +21,12 @@ from stepfleet.orchestrator.errors import (
     StoreError,
 )
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Refused, StepHint
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.results import RunStatus
+from stepfleet.orchestrator.store.batch_requests import BatchRequests, Request, pause_fleet
+from stepfleet.orchestrator.store.batches import Batches
 from stepfleet.orchestrator.tools import current_invocation, tool
 from stepfleet.worker.bridge import TIME_IS_UP
 from stepfleet.worker.pacing import Pacing
@@ -236,6 +238,73 @@ async def test_a_cancel_between_tools_answers_every_call(opened: Opened) -> None
         "c0",
         "c1",
     ]
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("whole", ["run", "batch", "fleet"])
+async def test_a_pause_is_read_before_each_tool(
+    opened: Opened, whole: str, *, parallel: bool
+) -> None:
+    """DIST-09, CKPT-11: the next tool starts when the run goes on; nothing is done twice."""
+    ran: list[str] = []
+
+    async with opened(say("x")) as (desk, _, _):
+        connection, keys = desk.opened.connection, desk.opened.keys
+        kept = Batches(connection, keys, retention=60)
+        batches = BatchRequests(connection, keys, desk.opened.dispatch, kept, grace=1)
+
+        async def pause(run_id: str) -> None:
+            if whole == "run":
+                assert (await desk.control.pause(run_id)).word == "requested"
+            elif whole == "batch":
+                await batches.flag(Request("b1", 0, "pause", 1, ""))
+            else:
+                await pause_fleet(connection, keys, paused=True)
+
+        async def asks(_: ModelRequest) -> LLMResponse:
+            if parallel:
+                await pause(run_id)
+            return call(("first", {}), ("second", {}), text="both")
+
+        @tool
+        async def first() -> str:
+            """Pause the run that runs it."""
+            ran.append("first")
+            if not parallel:
+                await pause(current_invocation().run_id)
+            return "1"
+
+        @tool
+        async def second() -> str:
+            """Run once, though a lost call of it could not be repeated."""
+            ran.append("second")
+            return "2"
+
+        script = Script((asks, say("done")))
+        agent = Agent(
+            "scripted", model=script, tools=[first, second], parallel_tool_execution=parallel
+        )
+        desk.agent = agent
+        run_id = await desk.create()
+        hands = Hands(desk, agent)
+        report = await hands.step(run_id, 0)
+        held = (await desk.refused(run_id)).why
+        began = await desk.stored(run_id)
+        if whole == "fleet":
+            await pause_fleet(connection, keys, paused=False)
+        else:
+            await desk.control.resume(await desk.stored(run_id))
+        before = list(ran)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (before, report.applied, held) == ([] if parallel else ["first"], True, Refused.PAUSED)
+    assert report.status == ("in_progress" if whole == "fleet" else "paused")
+    assert began.step == 0
+    assert ran == ["first", "second"]
+    assert len(script.requests) == 2
+    assert result.success
+    assert [one.result for one in result.steps[0].tool_calls] == ["1", "2"]
+    assert not result.lost_attempts
 
 
 async def test_a_step_that_is_handed_back_keeps_its_journal(opened: Opened) -> None:

@@ -228,7 +228,7 @@ class ProtocolMachine(CallRules, ControlRules):
             )
             assert (held.want if held.ours else None) == expected
         if held.ours:
-            worker.noted(response, started, record)
+            worker.noted(response, None if held.want else started, record)
             if held.want == "cancel":
                 worker.hears_of_cancel()
 

@@ -227,14 +227,18 @@ class Model:
         return "leased" if held else ""
 
     def journal(self, run_id: str, step: int, token: str, entries: dict[str, str]) -> str | None:
-        """Return what is wanted of the run, or None if the step is not the caller's."""
+        """Return what is wanted of the run, or None if the step is not the caller's.
+
+        Where anything is wanted, no start is noted.
+        """
         run = self.runs[run_id]
         if run.token != token or run.step != step:
             take_back(run, token)
             return None
         run.lease = run.due = self.now + LEASE
-        run.journal |= entries
-        return self.wanted(run)
+        want = self.wanted(run) or ("pause" if entries and self.fleet_paused else "")
+        run.journal |= {name: by for name, by in entries.items() if not want or name[:2] != "s:"}
+        return want
 
     def commit(self, run_id: str, step: int, token: str, decision: Decision) -> tuple[str, str]:
         """Return ('committed' | 'lost', status) or ('wanted', 'cancel')."""

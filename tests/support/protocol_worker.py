@@ -41,7 +41,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 KINDS = (
     *["call"] * 4,
     *["park"] * 3,
-    "park one",
+    *("park one", "park for nothing"),
     *("answer", "broken", "transient", "limited", "error", "release"),
 )
 CALLS = 2
@@ -156,7 +156,8 @@ class Worker:
         assert response.usage is not None
         open_calls = [index for index in range(len(records)) if index not in journal.results]
         if kind.startswith("park") and journal.response and open_calls and not claim.overdue:
-            waits = open_calls[:1] if kind == "park one" else open_calls
+            most = {"park one": 1, "park for nothing": 0}.get(kind)
+            waits = open_calls[:most]
             return self._parked(span, journal.response, waits)
         return Answered(span, response, records, texts, response.usage.total_tokens * 0.25)
 

@@ -63,7 +63,7 @@ def pause(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Pause a run, a batch or the fleet, at the end of the steps under way."""
+    """Pause a run, a batch or the fleet: tools and model calls under way are finished."""
     from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
 
     exits.end(ask_one_or_all("pause", run, batch, data, json=json, everything=everything))

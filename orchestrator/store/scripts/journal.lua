@@ -1,6 +1,7 @@
 -- Renews the lease of a step and notes what must not be done twice. ARGV[2] step, ARGV[3] token,
 -- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ...
--- Returns {'held', what is wanted of the run ('' | 'cancel' | 'pause')} or {'lost'}.
+-- Returns {'held', what is wanted of the run ('' | 'cancel' | 'pause')} or {'lost'}. With entries a
+-- paused fleet answers 'pause' too. Where anything is wanted, no start is noted, and none may follow.
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
 -- beside a response that the store has lost since: the next owner would take it for another's.
 local h = redis.call('HMGET', run_key, 'token', 'step', 'want', 'batch', 'heard')
@@ -13,8 +14,17 @@ if of_tools and redis.call('HEXISTS', journal_key, 'response') == 0 then return 
 local till = now_ms() + number(ARGV[4])
 redis.call('HSET', run_key, 'lease', till, 'elapsed', ARGV[5])
 redis.call('ZADD', due_key, till, run_id)
--- Lua can pass some thousand values at once.
-for i = 6, #ARGV, 1000 do
-  redis.call('HSET', journal_key, unpack(ARGV, i, math.min(i + 999, #ARGV)))
+local want = wanted(h[3], (flag_of(h[4], h[5])))
+if want == '' and ARGV[6] and redis.call('HEXISTS', flags_key, 'fleet') == 1 then want = 'pause' end
+local entries = {}
+for i = 6, #ARGV, 2 do
+  if want == '' or string.sub(ARGV[i], 1, 2) ~= 's:' then
+    entries[#entries + 1] = ARGV[i]
+    entries[#entries + 1] = ARGV[i + 1]
+  end
 end
-return { 'held', wanted(h[3], (flag_of(h[4], h[5]))) }
+-- Lua can pass some thousand values at once.
+for i = 1, #entries, 1000 do
+  redis.call('HSET', journal_key, unpack(entries, i, math.min(i + 999, #entries)))
+end
+return { 'held', want }

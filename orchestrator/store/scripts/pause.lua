@@ -1,4 +1,4 @@
--- Pauses a run at its next step boundary. ARGV[2] token of the request. Returns {'paused'}, {'requested'} (a worker
+-- Pauses a run before its next tool or step. ARGV[2] token of the request. Returns {'paused'}, {'requested'} (a worker
 -- holds it), {'ended', status} or {'unknown'}. A step whose lease ran out is nobody's: the run is paused here.
 local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'want', 'lease', 'step', 'elapsed')
 if not h[1] then return { 'unknown' } end
