@@ -60,7 +60,7 @@ class Client:
         )
         batches = Batches(connection, keys, retention=settings.retention)
         run_control = RunControl(runs, control, app)
-        watch = RunWatch(connection, keys)
+        watch = RunWatch(connection, keys, control.cancel_unread)
         submission = Submission(connection, keys, dispatch, grace=settings.grace)
         return cls(
             store=store,

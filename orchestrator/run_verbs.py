@@ -11,6 +11,7 @@ from stepfleet.orchestrator.run_control import CANCEL_NOTE
 from stepfleet.orchestrator.store.batch_requests import pause_fleet
 from stepfleet.orchestrator.store.control import Answer
 from stepfleet.orchestrator.store.reading import StoredRun
+from stepfleet.orchestrator.watching import cancel_is_left
 
 Events = AsyncGenerator[dict[str, Any], None]
 
@@ -19,8 +20,17 @@ class RunVerbs(FleetConnection):
     """Verbs on runs that exist."""
 
     async def show(self, run_id: str) -> StoredRun:
-        """Return all that is stored of a run. Raises `ConfigurationError` if there is none."""
-        return await (await self._open()).runs.get(run_id)
+        """Return all that is stored of a run. Raises `ConfigurationError` if there is none.
+
+        A cancel that a dead worker left undone takes effect first.
+        """
+        client = await self._open()
+        run = await client.runs.get(run_id)
+        left = run.header.get("want") == "cancel"
+        if not (left and cancel_is_left(run.header, await client.runs.now())):
+            return run
+        await client.control.ask_cancel(run_id, run.header.get("want_note", ""))
+        return await client.runs.get(run_id)
 
     async def result(self, run_id: str) -> AgentRunResult:
         """Return a run's result, as far as it has come."""
@@ -70,7 +80,11 @@ class RunVerbs(FleetConnection):
             yield step
 
     async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
-        """Cancel a run; a step under way is broken off at once."""
+        """Cancel a run; a step under way is broken off at once.
+
+        Answers `requested` where a worker holds the run. Should that worker be dead, with no other
+        one up, whoever waits for the run or reads it behind the lease has it end.
+        """
         return await (await self._open()).control.cancel(run_id, note)
 
     async def pause(self, run_id: str | None = None) -> Answer:

@@ -3,17 +3,22 @@
 A look asks for the standing of every watched run in one round trip, and wakes those whose run has
 moved. Looks follow each other quickly while something moves. With many runs they become rarer, so
 that the work of looking is bounded, whoever waits for how many.
+
+A run whose worker died before it heard of a cancel is cancelled by whoever looks at it behind its
+lease: there may be no other worker to do it.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.loading import milliseconds
 
 SHORTEST_LOOK = 0.02
 LONGEST_LOOK = 0.25
@@ -22,6 +27,9 @@ ASKED_PER_SECOND = 1000
 """Runs that looks ask for; with more of them looks become rarer, up to `MOST_SECONDS` apart."""
 ASKED_AT_ONCE = 500
 _FIELDS = ("status", "seq", "step", "updated")
+_LEFT_FIELDS = ("want", "want_note", "token", "lease")
+Cancel = Callable[[str, str], Awaitable[object]]
+"""Asks once more for the cancel of a run (id, note)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,15 @@ class Standing:
     def is_over(self) -> bool:
         """Whether the run has ended, or is not there."""
         return self.status is None or self.status.is_terminal
+
+
+def cancel_is_left(header: Mapping[str, str | None], now: datetime) -> bool:
+    """Return whether a run is to be cancelled, and its worker's lease ran out before it heard.
+
+    A hint only: the script that cancels decides, by Redis's clock. Pure.
+    """
+    held = header.get("token") and header.get("want") == "cancel"
+    return bool(held) and int(header.get("lease") or 0) <= milliseconds(now)
 
 
 class _Waiter:
@@ -65,11 +82,15 @@ class _Waiter:
 
 
 class RunWatch:
-    """Watches runs for everybody in one event loop. `aclose` lets nobody wait any more."""
+    """Watches runs for everybody in one event loop. `aclose` lets nobody wait any more.
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    `cancel` is asked for a cancel that a dead worker left undone.
+    """
+
+    def __init__(self, connection: Connection, keys: Keys, cancel: Cancel) -> None:
         self._connection = connection
         self._keys = keys
+        self._cancel = cancel
         self._waiters: set[_Waiter] = set()
         self._looking: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
@@ -138,7 +159,8 @@ class RunWatch:
         return found
 
     async def _page(self, asked: list[tuple[str, bool]]) -> dict[str, Standing]:
-        heads = [("HMGET", self._keys.run(run_id), *_FIELDS) for run_id, _ in asked]
+        fields = (*_FIELDS, *_LEFT_FIELDS)
+        heads = [("HMGET", self._keys.run(run_id), *fields) for run_id, _ in asked]
         told = [
             ("XREVRANGE", f"{self._keys.run(run_id)}:chunks", "+", "-", "COUNT", 1)
             for run_id, chunks in asked
@@ -146,10 +168,16 @@ class RunWatch:
         ]
         replies = await self._connection.execute_all(*heads, *told)
         newest = iter(replies[len(heads) :])
-        return {
-            run_id: _standing(head, next(newest) if chunks else ())
-            for (run_id, chunks), head in zip(asked, replies, strict=False)
-        }
+        found = {}
+        for (run_id, chunks), head in zip(asked, replies, strict=False):
+            found[run_id] = _standing(head[: len(_FIELDS)], next(newest) if chunks else ())
+            await self._settle(run_id, dict(zip(_LEFT_FIELDS, head[len(_FIELDS) :], strict=True)))
+        return found
+
+    async def _settle(self, run_id: str, left: Mapping[str, str | None]) -> None:
+        """Cancel a run that its worker left behind; the next look finds it ended."""
+        if left["want"] and cancel_is_left(left, await self._connection.now()):
+            await self._cancel(run_id, left["want_note"] or "")
 
     def _fail(self, error: Exception) -> None:
         for waiter in self._waiters:
