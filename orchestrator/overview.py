@@ -63,7 +63,7 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
                 agents=tuple(told.get("agents", ())),
                 queues=tuple(told["queues"]) if "queues" in told else None,
                 tool_queues=tuple(told.get("tool_queues", ())),
-                alive=ago <= silence and not _is_gone(name),
+                alive=ago <= silence and not is_gone_here(name),
             )
         )
     return found
@@ -85,8 +85,8 @@ def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...
     return tuple(sorted(needed - served)) if alive else ()
 
 
-def _is_gone(name: str) -> bool:
-    """Tell whether a worker `host:pid` was a process of this machine and has ended."""
+def is_gone_here(name: str) -> bool:
+    """Return whether a worker `host:pid` was a process of this machine that is gone."""
     host, _, pid = name.rpartition(":")
     if host != socket.gethostname() or not pid.isdigit():
         return False

@@ -7,7 +7,6 @@ read from the store, and believed where that process is gone from this machine.
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.overview import is_gone_here
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings import TASK, TOOL_TASK, Settings
@@ -54,7 +54,7 @@ def counts_lost_children(
         if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
             return
         # A hard time limit is told of right before the SIGKILL.
-        is_gone: Callable[[str], bool] = is_dead_here
+        is_gone: Callable[[str], bool] = is_gone_here
         if isinstance(exception, TimeLimitExceeded):
             is_gone = partial(is_child_here, pid=requests.pid_of(task_id))
         try:
@@ -104,17 +104,3 @@ class Requests:
 def is_child_here(worker: str, pid: int | None) -> bool:
     """Return whether a worker's name is of the child `pid` of this process."""
     return pid is not None and worker == f"{socket.gethostname()}:{pid}"
-
-
-def is_dead_here(worker: str) -> bool:
-    """Return whether a worker's name is of a process of this machine that is gone."""
-    host, _, pid = worker.rpartition(":")
-    if host != socket.gethostname() or not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False

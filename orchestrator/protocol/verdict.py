@@ -106,6 +106,31 @@ def _committed(
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> Verdict:
+    state, logged = _logged(claim, attempt, criteria, facts)
+    result, outcome = logged.result, logged.outcome
+    assert outcome is not None  # noqa: S101 - each step is logged with one
+    ended = None if outcome.should_continue else _finish(state, outcome)
+    return Verdict(
+        ended.move if ended else Move.CONTINUE,
+        state,
+        logged,
+        outcome,
+        stop_reason=ended.stop_reason if ended else None,
+        error=ended.error if ended else None,
+        delay=0.0 if ended else _policy_delay(claim, attempt, state, facts),
+        lost=_in_vain(claim, attempt),
+        dropped=_late(claim, attempt, result),
+        failure=result.errors[0] if result.errors else None,
+    )
+
+
+def _logged(
+    claim: Claim,
+    attempt: Answered | Failed | Interrupted,
+    criteria: ContinuationCriteria,
+    facts: Facts,
+) -> tuple[AgentState, LoggedStep]:
+    """Return the state behind the step, and the step as it is logged, with its outcome."""
     result = _step_result(claim, attempt, facts)
     remembered = _remembered(attempt)
     if remembered and remembered.summary:
@@ -126,42 +151,21 @@ def _committed(
         progress=progress,
         remembered=remembered,
     )
-    dropped = LostAttempt.model_construct(
+    return state.with_continuation_outcome(outcome), logged
+
+
+def _late(
+    claim: Claim, attempt: Answered | Failed | Interrupted, result: StepResult
+) -> LostAttempt:
+    """Return what to note of the step if its commit comes too late."""
+    answered = not isinstance(attempt, Failed)
+    return LostAttempt.model_construct(
         kind="late",
         step=claim.number,
         seconds=attempt.span.seconds,
-        ambiguous=not isinstance(attempt, Failed)
-        and claim.journal.response is None
-        and not result.cached,
+        ambiguous=answered and claim.journal.response is None and not result.cached,
         tokens=result.usage.total_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
-    )
-    lost = _in_vain(claim, attempt)
-    state = state.with_continuation_outcome(outcome)
-    failure = result.errors[0] if result.errors else None
-    if not outcome.should_continue:
-        ended = _finish(state, outcome)
-        return Verdict(
-            Move.FINISH,
-            state,
-            logged,
-            outcome,
-            ended.stop_reason,
-            ended.error,
-            lost=lost,
-            dropped=dropped,
-            failure=failure,
-        )
-    delay = _policy_delay(claim, attempt, state, facts)
-    return Verdict(
-        Move.CONTINUE,
-        state,
-        logged,
-        outcome,
-        delay=delay,
-        lost=lost,
-        dropped=dropped,
-        failure=failure,
     )
 
 

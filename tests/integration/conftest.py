@@ -1,9 +1,18 @@
-"""Fixtures of integration tests: a Redis Cluster, started with the first test that asks for it."""
+"""Fixtures of integration tests: a fleet's client, and a Redis Cluster, started when asked for."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from redis_cluster import RedisCluster, redis_cluster
+
+from stepfleet.orchestrator.fleet import AsyncFleet
+
+
+@pytest.fixture
+async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
+    """A client of the test's Redis."""
+    async with AsyncFleet(redis_url) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

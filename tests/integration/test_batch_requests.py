@@ -4,24 +4,18 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
+from batch_asking import in_force, requests_of
 from lapsed_leases import leases_run_out
 from stored_runs import Bench, answered, bench, called, failed, plain_agent
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.orchestrator.store.batch_requests import BatchRequests, Request
-from stepfleet.orchestrator.store.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.batches import run_id_of
 from stepfleet.worker.rescuer import Rescuer
 
 AGENT = plain_agent()
 LINES = [{"id": f"q{n}", "input": f"question {n}"} for n in range(8)]
-
-
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -33,18 +27,6 @@ async def desk(redis_url: str) -> AsyncIterator[Bench]:
 @pytest.fixture
 async def batch(fleet: AsyncFleet) -> AsyncBatch:
     return await fleet.submit_batch(LINES, AGENT)
-
-
-def requests_of(desk: Bench) -> BatchRequests:
-    opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=3600)
-    return BatchRequests(opened.connection, opened.keys, opened.dispatch, batches, grace=5)
-
-
-async def in_force(desk: Bench, batch: AsyncBatch, word: str, request: str = "one") -> Request:
-    """Ask, as a client that dies before it has swept anything."""
-    manifest = await Batches(desk.opened.connection, desk.opened.keys, retention=60).get(batch.id)
-    return await requests_of(desk).ask(manifest, word, request, desk.control.batch_cancel("enough"))
 
 
 async def recounted(desk: Bench, batch: AsyncBatch) -> None:

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from batch_asking import in_force, manifest_of, requests_of
 from stored_runs import Bench, answered, bench, plain_agent
 
-from stepfleet.orchestrator.batches import Manifest
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.protocol.claim import Refused
@@ -20,12 +20,6 @@ from stepfleet.orchestrator.store.calls import run_script
 
 AGENT = plain_agent()
 RUNS = 8
-
-
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -43,25 +37,12 @@ async def submitted(fleet: AsyncFleet, name: str) -> AsyncBatch:
     return await fleet.submit_batch([{"input": f"{name} {n}"} for n in range(RUNS)], AGENT)
 
 
-def requests_of(desk: Bench) -> BatchRequests:
-    opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=3600)
-    return BatchRequests(opened.connection, opened.keys, opened.dispatch, batches, grace=5)
-
-
-async def in_force(desk: Bench, batch: AsyncBatch, word: str) -> Request:
-    """Ask, as a client that does not come to its sweep."""
-    manifest = await _manifest(desk, batch)
-    fields = desk.control.batch_cancel("enough") if word == "cancel" else ""
-    return await requests_of(desk).ask(manifest, word, f"{word} once", fields)
-
-
 async def stalled(desk: Bench, batch: AsyncBatch, place: int = 1) -> None:
     """Let ten seconds have passed in which nobody moved the batch's sweep."""
     await desk.opened.connection.execute("ZADD", keys.SWEEPS, place, batch.id)
 
 
-async def manifest_of(desk: Bench, batch: AsyncBatch) -> dict[str, str]:
+async def what_is_asked(desk: Bench, batch: AsyncBatch) -> dict[str, str]:
     stored = desk.opened.keys.manifest(batch.id)
     fields = await desk.opened.connection.execute("HGETALL", stored)
     return {name: fields[name] for name in ("sweep", "order") if name in fields}
@@ -106,7 +87,7 @@ async def test_a_sweeper_that_stalled_leaves_nothing_of_a_finished_cancel(
     assert await requests_of(desk).go_on() == 1
     client.awake.set()
     await sweeping
-    assert await manifest_of(desk, batch) == {}
+    assert await what_is_asked(desk, batch) == {}
     await stalled(desk, batch)
     assert await looked(desk) == 1
     assert await desk.opened.connection.execute("ZCARD", keys.SWEEPS) == 0
@@ -179,7 +160,7 @@ async def test_the_end_of_a_request_leaves_the_next_one_alone(
     batches = Batches(opened.connection, opened.keys, retention=3600)
     ending = Overtaken(opened.connection, opened.keys, opened.dispatch, batches, grace=5)
     await ending.sweep(resume)
-    assert (await manifest_of(desk, batch))["sweep"].startswith("cancel ")
+    assert (await what_is_asked(desk, batch))["sweep"].startswith("cancel ")
     assert await desk.opened.connection.execute("ZSCORE", keys.SWEEPS, batch.id)
     await stalled(desk, batch)
     assert await requests_of(desk).go_on() == 1
@@ -268,10 +249,6 @@ async def test_progress_of_a_sweep_is_not_taken_back(desk: Bench, batch: AsyncBa
     connection, stored = desk.opened.connection, [desk.opened.keys.manifest(batch.id)]
     for row in (5, 3):
         assert await run_script(connection, "swept", stored, request.number, row) == "noted"
-    assert (await manifest_of(desk, batch))["sweep"] == f"cancel {request.number} 5"
-    assert (await requests_of(desk).ask(await _manifest(desk, batch), "pause", "next")).number
+    assert (await what_is_asked(desk, batch))["sweep"] == f"cancel {request.number} 5"
+    assert (await requests_of(desk).ask(await manifest_of(desk, batch), "pause", "next")).number
     assert (await batch.progress()).cancelled == 3
-
-
-async def _manifest(desk: Bench, batch: AsyncBatch) -> Manifest:
-    return await Batches(desk.opened.connection, desk.opened.keys, retention=60).get(batch.id)

@@ -16,12 +16,6 @@ MANY = batch_retry.ROWS + 50
 
 
 @pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def desk(redis_url: str) -> AsyncIterator[Bench]:
     async with bench(redis_url, AGENT) as opened:
         yield opened

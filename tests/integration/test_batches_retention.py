@@ -17,12 +17,6 @@ RUNS = 500  # more than one page on a shard
 
 
 @pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def desk(redis_url: str) -> AsyncIterator[Bench]:
     async with bench(redis_url, AGENT, shards=1) as opened:
         yield opened

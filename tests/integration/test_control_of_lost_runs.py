@@ -12,12 +12,6 @@ from stepfleet.orchestrator.records.state import Lifecycle
 
 
 @pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def desk(redis_url: str) -> AsyncIterator[Bench]:
     async with bench(redis_url) as opened:
         yield opened
