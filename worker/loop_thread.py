@@ -79,9 +79,24 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         self._probe_lag(time.monotonic())
         try:
-            self.loop.run_forever()
+            while not self._ran_to_its_end():
+                pass
         finally:
             self.loop.close()
+
+    def _ran_to_its_end(self) -> bool:
+        """Run the loop until it is stopped; return false where foreign code has ended it.
+
+        asyncio lets SystemExit and KeyboardInterrupt of any task end the loop, and whatever else
+        runs in it would never go on, in a process that looks alive. Signals reach the main thread
+        only. Whoever awaits that task hears of it as of any exception.
+        """
+        try:
+            self.loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            logger.exception("A task of the event loop %s tried to end it; it goes on", self._name)
+            return False
+        return True
 
     def _probe_lag(self, expected: float) -> None:
         now = time.monotonic()

@@ -3,8 +3,9 @@
 import asyncio
 import time
 
+import orjson
 from opened_runs import opened_run
-from raw_model_server import RawModelServer, completion, completion_body
+from raw_model_server import RawModelServer, completion, completion_body, raw
 from scripted_steps import call, say
 
 from stepfleet.orchestrator.error_policy import ErrorPolicy
@@ -14,6 +15,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import tool
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models import Models
+from stepfleet.worker.models.lenient_json import read_json
 from stepfleet.worker.models.openai_answer import parse_completion
 
 ASKED = 3 * MOST_CALLS
@@ -85,6 +87,32 @@ async def test_reading_a_large_answer_leaves_the_loop_to_others() -> None:
     await models.aclose()
     assert len(answer.tool_calls or ()) == len(calls)
     assert max(rests) < alone / 2
+
+
+async def test_a_large_event_of_a_stream_is_read_beside_the_loop() -> None:
+    """CPU time of the loop's own thread is measured: other load does not add to it."""
+    mended = orjson.dumps({"said": ["x"] * 300_000}).replace(b"x", b"\x01")
+    begun = time.thread_time()
+    read_json(mended)
+    alone = time.thread_time() - begun
+    models = Models(environment={"OPENAI_API_KEY": "test"})
+    end = {"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    stream = head + b"data: " + mended + b"\n\ndata: " + orjson.dumps(end) + b"\n\n"
+    async with RawModelServer().running() as server:
+        server.answers(raw(stream))
+        request = ModelRequest(
+            model="openai:gpt-4o-mini",
+            messages=(Message.user("hi"),),
+            settings=ModelSettings(base_url=server.base_url, stream=True),
+        )
+        await models.generate(request)  # connected, and all is imported
+        begun = time.thread_time()
+        answer = await models.generate(request)
+        spent = time.thread_time() - begun
+    await models.aclose()
+    assert answer.content == "hi"
+    assert spent < alone / 2
 
 
 async def test_usage_that_cannot_be_neither_ends_a_run_nor_spoils_its_batch(redis_url: str) -> None:

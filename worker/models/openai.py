@@ -178,21 +178,23 @@ class OpenAI(LLM):
     ) -> dict[str, Any]:
         lines, completion = EventLines(), StreamedCompletion()
 
-        def take(events: list[bytes]) -> None:
+        async def take(events: list[bytes]) -> None:
             try:
                 for data in events:
-                    if not completion.is_over and (piece := completion.add(data)):
+                    if completion.is_over:
+                        return
+                    if piece := await _aside(len(data), completion.add, data):
                         on_text(piece)
             finally:
                 arrived.text, arrived.usage = completion.size, usage_of(completion.usage)
 
         parts = self._parts(response, arrived)
         async for part in parts:
-            take(lines.feed(part))
+            await take(lines.feed(part))
             if completion.is_over:
                 await _read_out(parts)
                 break
-        take(lines.end())
+        await take(lines.end())
         return completion.error or completion.payload()
 
     async def _parts(

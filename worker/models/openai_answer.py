@@ -18,6 +18,9 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.models.lenient_json import read_json
 
+_LONGEST_NAME = 512
+"""Characters of a model's name; it is stored with each step, whatever the server put there."""
+
 _REASONS = {
     "stop": FinishReason.STOP,
     "eos": FinishReason.STOP,
@@ -66,7 +69,7 @@ def parse_completion(payload: dict[str, Any], asked_model: str) -> LLMResponse:
         content=drop_leaked_arguments(text, calls) if text and calls else text,
         tool_calls=calls or None,
         usage=usage_of(payload.get("usage")),
-        model=model if isinstance(model, str) and model else asked_model,
+        model=model if isinstance(model, str) and 0 < len(model) <= _LONGEST_NAME else asked_model,
         finish_reason=reason,
         raw=payload,
     )

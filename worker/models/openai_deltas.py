@@ -12,6 +12,9 @@ import orjson
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.openai_answer import malformed
 
+_LONGEST_NAME = 1024
+"""Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
+
 
 def as_list(value: Any) -> list[Any]:
     """Return a list as it is, one thing as a list of it, nothing as an empty one."""
@@ -28,23 +31,22 @@ class _Call:
         self.name = ""
         self.pieces: list[str] = []
         self.size = 0
-
-    @property
-    def is_whole(self) -> bool:
+        self.is_whole = False
         """Whether its arguments look like a whole object."""
-        return bool(self.pieces) and self.pieces[-1].rstrip().endswith("}")
 
     def add_name(self, piece: str) -> None:
         if piece.startswith(self.name):  # the first, the whole one again, or the name so far
-            self.name = piece
-        else:
-            self.name += piece
+            self.name = piece[:_LONGEST_NAME]
+        elif len(self.name) < _LONGEST_NAME:
+            self.name = (self.name + piece)[:_LONGEST_NAME]
 
     def add_arguments(self, piece: str) -> None:
         repeated = self.is_whole and len(piece) == self.size and piece == "".join(self.pieces)
         if piece and not repeated:
             self.pieces.append(piece)
             self.size += len(piece)
+            # Once for each piece: later pieces of other kinds ask again, however long this one is.
+            self.is_whole = piece.rstrip().endswith("}")
 
     def payload(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": "".join(self.pieces)}

@@ -76,16 +76,22 @@ def _too_long(name: str, timeout: float) -> ToolTimeoutError:
 def _called(function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except SystemExit as error:
-        raise _ended(error) from error
     except asyncio.CancelledError:
         # Taken for the step's own, it would hand the run back.
         raise _cancelled() from None
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _ended(error) from error
 
 
-def _ended(error: SystemExit) -> RuntimeError:
-    """Return what stands for it: it would end the event loop, and with it every run in it."""
-    return RuntimeError(f"ended with SystemExit: {error}")
+def _ended(error: BaseException) -> RuntimeError:
+    """Return what stands for it.
+
+    SystemExit and KeyboardInterrupt would end the event loop, and with it every run in it;
+    GeneratorExit would end the step without a commit, again and again.
+    """
+    return RuntimeError(f"ended with {type(error).__name__}: {error}")
 
 
 def _cancelled() -> ToolExecutionError:
@@ -112,7 +118,9 @@ async def _in_loop(answer: Awaitable[Any], timeout: float) -> Any:  # noqa: ASYN
 async def _contained(answer: Awaitable[Any]) -> Any:
     try:
         return await answer
-    except SystemExit as error:
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
         raise _ended(error) from error
 
 

@@ -89,3 +89,26 @@ def test_a_collaborator_that_hangs_holds_up_neither_the_end_nor_the_others_clean
 def test_what_settles_leaves_time_to_close() -> None:
     """Telemetry has its last word after that, and Redis may be away."""
     assert bridge.CLOSE_SECONDS >= SETTLE_SECONDS + TELEMETRY_SECONDS + LAST_SECONDS
+
+
+class FatalError(BaseException):
+    """What no `except Exception` catches; asyncio gives it to whoever awaits, like an exception."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), FatalError()], ids=repr)
+def test_a_task_that_would_end_the_loop_ends_only_itself(
+    thread: LoopThread, raised: BaseException
+) -> None:
+    """asyncio lets two of them end the loop, which would strand everything else in it."""
+
+    async def fail() -> None:
+        raise raised
+
+    async def beside() -> str:
+        task = asyncio.ensure_future(fail())
+        await asyncio.wait([task])
+        return repr(task.exception())
+
+    said = asyncio.run_coroutine_threadsafe(beside(), thread.loop).result(LONG)
+    assert said == repr(raised)
+    assert thread.usable

@@ -151,6 +151,7 @@ class MuteError(Exception):
         (TimeoutError("socket"), "TimeoutError: socket"),
         (ValueError("\ud800"), "ValueError: \\ud800"),
         (SystemExit(3), "RuntimeError: ended with SystemExit: 3"),
+        (GeneratorExit("x"), "RuntimeError: ended with GeneratorExit: x"),
         (ToolExecutionError("the shop is closed"), "the shop is closed"),
     ],
 )
@@ -163,6 +164,24 @@ async def test_an_exception_becomes_an_error_with_type_and_message(
     assert record.error is not None
     assert record.error.message == message
     assert (record.error.type, record.error.code) == (ErrorType.TOOL, "TOOL_EXECUTION_ERROR")
+
+
+class FatalError(BaseException):
+    """What no `except Exception` catches."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit("x"), FatalError("x")], ids=repr)
+async def test_what_would_end_loop_or_step_is_an_error_of_a_coroutine_s_call_alone(
+    threads: ToolThreads, error: BaseException
+) -> None:
+    """TOOL-11: a step that a GeneratorExit ends is not committed, and is begun again for ever."""
+
+    async def fail() -> None:
+        raise error
+
+    record = await execute(threads, tool(fail))
+    assert record.error is not None
+    assert record.error.message == f"RuntimeError: ended with {type(error).__name__}: {error}"
 
 
 async def test_an_exception_that_cannot_travel_through_a_future_is_an_error_too(
