@@ -114,9 +114,10 @@ def test_a_blocked_loop_keeps_its_work_for_as_long_as_the_setting_says(
 
     wait_until(is_renewed, within=LONG, what="renewals while the loop is blocked")
     assert len(model.requests) == RUNS + 1
-    assert "threading.Event().wait(600)" in blocked.log
     asked = len(model.requests)
-    given_up = "its leases are left"
+    # On a busy machine the loop may be late before the tool begins: the first words show that.
+    blocker, given_up = "threading.Event().wait(600)", "its leases are left"
+    wait_until(lambda: blocker in blocked.log, within=LONG, what="what blocks the loop")
     wait_until(lambda: given_up in blocked.log, within=LONG, what="the end of its patience")
     start_worker(name="heir", env=env)
     wait_until(lambda: len(model.requests) >= asked + RUNS, within=LONG, what="the heir at work")
