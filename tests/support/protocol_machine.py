@@ -355,6 +355,7 @@ class ProtocolMachine(CallRules, ControlRules):
                     self._commit(worker, "answer", 1)
             self.calls_are_made()
         assert not self.model.pick(lambda run: not run.ended), "some runs are stuck"
+        self.upkeep()
         for run in self.model.runs.values():
             check_as_clients_see_it(self.rig, run)
 
