@@ -249,6 +249,7 @@ def test_a_command_that_is_killed_during_a_rewrite_locks_nobody_out(
         check_whole(client)
 
 
+@pytest.mark.timeout(1800)  # only against a hang: forty kills take minutes on a loaded machine
 @pytest.mark.parametrize("kills", [FEW, pytest.param(MANY, marks=pytest.mark.chaos)])
 def test_a_command_that_is_killed_at_any_moment_locks_nobody_out(
     program: str, folder: Path, kills: int
