@@ -5,21 +5,29 @@ import inspect
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import orjson
+import pytest
 from deadlines import until
 from opened_runs import opened_run
 from packed_records import hidden, read
-from scripted_steps import Hands, call, say
+from redis import Redis
+from scripted_steps import Hands, Script, call, say
 
+from stepfleet.orchestrator import Agent, AsyncFleet, MemoryPolicy
 from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.protocol import verdict
 from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
+from stepfleet.orchestrator.settings import load_settings
+from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.tools import tool
+from stepfleet.worker.inline import InlineWorker
 
 
 @tool(read_only=True)
@@ -238,3 +246,81 @@ def _has_messages(update: ast.expr) -> bool:
     return isinstance(update, ast.Dict) and any(
         isinstance(key, ast.Constant) and key.value == "messages" for key in update.keys
     )
+
+
+WRITERS = {"Submission.create", "StepStore.commit", "Control.retry", "Adoption.adopt"}
+"""A person's words, the fold's messages, a step taken back or a further message, a whole copy."""
+
+
+class Watched:
+    """Watches the stored conversation of runs: who changed it, by what stood on the stack."""
+
+    def __init__(self, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.changes: list[tuple[str, set[str]]] = []
+        self.folded: list[list[str]] = []
+        self.stored: list[list[str]] = []
+        self._client = Redis.from_url(redis_url, decode_responses=True)
+        execute, fold = Connection.execute, verdict.after_step
+
+        async def watched(connection: Connection, *command: Any) -> Any:
+            before = self._logs()
+            reply = await execute(connection, *command)
+            for key, log in self._logs().items():
+                if log != before.get(key):
+                    self._note(key, before.get(key, {}), log)
+            return reply
+
+        def folded(state: AgentState, result: Any, messages: Any, *rest: Any) -> AgentState:
+            self.folded.append([one.text for one in messages])
+            return fold(state, result, messages, *rest)
+
+        monkeypatch.setattr(Connection, "execute", watched)
+        monkeypatch.setattr(verdict, "after_step", folded)
+
+    def _logs(self) -> dict[str, dict[str, str]]:
+        keys = [str(key) for key in self._client.scan_iter("sf:*:run:*:log", count=10_000)]
+        logs = {key: cast("dict[str, str]", self._client.hgetall(key)) for key in keys}
+        return {
+            key: {name: one for name, one in log.items() if not name.startswith("by:")}
+            for key, log in logs.items()
+        }
+
+    def _note(self, key: str, before: dict[str, str], after: dict[str, str]) -> None:
+        frame, names = inspect.currentframe(), set()
+        while frame is not None:
+            names.add(frame.f_code.co_qualname)
+            frame = frame.f_back
+        self.changes.append((key, names))
+        for number in sorted(after.keys() - before.keys()):
+            if number.isdigit() and "StepStore.commit" in names:
+                said = read(after[number]).get("messages", ())
+                self.stored.append([Message.model_validate(one).text for one in said])
+
+
+async def test_each_change_of_a_stored_conversation_has_its_one_writer_on_the_stack(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """STATE-07: steps, also under a memory policy; a further message; a retry; a restored run."""
+    agent = Agent(
+        "watched",
+        model=Script([LOOK, call(("broken", {})), say("done")]),
+        tools=[look, broken],
+        memory=MemoryPolicy(max_messages=3),
+    )
+    async with (
+        AsyncFleet(redis_url) as fleet,
+        InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker,
+    ):
+        seen = Watched(redis_url, monkeypatch)
+        run_id = await fleet.submit(agent, "hi")
+        await worker.finish(run_id)
+        await fleet.retry(run_id)
+        await worker.finish(run_id)
+        await fleet.send(run_id, "more")
+        await worker.finish(run_id)
+        copied = await fleet.restore(await fleet.checkpoint(run_id), agent, run_id=str(uuid4()))
+    unknown = [sorted(names) for _, names in seen.changes if len(WRITERS & names) != 1]
+    assert not unknown
+    assert set().union(*(WRITERS & names for _, names in seen.changes)) == WRITERS
+    assert seen.stored == seen.folded
+    assert {key.split(":")[3] for key, _ in seen.changes} == {run_id, copied}
