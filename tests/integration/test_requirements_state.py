@@ -19,7 +19,7 @@ from scripted_steps import Hands, Script, call, say
 from stepfleet.orchestrator import Agent, AsyncFleet, MemoryPolicy
 from stepfleet.orchestrator.agent import criteria_of
 from stepfleet.orchestrator.error_policy import ErrorPolicy
-from stepfleet.orchestrator.protocol import verdict
+from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState
@@ -260,7 +260,7 @@ class Watched:
         self.folded: list[list[str]] = []
         self.stored: list[list[str]] = []
         self._client = Redis.from_url(redis_url, decode_responses=True)
-        execute, fold = Connection.execute, verdict.after_step
+        execute = Connection.execute
 
         async def watched(connection: Connection, *command: Any) -> Any:
             before = self._logs()
@@ -272,10 +272,10 @@ class Watched:
 
         def folded(state: AgentState, result: Any, messages: Any, *rest: Any) -> AgentState:
             self.folded.append([one.text for one in messages])
-            return fold(state, result, messages, *rest)
+            return after_step(state, result, messages, *rest)
 
         monkeypatch.setattr(Connection, "execute", watched)
-        monkeypatch.setattr(verdict, "after_step", folded)
+        monkeypatch.setattr("stepfleet.orchestrator.protocol.verdict.after_step", folded)
 
     def _logs(self) -> dict[str, dict[str, str]]:
         keys = [str(key) for key in self._client.scan_iter("sf:*:run:*:log", count=10_000)]
