@@ -19,6 +19,7 @@ from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.keys import RESCUER, Keys
 from stepfleet.orchestrator.store.opening_clusters import ClusterConnection
 from stepfleet.worker.crash import Visit, unharmed
+from stepfleet.worker.store_clock import StoreClock
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ AGAIN_SECONDS = 600.0
 TURN = 0.75
 """The share of an interval for which nobody looks again; a worker alone looks at each interval."""
 PUT_OFF = "rescue put off: %s"
+STEPPED = (
+    "Redis's clock was set forward by %.1f s: nothing is rescued for %.1f s, so that workers"
+    " renew what they hold"
+)
 SHARD_SECONDS = 5.0
 """So long a look waits for a shard; what answers later is heard by a later look."""
 
@@ -44,6 +49,7 @@ class Rescuer:
     `again`: so many of those that waited longest are published again by one look all the same.
     `calm`: for so many seconds after trouble with a shard nothing of it is rescued. Workers that
     could not renew their leases meanwhile are alive, and hold what was paid for: they come first.
+    `clock`: where it notices that Redis's was set forward, nothing is rescued for twice as long.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Rescuer:
         self._long_queue = long_queue
         self._jitter = jitter
         self.calm = 0.0
+        self.clock = StoreClock()
         self.again = MOST_AGAIN
         self._asked: dict[int, asyncio.Task[Any]] = {}
         self._troubled: dict[int, float] = {}
@@ -110,22 +117,39 @@ class Rescuer:
         One turn is for the whole store; on a cluster each shard has its own, beside its runs. What
         cannot be asked for is taken: so every worker finds out which shards are in trouble.
         """
-        shards = range(self._keys.shards)
-        places: dict[str, Collection[int]]
-        if isinstance(self._connection, ClusterConnection):
-            places = {f"{self._keys.tag(shard)}rescuer": (shard,) for shard in shards}
-        else:
-            places = {RESCUER: shards}
-        mine = await asyncio.gather(*map(self._has_turn, places))
-        return [one for mine, of in zip(mine, places.values(), strict=True) if mine for one in of]
+        places: dict[str, list[int]] = {}
+        for shard in range(self._keys.shards):
+            places.setdefault(self._place_of(shard), []).append(shard)
+        turns = await asyncio.gather(*map(self._ask_for_turn, places))
+        self._hold([ahead for _, ahead in turns], list(places.values()))
+        return [
+            one for turn, of in zip(turns, places.values(), strict=True) if turn[0] for one in of
+        ]
 
-    async def _has_turn(self, place: str) -> bool:
+    def _place_of(self, shard: int) -> str:
+        on_cluster = isinstance(self._connection, ClusterConnection)
+        return f"{self._keys.tag(shard)}rescuer" if on_cluster else RESCUER
+
+    async def _ask_for_turn(self, place: str) -> tuple[bool, float]:
+        """Return whether it is this rescuer's turn, and by what the clock there was set forward."""
         pause = max(1, round(self._interval * TURN * 1000))
+        asked = self.clock.asks()
         try:
             async with asyncio.timeout(SHARD_SECONDS):
-                return bool(await run_script(self._connection, "turn", [place], pause, once=True))
+                turn, now = await run_script(self._connection, "turn", [place], pause, once=True)
         except (AgentException, OSError):
-            return True
+            return True, 0.0
+        return bool(turn), self.clock.answered(place, asked, int(now))
+
+    def _hold(self, ahead: list[float], places: list[list[int]]) -> None:
+        """Leave shards alone whose leases are over only because a clock was set forward."""
+        if not any(ahead):
+            return
+        until = time.monotonic() + 2 * self.calm
+        for seconds, shards in zip(ahead, places, strict=True):
+            if seconds:
+                self._troubled |= dict.fromkeys(shards, until)
+        log.warning(STEPPED, max(ahead), 2 * self.calm)
 
     async def rescue_all(
         self, crash: Visit = unharmed, shards: Collection[int] | None = None
@@ -200,7 +224,8 @@ class Rescuer:
 
     async def _overdue(self, shard: int, queue: str, again: int) -> Any:
         most = max(1, again // self._keys.shards) if again else 0
-        told = (MOST_PER_SHARD, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000))
+        latest = self.clock.latest(self._place_of(shard)) or ""
+        told = (MOST_PER_SHARD, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest)
         due = [self._keys.due(shard)]
         return await run_script(self._connection, "rescue", due, *told, once=True)
 

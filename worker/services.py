@@ -268,7 +268,7 @@ class LoopServices:
             long_queue=self._settings.slots,
             jitter=random.random,
         )
-        rescuer.calm = self._settings.lease / RENEWALS_PER_LEASE
+        rescuer.calm = rescuer.clock.tolerance = self._settings.lease / RENEWALS_PER_LEASE
         report = Report(
             worker_name(),
             self._agents,

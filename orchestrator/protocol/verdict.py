@@ -337,7 +337,7 @@ def _step_result(
         errors=errors,
         started_at=span.started_at,
         duration_ms=span.seconds * 1000,
-        model=response.model or None,
+        model=response.model or claim.config.model,
         worker=facts.worker,
         cache=response.cache,
     )

@@ -1,6 +1,7 @@
 """The rescuer against a real Redis: what it dispatches again, and what it leaves alone."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from stored_runs import Bench, bench, called, failed
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store.keys import RESCUER
 from stepfleet.worker.rescuer import AGAIN_SECONDS, MOST_AGAIN, Rescuer
+from stepfleet.worker.store_clock import StoreClock
 
 GRACE = 60.0
 
@@ -196,6 +198,44 @@ async def test_a_turn_of_a_time_to_come_keeps_nobody(desk: Bench) -> None:
         if await connection.execute("EXISTS", place):
             await connection.execute("SET", place, 10**14)
     assert len(await one.take_turn()) == keys.shards
+
+
+async def overdue(desk: Bench) -> None:
+    """Have one run whose lease is over, as all are when the store's clock is set forward."""
+    run_id = await desk.create()
+    await empty_the_queue(desk)
+    keys = desk.opened.keys
+    await desk.opened.connection.execute("ZADD", keys.due(keys.shard_of(run_id)), 1, run_id)
+
+
+async def test_nothing_is_rescued_where_the_stores_clock_was_set_forward(desk: Bench) -> None:
+    """Neither by who has the turn already, nor until those who live have renewed."""
+    await overdue(desk)
+    behind = 0.0
+    one = rescuer(desk, interval=0.001)
+    one.calm, one.clock = 600.0, StoreClock(20.0, lambda: time.monotonic() - behind)
+    await one.take_turn()
+    behind = 3600.0  # seen from here, the store's clock is an hour ahead now
+    assert await one.rescue_all() == 0
+    turn = await until(one.take_turn, within=30, what="a turn")
+    assert await one.rescue_all(shards=turn) == 0
+    assert await one.rescue_all() == 0
+    assert await desk.queued() == 0
+    assert await rescuer(desk).rescue_all() == 1
+
+
+async def test_rescue_goes_on_behind_a_step_of_the_stores_clock(
+    desk: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    await overdue(desk)
+    behind = 0.0
+    one = rescuer(desk, interval=0.001)
+    one.clock = StoreClock(20.0, lambda: time.monotonic() - behind)
+    assert await one.take_turn()
+    behind = 3600.0
+    assert await until(one.take_turn, within=30, what="a turn")
+    assert "Redis's clock was set forward by 36" in caplog.text
+    assert await one.rescue_all() == 1
 
 
 async def test_a_rescuer_does_nothing_while_it_is_not_its_turn(desk: Bench) -> None:

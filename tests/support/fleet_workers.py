@@ -25,6 +25,7 @@ class FleetWorker(CeleryWorker):
         model_url: str,
         *,
         name: str = "w1",
+        host: str = "test",
         options: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         program: tuple[str, ...] = PROGRAM,
@@ -41,7 +42,7 @@ class FleetWorker(CeleryWorker):
         super().__init__(
             folder,
             app="stepfleet.worker.app",
-            name=f"{name}@test",
+            name=f"{name}@{host}",
             options=options,
             env=told,
             cwd=folder,

@@ -1,7 +1,8 @@
 -- Takes up to ARGV[1] overdue runs of one shard, re-arms them, and returns those to publish.
 -- KEYS[1] the shard's due index. ARGV[2] grace ms, ARGV[3] '1' while the broker queue is long, 'idle'
 -- while it is nearly empty, else '0'. ARGV[4] how many runs may be published again that were left in a
--- long queue, ARGV[5] how many ms later than in a short one.
+-- long queue, ARGV[5] how many ms later than in a short one. ARGV[6] the latest time that it can be,
+-- where that is known: later, the clock was set forward, and nothing is done.
 -- Returns how many it took, a flat list of tool calls to publish: run id, step, agent, index,
 -- queue:tool, ...; a flat list of hints for the queue's end: run id, step, agent, ...; then, flat in
 -- the reply, such a list for its head. Each run is re-armed at grace x 2^n, so that a long queue is
@@ -17,6 +18,7 @@ local flags_key = shard .. 'flags'
 local flagged = redis.call('EXISTS', flags_key) == 1
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
+if now > (tonumber(ARGV[6]) or now) then return { 0, {}, {} } end
 
 -- While the fleet is paused, only runs that are to be cancelled and that nobody holds go on: they end. The others stay
 -- as they are, so a look reads one page of them, and the next look the page behind it.
