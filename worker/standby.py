@@ -3,8 +3,9 @@
 A tool that runs in the loop, or a library that computes there, keeps the loop's own renewals from
 going out; without this every lease lapses, and other workers pay for the same calls again. The
 thread does nothing but look at a clock until the loop is late. Then it opens a connection of its
-own, renews everything that is held, and says what blocks the loop. After `limit` seconds it stops:
-the runs may be taken over then. Code that keeps Python's interpreter lock keeps this thread, too.
+own, renews everything that is held, and warns of what blocks the loop: nothing is lost yet. After
+`limit` seconds it stops, which is an error: the runs may be taken over then. Code that keeps
+Python's interpreter lock keeps this thread, too.
 """
 
 import asyncio
@@ -97,11 +98,11 @@ class Standby:
                 log.exception("the leases of a blocked event loop cannot be renewed")
 
     async def _renew_while_late(self) -> None:
-        log.error(
-            "the event loop has been blocked for %.1f s, and with it %d steps and tool calls;"
-            " their leases are renewed from another thread, for %g s at most. Tools that compute or"
+        log.warning(
+            "the event loop has had no turn for %.1f s, and with it %d steps and tool calls; their"
+            " leases are renewed from another thread, for %g s at most. Tools that compute or"
             " block belong into a thread (the default of plain functions) or on a queue of their"
-            " own. It is here:\n%s",
+            " own; where it is in a selector below, the machine is overloaded. It is here:\n%s",
             self._late,
             len(self._held()),
             self._limit,
@@ -121,7 +122,7 @@ class Standby:
                 await self._round(renewals)
                 await asyncio.sleep(self._lease / LOOKS_PER_LEASE)
         if not self._ended.is_set():
-            log.warning("the event loop works again, and renews its leases itself")
+            log.info("the event loop works again, and renews its leases itself")
 
     async def _round(self, renewals: Renewals) -> None:
         """Renew all. What part of Redis is away costs its own leases alone, and slots for a while.

@@ -1,11 +1,14 @@
 """The standby thread: a lease that cannot be renewed leaves the others alone."""
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+
+import pytest
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.store.steps import Held
@@ -57,3 +60,37 @@ async def test_a_lease_whose_shard_is_away_leaves_none_behind_it_unrenewed() -> 
         await standby.aclose()
     await asyncio.sleep(0)
     assert reached, half.renewed.most_common()[-3:]
+
+
+async def test_a_blocked_loop_is_a_warning_and_an_error_where_its_leases_are_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who watches for errors hears of what may cost a call, and of nothing else."""
+    caplog.set_level(logging.INFO)
+    half, left = HalfAway(), threading.Event()
+
+    class Left(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if "are left" in record.getMessage():
+                left.set()
+            return True
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Any]:
+        yield half
+
+    leases = [Numbered(number) for number in range(AWAY)]
+    standby = Standby(cast("Any", leases), cast("Any", []), connect, lease=0.3, limit=0.6)
+    watched, noticed = logging.getLogger("stepfleet.worker.standby"), Left()
+    watched.addFilter(noticed)
+    standby.start()
+    try:
+        assert left.wait(60)
+    finally:
+        watched.removeFilter(noticed)
+        await standby.aclose()
+    said = [(one.levelname, one.getMessage()) for one in caplog.records if one.name == watched.name]
+    assert said[0][0] == "WARNING"
+    assert "has had no turn for" in said[0][1]
+    assert "left.wait(60)" in said[0][1]
+    assert said[1][0] == "ERROR"
