@@ -53,7 +53,7 @@ def test_a_worker_that_answers_is_well_behind_sentinels_and_on_a_cluster(
         worker = start_worker(
             variables["STEPFLEET_REDIS_URL"],
             env=variables,
-            host=socket.gethostname(),
+            name=f"one@{socket.gethostname()}",
         )
         wait_until(lambda: checked(variables)[0] == 0, within=LONG, what="the worker's health")
         worker.end()

@@ -25,7 +25,6 @@ class FleetWorker(CeleryWorker):
         model_url: str,
         *,
         name: str = "w1",
-        host: str = "test",
         options: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         program: tuple[str, ...] = PROGRAM,
@@ -42,7 +41,7 @@ class FleetWorker(CeleryWorker):
         super().__init__(
             folder,
             app="stepfleet.worker.app",
-            name=f"{name}@{host}",
+            name=name if "@" in name else f"{name}@test",
             options=options,
             env=told,
             cwd=folder,
