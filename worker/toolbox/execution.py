@@ -6,8 +6,9 @@ Redis.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.errors import (
@@ -27,7 +28,7 @@ from stepfleet.orchestrator.tools import (
 )
 from stepfleet.orchestrator.tools.check_time import unhurried
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
-from stepfleet.worker.toolbox.running import run_tool
+from stepfleet.worker.toolbox.running import run_function, run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 DEFAULT_TIMEOUT = 60.0
@@ -62,6 +63,10 @@ async def execute_call(
         timeout = tool.options.timeout or default_timeout
         known = invocation.model_copy(update={"deadline": timestamp + timedelta(seconds=timeout)})
         value = await run_tool(tool, bound, known, limiter=limiter, timeout=timeout)
+        if isinstance(value, Iterator):
+            # Its code has not run yet, and may be as slow as any tool, or have no end.
+            data = partial(json_data, value, limit=result_limit)
+            value = await run_function(data, known, blocking=True, limiter=limiter, timeout=timeout)
         if isinstance(value, StateUpdate):
             kept = json_data(dict(value.custom_state), limit=result_limit)
             value = value.result

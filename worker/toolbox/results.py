@@ -7,7 +7,7 @@ and the fix. Knows nothing of calls.
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any
@@ -28,10 +28,11 @@ _INT_BOUND = 10**MAX_DIGITS
 def json_data(value: Any, *, limit: int = RESULT_LIMIT) -> Any:
     """Return `value` as JSON data whose text has at most `limit` bytes.
 
-    Pydantic models, dataclasses, mappings, sequences, sets, enums, dates, UUIDs, decimals and
-    paths are converted. Raises `ToolExecutionError` that names the place in the result for
-    bytes, NaN, text that is no valid Unicode, nesting deeper than 100 levels, and other types;
-    and one that names the limit.
+    Pydantic models, dataclasses, mappings, sequences, sets, iterators, enums, dates, UUIDs,
+    decimals and paths are converted; of an iterator no more is taken than the limit has room
+    for. Raises `ToolExecutionError` that names the place in the result for bytes, NaN, text that
+    is no valid Unicode, nesting deeper than 100 levels, and other types; and one that names the
+    limit.
     """
     data = _Conversion(limit).of(value, "result", 0)
     size = len(value_text(data).encode())
@@ -72,7 +73,7 @@ class _Conversion:
                 self._key(key, place): self.of(one, f"{place}.{key}", depth + 1)
                 for key, one in value.items()
             }
-        if isinstance(value, list | tuple | AbstractSet):
+        if isinstance(value, list | tuple | AbstractSet | Iterator):
             return [self.of(one, f"{place}[{i}]", depth + 1) for i, one in enumerate(value)]
         return self.of(_leaf(value, place), place, depth + 1)
 

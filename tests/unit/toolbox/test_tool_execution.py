@@ -207,6 +207,45 @@ async def test_a_long_message_is_cut_with_its_length_told(threads: ToolThreads) 
     assert record.error.message.endswith("x ... (3012 more characters)")
 
 
+async def test_an_iterator_s_values_are_made_in_a_thread_and_no_more_of_them_than_fit(
+    threads: ToolThreads,
+) -> None:
+    """TOOL-09: one without an end froze the loop and took all memory."""
+    made: list[int] = []
+    where: set[int] = set()
+
+    def one(number: int) -> str:
+        where.add(threading.get_ident())
+        made.append(number)
+        return "x" * 1000
+
+    @tool
+    def numbers(most: int) -> Iterator[str]:
+        return map(one, range(most))
+
+    few = await execute(threads, numbers, most=3)
+    assert few.result == ["x" * 1000] * 3
+    many = await execute(threads, numbers, most=1_000_000)
+    assert many.error is not None
+    assert "larger than the limit" in many.error.message
+    assert len(made) < 3 + 300
+    assert threading.get_ident() not in where
+
+
+async def test_an_iterator_has_the_tool_s_time(threads: ToolThreads) -> None:
+    """TOOL-08"""
+    over = threading.Event()
+
+    @tool(timeout=0.05)
+    def hangs() -> Iterator[bool]:
+        return (over.wait(60) for _ in range(1))
+
+    record = await execute(threads, hangs)
+    over.set()
+    assert record.error is not None
+    assert record.error.type is ErrorType.TIMEOUT
+
+
 async def test_a_result_that_cannot_be_stored_is_an_error(threads: ToolThreads) -> None:
     """TOOL-09: never an exception, never cut silently."""
 
