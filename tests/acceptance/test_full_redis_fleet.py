@@ -9,13 +9,20 @@ from redis_servers import RedisServer
 
 from stepfleet.orchestrator import Agent, Fleet
 from stepfleet.orchestrator.records.results import RunStatus
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 LONG = 60.0
-LEASE = 4
-LATENCY = 3.0
+LEASE = 3
 RUNS = 60
+SOON, LATE = 2.0, 12.0
+"""Seconds of a model's answer: it comes while Redis is full, or when it has room again."""
 AGENT = Agent("plain", model="openai:scripted")
+
+
+def answers(request: RequestRecord) -> Reply:
+    """Answer every other question soon, the others late."""
+    soon = int(request.key.split()[1]) % 2
+    return Reply(f"answer to {request.key}", latency=SOON if soon else LATE)
 
 
 def test_a_redis_that_is_full_for_longer_than_a_lease_costs_no_call(
@@ -23,11 +30,15 @@ def test_a_redis_that_is_full_for_longer_than_a_lease_costs_no_call(
     start_worker: Callable[..., FleetWorker],
     model: ModelServer,
 ) -> None:
-    """Sixty runs in two workers, each with its one call under way: sixty calls in the end."""
+    """Sixty runs in two workers, each with its one call under way: sixty calls in the end.
+
+    A third worker, which holds nothing, looks for runs to rescue as soon as there is room.
+    """
     server = own_redis()
-    model.follow(lambda request: Reply(f"answer to {request.key}", latency=LATENCY))
+    model.follow(answers)
     env = {"STEPFLEET_LEASE": str(LEASE), "STEPFLEET_SLOTS": str(RUNS)}
     workers = [start_worker(server.url, name=name, env=env) for name in ("w1", "w2")]
+    workers.append(start_worker(server.url, name="idle", options=("-Q", "other"), env=env))
     lines = [{"input": f"question {n}"} for n in range(RUNS)]
     with Fleet(server.url) as fleet, redis.Redis.from_url(server.url) as client:
         batch = fleet.submit_batch(lines, agent=AGENT)
