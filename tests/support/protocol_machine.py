@@ -358,6 +358,8 @@ class ProtocolMachine(CallRules, ControlRules):
         self.upkeep()
         for run in self.model.runs.values():
             check_as_clients_see_it(self.rig, run)
+        self._create(f"r{len(self.model.runs)}", BATCHES[0], 0, delayed=False)
+        self.upkeep()  # a batch that has begun anew: nothing of it expires
 
     def _run(self, pick: int) -> Run:
         runs = list(self.model.runs.values())
