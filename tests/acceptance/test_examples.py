@@ -88,7 +88,8 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    (file,) = folder.glob("*.jsonl")
+    lines = file.read_text(encoding="utf-8").splitlines()
     return {one["id"]: one for one in map(json.loads, lines)}
 
 

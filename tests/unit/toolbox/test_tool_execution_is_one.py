@@ -28,5 +28,5 @@ def test_the_parser_of_arguments_is_used_by_the_one_parser_of_calls_alone() -> N
     users = places_that_name("load_bounded", ORCHESTRATOR) | places_that_name(
         "load_bounded", WORKER
     )
-    of_answers = {"answers/answering.py", "strategies/json_mode.py"}
+    of_answers = {"tools/bounded_json.py", "strategies/json_mode.py"}
     assert users - of_answers == {"tools/calls.py"}
