@@ -19,6 +19,9 @@ from processes import redis_server
 from redis.asyncio import Redis
 from reports import Column, Report, begin, finish, parser, show
 
+from stepfleet.orchestrator.store.adoption import pages
+from stepfleet.orchestrator.store.batch_requests import PAGE
+from stepfleet.orchestrator.store.batch_upkeep import PAGE as EXPIRED_AT_ONCE
 from stepfleet.orchestrator.store.calls import run_script
 from stepfleet.orchestrator.store.connection import Connection
 from stepfleet.orchestrator.store.feeds import JOINED_AT_ONCE
@@ -125,12 +128,16 @@ def history(steps: int) -> dict[tuple[str, str], Play]:
 
     async def adopt(on: Store) -> None:
         text = "x" * on.asked.size
-        log = [part for n in range(steps) for part in (n, text)]
-        outcomes = [part for n in range(steps) for part in (n, text[:400])]
+        log = [part for n in range(steps) for part in (str(n), text)]
+        outcomes = [part for n in range(steps) for part in (str(n), text[:400])]
         head = flat(v=1, slim="{}")
-        sizes = (len(head), len(log), len(outcomes), 0)
-        fixed = ("r", "digest", "completed", steps, 5000, 600, "", "[]", 1)
-        await on.script("adopt", *fixed, *sizes, *head, *log, *outcomes)
+        for name, part in (("log", log), ("outcomes", outcomes)):
+            for page in pages(part):
+                await on.script("stage", "r", "digest", name, 600_000, *page, keys=KEYS[:2])
+        sizes = (len(head), -steps, -steps, 0)
+        await on.script(
+            "adopt", "r", "digest", "completed", steps, 5000, 600, "", "[]", 1, *sizes, *head
+        )
 
     async def purge(on: Store) -> None:
         await on.run(step=steps, status="completed", ended=1)
@@ -185,8 +192,86 @@ def calls(number: int) -> dict[tuple[str, str], Play]:
         told = {"record": "x" * 1000, "spent": 1, "lost": "{}", "grace": 5000, "message": "m"}
         await on.script("deliver", "r", 0, 0, "c", *flat(**told))
 
-    plays = {"journal": journal, "park, take, keep, deliver": park}
+    async def claim(on: Store) -> None:
+        await on.run(token="")
+        held = {"response": "x" * 10_000} | {f"r:{n}": "x" * on.asked.result for n in range(number)}
+        await on.client.hset(f"{RUN}:journal", mapping=held)
+        await on.script("claim", "r", 0, "n", 30_000, "w", *HEADER)
+
+    plays = {"journal": journal, "park, take, keep, deliver": park, "claim, a journal": claim}
     return {(name, f"{number} calls"): play for name, play in plays.items()}
+
+
+def waits(number: int) -> dict[tuple[str, str], Play]:
+    """Return what depends on how many tool calls runs wait for, each for so many."""
+
+    async def waiting(on: Store, status: str = "in_progress") -> None:
+        calls = range(number)
+        text = "1 " + " ".join(f"{n}:gpu:tool" for n in calls)
+        names = {part: 1 for n in calls for part in (f"n:{n}", f"s:{n}", f"o:{n}")}
+        fields = {"status": status, "step": 1, "agent": "a", "batch": "b", "token": ""}
+        times = {"waiting": text, "not_before": 4 * 10**12, "execution_started": 1, "updated": 1}
+        pipe = on.client.pipeline(transaction=False)
+        for n in range(MOST_PER_SHARD):
+            key = f"sf:{{s00}}:run:w{n}"
+            pipe.hset(key, mapping={**fields, **times, "slim": "{}", "want": "", "lease": 0})
+            pipe.hset(f"{key}:journal", mapping={"response": "x", "paid": "{}", **names})
+            pipe.zadd(DUE, {f"w{n}": 1})
+        await pipe.execute()
+
+    async def rescue_waiting(on: Store) -> None:
+        await waiting(on)
+        await on.script("rescue", MOST_PER_SHARD, 5000, "0", keys=[DUE])
+
+    def sweep(word: str, status: str) -> Play:
+        async def play(on: Store) -> None:
+            await waiting(on, status)
+            ending = {**ENDED, "status": "cancelled", "stop_reason": "user_requested"}
+            fields = json.dumps({**ending, "outcome": "{}", "note": ""})
+            await on.script("flag", "b", word, 1, fields if word == "cancel" else "", keys=[DUE])
+            ids = [f"w{n}" for n in range(PAGE)]
+            await on.script("sweep", "", "b", 1, 5000, *ids, keys=["sf:{s00}:run:w0", DUE])
+
+        return play
+
+    runs = f"runs with {number} calls"
+    return {
+        ("rescue", f"{MOST_PER_SHARD} {runs}"): rescue_waiting,
+        ("sweep, cancel", f"{PAGE} {runs}"): sweep("cancel", "in_progress"),
+        ("sweep, pause", f"{PAGE} {runs}"): sweep("pause", "in_progress"),
+        ("sweep, resume", f"{PAGE} {runs}"): sweep("resume", "paused"),
+    }
+
+
+def pages_of_runs() -> dict[tuple[str, str], Play]:
+    """Return what looks at runs in pages of its own."""
+
+    async def feed_told(on: Store) -> None:
+        pipe = on.client.pipeline(transaction=False)
+        for n in range(10):
+            key = f"sf:{{s00}}:run:a{n}"
+            pipe.hset(key, mapping={"status": "in_progress", "step": 1, "agent": "a"})
+            pipe.zadd(DUE, {f"a{n}": n + 1})
+            for one in range(1000):
+                pipe.xadd(f"{key}:events", {"first": one, "events": "x" * on.asked.size})
+        await pipe.execute()
+        for _ in range(20):
+            await on.script("feed", 600, JOINED_AT_ONCE, keys=[DUE])
+
+    async def expire(on: Store) -> None:
+        pipe = on.client.pipeline(transaction=False)
+        for n in range(EXPIRED_AT_ONCE):
+            key = f"sf:{{s00}}:run:e{n}"
+            for part in ("", ":log", ":journal", ":outcomes", ":lost"):
+                pipe.hset(key + part, "x", "y")
+            pipe.zadd("sf:{s00}:batch:b:ended", {f"e{n}": n + 1})
+        await pipe.execute()
+        await on.script("expire", "b", 4 * 10**12, "0", EXPIRED_AT_ONCE, "", keys=[DUE])
+
+    return {
+        ("feed", "10 runs, 1000 events each"): feed_told,
+        ("expire", f"{EXPIRED_AT_ONCE} runs"): expire,
+    }
 
 
 def shards(asked: argparse.Namespace) -> dict[tuple[str, str], Play]:
@@ -223,13 +308,13 @@ def shards(asked: argparse.Namespace) -> dict[tuple[str, str], Play]:
 
 async def measure(url: str, asked: argparse.Namespace, report: Report) -> None:
     """Play every case, each on an empty Redis."""
-    plays = shards(asked)
+    plays = shards(asked) | pages_of_runs()
     for steps in asked.steps:
         plays |= history(steps)
     for size in asked.state:
         plays |= states(size)
     for number in asked.calls:
-        plays |= calls(number)
+        plays |= calls(number) | waits(number)
     on = Store(url, asked)
     await on.client.config_set("slowlog-log-slower-than", 20)
     await on.client.config_set("slowlog-max-len", 10_000)
@@ -251,6 +336,7 @@ def main() -> None:
     made.add_argument("--size", type=int, default=2000, help="bytes of a step in the log")
     made.add_argument("--state", type=int, nargs="*", default=[64, 1024], help="kilobytes")
     made.add_argument("--calls", type=int, nargs="*", default=[256])
+    made.add_argument("--result", type=int, default=40_000, help="bytes of a tool call's result")
     made.add_argument("--active", type=int, default=50_000, help="active runs of one shard")
     made.add_argument("--tries", type=int, default=3)
     asked = made.parse_args()

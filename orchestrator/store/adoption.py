@@ -1,7 +1,7 @@
 """Creates runs that begin with a log: forks, and runs read from checkpoints. All or nothing."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -22,6 +22,12 @@ from stepfleet.orchestrator.store.loading import log_end
 from stepfleet.orchestrator.store.packing_records import unpacked
 from stepfleet.orchestrator.store.submission import NewRun, header_of
 
+PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
+"""What one script writes of a log: Redis serves nobody else meanwhile. What is longer is staged."""
+STAGED_SECONDS = 600
+"""How long a staged page waits for the next, where a client has died."""
+_TRIES = 3
+_STAGED = ("log", "outcomes", "lost")
 _AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
 
 
@@ -43,7 +49,7 @@ class Legacy:
 
 
 class Adoption:
-    """Writes such runs, each by one script."""
+    """Writes such runs, each by one call. Long parts are staged before, under keys that expire."""
 
     def __init__(
         self,
@@ -67,7 +73,7 @@ class Adoption:
         of reach or refuses because its memory is full.
         """
         try:
-            (word,) = await self._adopt(legacy)
+            word = await self._adopt(legacy)
         except ResponseError as error:
             msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
             raise StoreError(msg) from None
@@ -82,7 +88,7 @@ class Adoption:
             await self._dispatch.published(_hint(legacy), legacy.run.agent)
         return bool(word == "created")
 
-    async def _adopt(self, legacy: Legacy) -> Any:
+    async def _adopt(self, legacy: Legacy) -> str:
         run, state = legacy.run, legacy.state
         header = [*header_of(run, handoff(state)), *_flat(legacy.header)]
         if since := log_end(state.window):
@@ -91,13 +97,42 @@ class Adoption:
         parts = [header, *map(_flat, (log, outcomes, legacy.lost))]
         # Other releases may pack the same records in another way.
         content = [header, *(_flat(_plain(part)) for part in (log, outcomes)), parts[3]]
+        digest = _digest(content)
         told = _status(state, await self._connection.now())
+        # Where a staged page has expired meanwhile, or another call for the same run took them.
+        for _ in range(_TRIES):
+            counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
+            sent = [part for part, count in zip(parts, counts, strict=True) if count > 0]
+            (word,) = await self._publish(legacy, digest, told, counts, sent)
+            if word != "missing":
+                return str(word)
+        msg = f"what run {run.run_id} is to begin with does not stay in Redis; try again"
+        raise StoreError(msg)
+
+    async def _stage_all(
+        self, run_id: str, digest: str, parts: Sequence[Sequence[Any]]
+    ) -> list[int]:
+        """Stage what is long; return the number of values of each part, or of fields below 0."""
+        counts = []
+        for name, part in zip(_STAGED, parts[1:], strict=True):
+            parted = list(pages(part))
+            for page in parted if len(parted) > 1 else ():
+                keys = self._keys.script_keys(run_id, None)
+                told = (run_id, digest, name, STAGED_SECONDS * 1000)
+                await run_script(self._connection, "stage", keys, *told, *page)
+            counts.append(-len(part) // 2 if len(parted) > 1 else len(part))
+        return counts
+
+    async def _publish(
+        self, legacy: Legacy, digest: str, told: Events, counts: list[int], sent: list[list[Any]]
+    ) -> Any:
+        run, state = legacy.run, legacy.state
         return await run_script(
             self._connection,
             "adopt",
             self._keys.script_keys(run.run_id, self._dispatch.queue_key),
             run.run_id,
-            _digest(content),
+            digest,
             state.status.value,
             legacy.step,
             self._grace_ms,
@@ -105,13 +140,26 @@ class Adoption:
             self._dispatch.message(_hint(legacy), run.agent),
             stored_events(told),
             len(told),
-            *map(len, parts),
-            *(value for part in parts for value in part),
+            *counts,
+            *(value for part in sent for value in part),
         )
 
 
 def _hint(legacy: Legacy) -> StepHint:
     return StepHint(legacy.run.run_id, legacy.step)
+
+
+def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield field, value, ... in pages that one script may write, each with one pair at least."""
+    begin = size = 0
+    for at in range(0, len(part), 2):
+        own = len(part[at]) + len(part[at + 1])
+        if at > begin and (size + own > PAGE_BYTES or at - begin >= 2 * PAGE_FIELDS):
+            yield part[begin:at]
+            begin, size = at, 0
+        size += own
+    if part:
+        yield part[begin:]
 
 
 def _plain(stored: Mapping[str, str]) -> dict[str, bytes]:

@@ -19,6 +19,8 @@ STANDALONE = frozenset(
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
 """Scripts of runs that wait for tool calls: they share more than the others."""
+PAGED = frozenset({"claim", "page"})
+"""Scripts that read a run's log: they share more than the others, too."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They write new numbers
 over old ones: leases that run out while Redis is full would cost every answer that is held."""
@@ -33,7 +35,10 @@ def source(name: str) -> str:
     own = (folder / f"{name}.lua").read_text("utf-8")
     if name in STANDALONE:
         return own
-    shared = ("common", "waiting") if name in WAITING else ("common",)
+    shared = (
+        "common",
+        *(("waiting",) if name in WAITING else ("paging",) if name in PAGED else ()),
+    )
     return "".join((folder / f"{part}.lua").read_text("utf-8") for part in shared) + own
 
 

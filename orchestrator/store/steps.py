@@ -41,6 +41,7 @@ from stepfleet.orchestrator.store.loading import (
     stored_outcome,
     stored_step,
 )
+from stepfleet.orchestrator.store.log_pages import LOST_WHILE_READ, WHOLE, read_on
 from stepfleet.orchestrator.store.tool_calls import ToolCalls
 from stepfleet.orchestrator.store.versions import note_version
 
@@ -117,7 +118,7 @@ class StepStore:
         await load(self._connection, "claim", "journal", "commit")
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
-        """Take the step: fence, lease, load, in one round trip.
+        """Take the step: fence, lease, load, in one round trip; a long log takes more.
 
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
@@ -125,6 +126,11 @@ class StepStore:
         reply = await self._run("claim", hint.run_id, *asked)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
+        if len(reply) > WHOLE:
+            keys = self._keys.script_keys(hint.run_id, None)
+            about = (hint.run_id, hint.step, token, _ms(self.terms.lease))
+            if not await read_on(self._connection, keys, about, reply):
+                return Refusal(Refused.STALE, LOST_WHILE_READ)
         header = dict(
             given for given in zip(_HEADER, reply[2], strict=True) if given[1] is not None
         )

@@ -24,8 +24,8 @@ MUTATIONS = {
     "it is made twice": ("redis.call('EXISTS', run_key) == 1", "false"),
     "another run of its id is taken for it": ("== ARGV[2] and 'mine'", "and 'mine'"),
     "its outcomes are elsewhere": (
-        "log_key, outcomes_key, lost_key })",
-        "log_key, log_key, lost_key })",
+        "log_key, outcomes_key, lost_key }",
+        "log_key, log_key, lost_key }",
     ),
     "it stands elsewhere": ("'step', ARGV[4]", "'step', 0"),
     "its events are not told": ("emit(ARGV[8], ARGV[9], feed)", ""),

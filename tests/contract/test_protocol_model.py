@@ -4,10 +4,13 @@ After each of them the invariants of the design hold, and nothing but what the m
 """
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from protocol_machine import run_machine
+from protocol_pages import paged
 from protocol_rig import rig
 from redis_servers import RedisServer
+
+from stepfleet.orchestrator.store import calls
 
 GATE = settings(
     max_examples=300,
@@ -41,6 +44,21 @@ def test_random_operations_keep_the_invariants(redis_server: RedisServer) -> Non
     assert shared.operations > 20_000
     assert shared.told.keys() >= OPERATIONS
     assert min(shared.told[name] for name in OPERATIONS) >= SELDOM, shared.told
+
+
+@pytest.mark.timeout(300)
+def test_the_invariants_hold_where_every_claim_takes_pages(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log by the step, the journal by the field: what a claim gets is the same."""
+    source = calls.source
+    texts = {name: source(name) for name in calls.PAGED}
+    small = paged(texts)
+    monkeypatch.setattr(calls, "source", lambda name: small.get(name) or source(name))
+    monkeypatch.setattr(calls, "digest", calls.digest.__wrapped__)
+    with rig(redis_server.unix_url) as shared:
+        run_machine(shared, settings(GATE, max_examples=30, phases=[Phase.generate]))
+    assert shared.told["claim"] > SELDOM
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from protocol_machine import run_machine
+from protocol_pages import paged
 from protocol_rig import rig
 from redis_servers import RedisServer
 
@@ -95,6 +96,13 @@ MUTATIONS = {
     ),
     "a repeated pause pauses again": Mutation("pause", "if known then return known end\n", ""),
     "a repeated resume goes on again": Mutation("resume", "if known then return known end\n", ""),
+    "a page leaves a step out": Mutation(
+        "page", "read_part(number(ARGV[6])", "read_part(number(ARGV[6]) + 1"
+    ),
+    "a page leaves an entry of the journal out": Mutation(
+        "page", "read_journal(ARGV, 7)", "read_journal(ARGV, 8)"
+    ),
+    "a page is refused to the owner of its step": Mutation("page", "~= ARGV[5]", "== ARGV[5]"),
     "create leaves a batch's counters to expire": Mutation("create", "  go_on(a.batch)\n", ""),
     "claim takes a step whose lease has not run out": Mutation(
         "claim",
@@ -407,8 +415,14 @@ def test_the_model_finds_a_seeded_bug(
 def texts_with(mutation: Mutation) -> dict[str, str]:
     """Return the texts of all scripts, with the mutation where it belongs."""
     folder = files("stepfleet.orchestrator.store") / "scripts"
-    names = {path.name.removesuffix(".lua") for path in folder.iterdir()} - {"common", "waiting"}
+    names = {path.name.removesuffix(".lua") for path in folder.iterdir()} - {
+        "common",
+        "waiting",
+        "paging",
+    }
     texts = {name: calls.source(name) for name in names}
+    if mutation.script == "page":
+        texts |= paged({name: texts[name] for name in calls.PAGED})
     affected = names - calls.STANDALONE if mutation.script == "common" else {mutation.script}
     for name in affected:
         assert texts[name].count(mutation.old) == 1, f"{name}: the mutation does not fit any more"

@@ -56,13 +56,46 @@ async def test_whoever_switches_on_again_goes_on_where_another_stopped(redis_url
         assert left == []
 
 
-async def test_a_run_with_a_long_history_joins_whole(redis_url: str) -> None:
-    """What a run has told is fed at once, so that it keeps its order beside what follows."""
+async def test_a_run_with_a_long_history_joins_in_pages_and_in_its_order(redis_url: str) -> None:
+    """no call copies all that it has told; what it tells meanwhile comes behind, once."""
     async with bench(redis_url, shards=1, lease=600.0, grace=60) as desk:
         run_id = await desk.create()
         events = f"{desk.opened.keys.run(run_id)}:events"
+        add = ("XADD", events, "*", "first")
         await desk.opened.connection.execute_all(
-            *(("XADD", events, "*", "first", at, "events", "[]") for at in range(2, 100))
+            *((*add, at, "events", "[]") for at in range(2, 100))
         )
-        assert await page(desk) == (1, 0)
-        assert await fed(desk) == [run_id] * 99
+        assert await page(desk) == (0, 1)
+        await desk.opened.connection.execute(*add, 100, "events", "[]")
+        calls = 1
+        while (await page(desk))[1]:
+            calls += 1
+        assert calls >= 100 / (PAGE + 10)
+        assert await fed(desk) == [run_id] * 100
+        assert await places(desk) == await ids(desk, events)
+        assert await page(desk) == (0, 0)
+
+
+async def test_large_events_are_copied_a_few_at_a_time(redis_url: str) -> None:
+    async with bench(redis_url, shards=1, lease=600.0, grace=60) as desk:
+        run_id = await desk.create()
+        events = f"{desk.opened.keys.run(run_id)}:events"
+        for at in range(2, 40):
+            await desk.opened.connection.execute(
+                "XADD", events, "*", "first", at, "events", "x" * 100_000
+            )
+        assert await page(desk, 1000) == (0, 1)
+        assert len(await fed(desk)) <= 10
+        await Feeds(desk.opened.connection, desk.opened.keys).switch_on()
+        assert await places(desk) == await ids(desk, events)
+
+
+async def places(desk: Bench) -> list[str]:
+    """Return the entries of runs that the feed points to, in its order."""
+    found = await desk.opened.connection.execute("XRANGE", "sf:{s00}:feed", "-", "+")
+    return [_fields(entry[1])["at"] for entry in found]
+
+
+async def ids(desk: Bench, stream: str) -> list[str]:
+    """Return the ids of a stream's entries."""
+    return [entry[0] for entry in await desk.opened.connection.execute("XRANGE", stream, "-", "+")]

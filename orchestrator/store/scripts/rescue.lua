@@ -61,12 +61,17 @@ local calls = {}
 local behind = {}
 local out = { #overdue, calls, behind }
 
+-- A run may wait for hundreds of calls. Behind so many that were looked at, the rest of the runs stays
+-- overdue for the next look; the reply says that there is more.
+local MOST_CALLS_LOOKED_AT, looked_at = 1000, 0
+
 -- Arms a run that waits for tool calls, and tells those that nobody holds and nobody took up.
 local function look_at_calls(run_id, run_key, h)
   local journal_key = run_key .. ':journal'
   local at = tonumber(h[4])
   local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
   for index, rest in string.gmatch(h[6], ' (%d+):(%S+)') do
+    looked_at = looked_at + 1
     local till = tonumber(redis.call('HGET', journal_key, 'n:' .. index)) or 0
     if till <= now then
       till = now + tonumber(ARGV[2]) * 2 ^ (n - 1)
@@ -88,6 +93,10 @@ local function is_kept(batch, heard)
 end
 
 for _, run_id in ipairs(overdue) do
+  if looked_at >= MOST_CALLS_LOOKED_AT then
+    out[1] = math.max(#overdue, tonumber(ARGV[1]))
+    break
+  end
   local run_key = shard .. 'run:' .. run_id
   local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting', 'batch', 'heard')
   local waits = h[6] and string.match(h[6], '^(%d+) ') == h[2] and h[5] == ''
