@@ -1,12 +1,14 @@
 """The in-process mode gives what the fleet gives."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from fleet_workers import AGENTS as AGENTS_FILE
 from fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet, ErrorPolicy
 from stepfleet.orchestrator.loading_agents import load_agents
 from stepfleet.orchestrator.records.results import AgentRunResult
 from stepfleet.orchestrator.settings import load_settings
@@ -14,6 +16,7 @@ from stepfleet.worker.inline import InlineWorker
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
 LONG = 60.0
+KINDS = 4
 AGENTS = load_agents(str(AGENTS_FILE))
 CASES = {
     "plain": ["a question", "another"],
@@ -78,3 +81,68 @@ async def test_inline_runs_equal_those_of_a_fleet(
         "error",
         *("completed", "completed"),
     ]
+
+
+def any_rules(request: RequestRecord) -> Reply:
+    """Answer by chance, and the same question in the same turn the same."""
+    chance = random.Random(f"{request.question}/{request.turn}")
+    look = ToolCallReply("look", {"what": f"{request.turn}"})
+    broken = ToolCallReply("broken", {"what": "it"})
+    return chance.choice(
+        [
+            Reply("Looking.", tool_calls=(look,)),
+            Reply(tool_calls=(look, ToolCallReply("look", {"what": "more"}))),
+            Reply(tool_calls=(broken,)),
+            Reply(tool_calls=(look, broken)),
+            Reply(tool_calls=(ToolCallReply("unheard_of", {}),)),
+            Reply(tool_calls=(ToolCallReply("look", {"who": "wrong"}),)),
+            Reply(f"answer {request.turn}"),
+            Reply(""),
+        ]
+    )
+
+
+async def all_kinds(fleet: AsyncFleet) -> list[str]:
+    """Submit runs that end in each way; four are sent a further message later."""
+    limits: tuple[dict[str, Any], ...] = (
+        {},
+        {"max_steps": 2},
+        {"token_limit": 30},
+        {"budget_usd": 1e-9},
+        {"parallel_tool_execution": False},
+        {"memory": {"max_messages": 3}},
+        {"error_policy": ErrorPolicy.retry_all(2), "max_steps": 6},
+    )
+    return [
+        await fleet.submit(AGENTS[name], f"question {n}", **given)
+        for name in ("strict", "patient")
+        for n, given in enumerate(limits)
+    ]
+
+
+@pytest.mark.long
+async def test_runs_that_end_in_each_way_do_so_in_both_modes(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker], monkeypatch: Any
+) -> None:
+    """DIST-16: limits, budgets, failures, wrong calls, a window of memory; then further turns."""
+    model.follow(any_rules)
+    monkeypatch.setenv("OPENAI_BASE_URL", model.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    settings = load_settings(redis_url=redis_url)
+    async with AsyncFleet(redis_url) as fleet:
+        inline = await all_kinds(fleet)
+        async with InlineWorker(settings, AGENTS.values()) as worker:
+            await worker.finish(*inline)
+            ours = [essence(await fleet.result(run_id)) for run_id in inline]
+            for run_id in inline[:4]:
+                await fleet.send(run_id, "and then?")
+            await worker.finish(*inline[:4])
+        ours += [essence(await fleet.result(run_id)) for run_id in inline[:4]]
+        start_worker()
+        on_fleet = await all_kinds(fleet)
+        theirs = [essence(await fleet.wait(run_id, timeout=LONG)) for run_id in on_fleet]
+        for run_id in on_fleet[:4]:
+            await fleet.send(run_id, "and then?")
+        theirs += [essence(await fleet.wait(run_id, timeout=LONG)) for run_id in on_fleet[:4]]
+    assert ours == theirs
+    assert len({one["stop_reason"] for one in ours}) >= KINDS
