@@ -5,8 +5,9 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.remembered import Window
-from stepfleet.orchestrator.records.state import AgentState, ErrorContext, StateInfo
+from stepfleet.orchestrator.records.state import AgentState, StateInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.serialization.handoff import handoff
 
