@@ -181,6 +181,18 @@ class ControlRules(RuleBasedStateMachine):
         if pick < OFTEN:
             self.fleet_goes_on()
 
+    @precondition(lambda self: self.model.queue and not self.model.fleet_paused)
+    @rule(size=SIZE)
+    def fleet_pauses_before_a_tool(self, size: int) -> None:
+        """A step that is under way starts no tool while the fleet is paused."""
+        worker = self._deliver(keep=False)
+        if worker is None:
+            return
+        self.note(worker, size)
+        self._pause_fleet(paused=True)
+        self.note(worker, size)
+        self.fleet_goes_on()
+
     @precondition(lambda self: self.model.pick(lambda run: bool(run.token)))
     @rule(pick=PICK)
     def cancelled_owner_is_lost_in_a_paused_fleet(self, pick: int) -> None:
