@@ -29,8 +29,8 @@ from loads import LONGEST, Running, Setup, fleet, lines
 from monitor import Seen, Watch, watching
 from repeats import percentile
 
-from stepfleet.orchestrator.store.batches import run_id_of
-from stepfleet.orchestrator.store.calls import digest
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.lua import digest
 
 LATENCY = "0.1-0.3"
 

@@ -20,17 +20,17 @@ from plots import Line, Plot
 from repeats import Spread, paired, percentile
 from reports import Column, Report, begin, finish, parser, show, values
 
-from stepfleet.orchestrator.agent import Agent
-from stepfleet.orchestrator.pricing import cost_of
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.models.pricing import cost_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.settings import load_settings
-from stepfleet.orchestrator.store.opening import open_store
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.response_cache import CacheEntries
-from stepfleet.worker import response_cache
-from stepfleet.worker.agents import LocalAgent
+from stepfleet.worker.agents import response_cache
+from stepfleet.worker.agents.local import LocalAgent
+from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.models import Models
-from stepfleet.worker.response_cache import ResponseCache
 
 ROOM = 1 << 26
 SETTLE_SECONDS = 30.0

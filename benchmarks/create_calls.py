@@ -10,15 +10,15 @@ from typing import Any, cast
 import hiredis
 from agents import runner
 
-from stepfleet.orchestrator.dispatch import Dispatch
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.settings import load_settings
-from stepfleet.orchestrator.store.batches import batch_id_of, run_id_of
-from stepfleet.orchestrator.store.calls import source
-from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.batches.batches import batch_id_of, run_id_of
+from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.opening import client_app
-from stepfleet.orchestrator.store.submission import NewRun, Submission
+from stepfleet.orchestrator.store.lua import source
+from stepfleet.orchestrator.store.opening.opening import client_app
+from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 
 
 class Kept:

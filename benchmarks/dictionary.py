@@ -1,4 +1,4 @@
-"""Makes a dictionary for `orchestrator/store/packing_records.py` from the records of real runs.
+"""Makes a dictionary for `orchestrator/store/records/compression.py` from the records of real runs.
 
 python benchmarks/dictionary.py --out records-b.zdict
 
@@ -19,7 +19,7 @@ from processes import until, workers
 
 from stepfleet.orchestrator import Agent, ErrorPolicy, Fleet, tool
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.store.packing_records import LEVEL, unpacked
+from stepfleet.orchestrator.store.records.compression import LEVEL, unpacked
 
 SIZE = 16_384
 LENGTHS = (1, 2, 5, 9)

@@ -44,7 +44,7 @@ def usage(pids: list[int]) -> Usage:
 @contextlib.contextmanager
 def redis_server() -> Iterator[tuple[str, int]]:
     """Run a private Redis with its append-only file on; yield URL and process id."""
-    from stepfleet.orchestrator.embedded import EmbeddedRedis  # noqa: PLC0415 - only here
+    from stepfleet.orchestrator.store.embedded import EmbeddedRedis  # noqa: PLC0415 - only here
 
     with (
         tempfile.TemporaryDirectory(prefix="sf-bench-") as folder,

@@ -35,7 +35,7 @@ from processes import until
 from reports import Column, Report, begin, finish, parser, progress, show
 
 from stepfleet.orchestrator import Batch, Fleet
-from stepfleet.orchestrator.store.batches import run_id_of
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 KEY = ("scenario", "runs", "latency", "lease")
 START_SECONDS = 120.0

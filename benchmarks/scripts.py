@@ -19,13 +19,13 @@ from processes import redis_server
 from redis.asyncio import Redis
 from reports import Column, Report, begin, finish, parser, show
 
-from stepfleet.orchestrator.store.adoption import pages
-from stepfleet.orchestrator.store.batch_requests import PAGE
-from stepfleet.orchestrator.store.batch_upkeep import PAGE as EXPIRED_AT_ONCE
-from stepfleet.orchestrator.store.calls import run_script
-from stepfleet.orchestrator.store.connection import Connection
-from stepfleet.orchestrator.store.feeds import JOINED_AT_ONCE
-from stepfleet.worker.rescuer import MOST_PER_SHARD
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.batches.requests import PAGE
+from stepfleet.orchestrator.store.batches.upkeep import PAGE as EXPIRED_AT_ONCE
+from stepfleet.orchestrator.store.events.feeds import JOINED_AT_ONCE
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.runs.import_run import pages
+from stepfleet.worker.runtime.rescuer import MOST_PER_SHARD
 
 RUN, DUE, QUEUE = "sf:{s00}:run:r", "sf:{s00}:due", "queue"
 KEYS = [RUN, DUE, QUEUE]

@@ -32,7 +32,7 @@ from repeats import Spread, paired
 from reports import Column, Report, begin, finish, parser, show, values
 
 from stepfleet.orchestrator import Fleet
-from stepfleet.orchestrator.store.calls import digest
+from stepfleet.orchestrator.store.lua import digest
 
 MOMENTS = ("ready", "first_claim", "first_done")
 READY = re.compile(r"\bready\.")

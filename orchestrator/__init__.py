@@ -1,47 +1,73 @@
-"""Decides what happens: records, policies, the store, submission, the command line.
+"""Decides what happens. Imports no worker. The public names are here, imported at their first use.
 
-The public names are here; each is imported when it is first asked for.
+Rooms, from top to bottom:
+
+- `cli`: the command line
+- `client`: `Fleet` and `AsyncFleet`, what users call
+- `batches`, `dashboard`: files of lines to runs to results; pages in Flower
+- `store`: the only code that reads and writes runs in Redis; Lua scripts
+- `protocol`: one step as values: claim, attempt, verdict, fold
+- `agents`: what an agent is and where it comes from
+- `events`, `models`, `settings`: envelopes and their way out; a model's interface, prices, cache
+- `memory`, `redis_client`, `tools`: what is sent of a conversation; connections; what a tool is
+- `continuation`, `errors`: whether a run goes on; the exceptions
+- `records`: frozen values: messages, state, steps, usage, results
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepfleet.orchestrator.agent import Agent as Agent
-    from stepfleet.orchestrator.agent_files import agents_of_file as agents_of_file
-    from stepfleet.orchestrator.agent_files import builder_of as builder_of
-    from stepfleet.orchestrator.answers import Continue as Continue
-    from stepfleet.orchestrator.answers import ReturnAnswer as ReturnAnswer
-    from stepfleet.orchestrator.answers import ReturnResult as ReturnResult
-    from stepfleet.orchestrator.answers import SpecialTool as SpecialTool
-    from stepfleet.orchestrator.async_batch import AsyncBatch as AsyncBatch
-    from stepfleet.orchestrator.batches import BatchProgress as BatchProgress
-    from stepfleet.orchestrator.builder import AgentBuilder as AgentBuilder
-    from stepfleet.orchestrator.caching import CachePolicy as CachePolicy
-    from stepfleet.orchestrator.caching import CacheStatistics as CacheStatistics
-    from stepfleet.orchestrator.checkpoints.files import CheckpointFolder as CheckpointFolder
-    from stepfleet.orchestrator.checkpoints.files import load_checkpoint as load_checkpoint
-    from stepfleet.orchestrator.checkpoints.files import save_checkpoint as save_checkpoint
-    from stepfleet.orchestrator.checkpoints.record import AgentCheckpoint as AgentCheckpoint
-    from stepfleet.orchestrator.comparison import RunComparison as RunComparison
-    from stepfleet.orchestrator.config import AgentConfig as AgentConfig
+    from stepfleet.orchestrator.agents.agent import Agent as Agent
+    from stepfleet.orchestrator.agents.answers import Continue as Continue
+    from stepfleet.orchestrator.agents.answers import ReturnAnswer as ReturnAnswer
+    from stepfleet.orchestrator.agents.answers import ReturnResult as ReturnResult
+    from stepfleet.orchestrator.agents.answers import SpecialTool as SpecialTool
+    from stepfleet.orchestrator.agents.builder import AgentBuilder as AgentBuilder
+    from stepfleet.orchestrator.agents.config import AgentConfig as AgentConfig
+    from stepfleet.orchestrator.agents.files import agents_of_file as agents_of_file
+    from stepfleet.orchestrator.agents.files import builder_of as builder_of
+    from stepfleet.orchestrator.agents.planning import Planning as Planning
+    from stepfleet.orchestrator.agents.strategies import ChainOfThought as ChainOfThought
+    from stepfleet.orchestrator.agents.strategies import NoOp as NoOp
+    from stepfleet.orchestrator.agents.strategies import ReAct as ReAct
+    from stepfleet.orchestrator.agents.strategies import StateChange as StateChange
+    from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
+    from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
+    from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
+    from stepfleet.orchestrator.client.blocking.fleet import Batch as Batch
+    from stepfleet.orchestrator.client.blocking.fleet import Fleet as Fleet
+    from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
+    from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
+    from stepfleet.orchestrator.client.checkpoints.files import save_checkpoint as save_checkpoint
+    from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
+    from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
+    from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
-    from stepfleet.orchestrator.error_policy import ErrorHandlingDecision as ErrorHandlingDecision
-    from stepfleet.orchestrator.error_policy import ErrorPolicy as ErrorPolicy
+    from stepfleet.orchestrator.continuation.error_policy import (
+        ErrorHandlingDecision as ErrorHandlingDecision,
+    )
+    from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy as ErrorPolicy
     from stepfleet.orchestrator.errors import AgentException as AgentException
     from stepfleet.orchestrator.errors import ConfigurationError as ConfigurationError
     from stepfleet.orchestrator.errors import MaxStepsExceeded as MaxStepsExceeded
     from stepfleet.orchestrator.errors import RunFailed as RunFailed
     from stepfleet.orchestrator.errors import StoreError as StoreError
-    from stepfleet.orchestrator.fleet import AsyncFleet as AsyncFleet
+    from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig as BroadcastConfig
+    from stepfleet.orchestrator.events.streamed_text import StreamedText as StreamedText
+    from stepfleet.orchestrator.events.subscribers import Subscribers as Subscribers
     from stepfleet.orchestrator.memory.conversation import MemoryManager as MemoryManager
     from stepfleet.orchestrator.memory.policy import MemoryPolicy as MemoryPolicy
     from stepfleet.orchestrator.memory.protocol import Memory as Memory
-    from stepfleet.orchestrator.models import LLM as LLM
-    from stepfleet.orchestrator.overview import FleetOverview as FleetOverview
-    from stepfleet.orchestrator.planning import Planning as Planning
-    from stepfleet.orchestrator.records.broadcasting import BroadcastConfig as BroadcastConfig
+    from stepfleet.orchestrator.models.caching import CachePolicy as CachePolicy
+    from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatistics
+    from stepfleet.orchestrator.models.llm import LLM as LLM
+    from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer as SlimSerializer
+    from stepfleet.orchestrator.protocol.serialization.slim_config import (
+        SlimSerializationConfig as SlimSerializationConfig,
+    )
+    from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
     from stepfleet.orchestrator.records.errors import ModelErrorCode as ModelErrorCode
     from stepfleet.orchestrator.records.messages import Message as Message
@@ -55,8 +81,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.responses import LLMResponse as LLMResponse
     from stepfleet.orchestrator.records.responses import ModelRequest as ModelRequest
     from stepfleet.orchestrator.records.responses import ModelSettings as ModelSettings
-    from stepfleet.orchestrator.records.results import AgentRunResult as AgentRunResult
-    from stepfleet.orchestrator.records.results import RunStatus as RunStatus
+    from stepfleet.orchestrator.records.run.results import AgentRunResult as AgentRunResult
+    from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
     from stepfleet.orchestrator.records.state import AgentState as AgentState
     from stepfleet.orchestrator.records.state import Lifecycle as Lifecycle
     from stepfleet.orchestrator.records.steps import FinishReason as FinishReason
@@ -64,21 +90,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.tools import ToolCall as ToolCall
     from stepfleet.orchestrator.records.tools import ToolCallRecord as ToolCallRecord
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
-    from stepfleet.orchestrator.serialization.slim import SlimSerializer as SlimSerializer
-    from stepfleet.orchestrator.serialization.slim_config import (
-        SlimSerializationConfig as SlimSerializationConfig,
-    )
-    from stepfleet.orchestrator.settings import Settings as Settings
-    from stepfleet.orchestrator.strategies import ChainOfThought as ChainOfThought
-    from stepfleet.orchestrator.strategies import NoOp as NoOp
-    from stepfleet.orchestrator.strategies import ReAct as ReAct
-    from stepfleet.orchestrator.strategies import StateChange as StateChange
-    from stepfleet.orchestrator.strategies import Strategy as Strategy
-    from stepfleet.orchestrator.strategies import StrategyContext as StrategyContext
-    from stepfleet.orchestrator.streamed_text import StreamedText as StreamedText
-    from stepfleet.orchestrator.subscribers import Subscribers as Subscribers
-    from stepfleet.orchestrator.sync import Batch as Batch
-    from stepfleet.orchestrator.sync import Fleet as Fleet
+    from stepfleet.orchestrator.settings.settings import Settings as Settings
+    from stepfleet.orchestrator.store.fleet_overview import FleetOverview as FleetOverview
     from stepfleet.orchestrator.tools import CallStatus as CallStatus
     from stepfleet.orchestrator.tools import Done as Done
     from stepfleet.orchestrator.tools import Middleware as Middleware
@@ -95,19 +108,28 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.tools.builtin import http_get_from as http_get_from
 
 _WHERE = {
-    "agent": ("Agent",),
-    "agent_files": ("agents_of_file", "builder_of"),
-    "answers": ("Continue", "ReturnAnswer", "ReturnResult", "SpecialTool"),
-    "async_batch": ("AsyncBatch",),
-    "batches": ("BatchProgress",),
-    "builder": ("AgentBuilder",),
-    "caching": ("CachePolicy", "CacheStatistics"),
-    "checkpoints.files": ("CheckpointFolder", "load_checkpoint", "save_checkpoint"),
-    "checkpoints.record": ("AgentCheckpoint",),
-    "comparison": ("RunComparison",),
-    "config": ("AgentConfig",),
+    "agents.agent": ("Agent",),
+    "agents.answers": ("Continue", "ReturnAnswer", "ReturnResult", "SpecialTool"),
+    "agents.builder": ("AgentBuilder",),
+    "agents.config": ("AgentConfig",),
+    "agents.files": ("agents_of_file", "builder_of"),
+    "agents.planning": ("Planning",),
+    "agents.strategies": (
+        "ChainOfThought",
+        "NoOp",
+        "ReAct",
+        "StateChange",
+        "Strategy",
+        "StrategyContext",
+    ),
+    "client.batch": ("AsyncBatch",),
+    "client.blocking.fleet": ("Batch", "Fleet"),
+    "client.checkpoints.files": ("CheckpointFolder", "load_checkpoint", "save_checkpoint"),
+    "client.checkpoints.record": ("AgentCheckpoint",),
+    "client.fleet": ("AsyncFleet",),
+    "client.history.comparison": ("RunComparison",),
     "continuation": ("ContinuationCriteria", "when"),
-    "error_policy": ("ErrorHandlingDecision", "ErrorPolicy"),
+    "continuation.error_policy": ("ErrorHandlingDecision", "ErrorPolicy"),
     "errors": (
         "AgentException",
         "ConfigurationError",
@@ -115,14 +137,17 @@ _WHERE = {
         "RunFailed",
         "StoreError",
     ),
-    "fleet": ("AsyncFleet",),
+    "events.broadcast.config": ("BroadcastConfig",),
+    "events.streamed_text": ("StreamedText",),
+    "events.subscribers": ("Subscribers",),
     "memory.conversation": ("MemoryManager",),
     "memory.policy": ("MemoryPolicy",),
     "memory.protocol": ("Memory",),
-    "models": ("LLM",),
-    "overview": ("FleetOverview",),
-    "planning": ("Planning",),
-    "records.broadcasting": ("BroadcastConfig",),
+    "models.caching": ("CachePolicy", "CacheStatistics"),
+    "models.llm": ("LLM",),
+    "protocol.serialization.slim": ("SlimSerializer",),
+    "protocol.serialization.slim_config": ("SlimSerializationConfig",),
+    "records.batch": ("BatchProgress",),
     "records.errors": ("ErrorType", "ModelErrorCode"),
     "records.messages": ("Message", "Role"),
     "records.outcome": (
@@ -132,25 +157,13 @@ _WHERE = {
         "StopReason",
     ),
     "records.responses": ("LLMResponse", "ModelRequest", "ModelSettings"),
-    "records.results": ("AgentRunResult", "RunStatus"),
+    "records.run.results": ("AgentRunResult", "RunStatus"),
     "records.state": ("AgentState", "Lifecycle"),
     "records.steps": ("FinishReason", "StepResult"),
     "records.tools": ("ToolCall", "ToolCallRecord"),
     "records.usage": ("UsageStats",),
-    "serialization.slim": ("SlimSerializer",),
-    "serialization.slim_config": ("SlimSerializationConfig",),
-    "settings": ("Settings",),
-    "strategies": (
-        "ChainOfThought",
-        "NoOp",
-        "ReAct",
-        "StateChange",
-        "Strategy",
-        "StrategyContext",
-    ),
-    "streamed_text": ("StreamedText",),
-    "subscribers": ("Subscribers",),
-    "sync": ("Batch", "Fleet"),
+    "settings.settings": ("Settings",),
+    "store.fleet_overview": ("FleetOverview",),
     "tools": (
         "CallStatus",
         "Done",

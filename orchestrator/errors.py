@@ -8,7 +8,7 @@ shadowed unasked.
 """
 
 from stepfleet.orchestrator.records.errors import AgentException, ErrorType, ModelErrorCode
-from stepfleet.orchestrator.records.raising import (
+from stepfleet.orchestrator.records.run.raising import (
     MaxStepsExceeded,
     RunActive,
     RunFailed,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
-from redis_servers import RedisServer, short_folder
+from support.servers.redis_servers import RedisServer, short_folder
 
 # No test may reach a real model; loopback servers are allowed.
 os.environ["STEPFLEET_ALLOW_MODEL_REQUESTS"] = "0"

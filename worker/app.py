@@ -13,25 +13,25 @@ from typing import Any
 from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command
 
-from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.orchestrator.redaction import keep_secret
-from stepfleet.orchestrator.settings import Settings, load_settings
-from stepfleet.orchestrator.store.opening import celery_app
-from stepfleet.worker.admission import Gate
-from stepfleet.worker.bridge import end_home, explain_ends
-from stepfleet.worker.lost_children import Requests, counts_lost_children
-from stepfleet.worker.other_tasks import limit_tasks
-from stepfleet.worker.pool import refuse_greenlet_pools
-from stepfleet.worker.rejected import puts_aside
-from stepfleet.worker.services import Services
-from stepfleet.worker.stopping import Stopping
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.records.text.redaction import keep_secret
+from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store.opening.opening import celery_app
+from stepfleet.worker.engine.admission import Gate
+from stepfleet.worker.engine.bridge import end_home, explain_ends
+from stepfleet.worker.engine.dead_letters import puts_aside
+from stepfleet.worker.engine.other_tasks import limit_tasks
+from stepfleet.worker.engine.pool import refuse_greenlet_pools
+from stepfleet.worker.engine.transport import EVENTS, batch_url
+from stepfleet.worker.engine.transport import register as register_transport
+from stepfleet.worker.runtime.child_deaths import Requests, counts_lost_children
+from stepfleet.worker.runtime.services import Services
+from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.tasks import put_aside, register
 from stepfleet.worker.telemetry import log_as_json, log_without_secrets
-from stepfleet.worker.transport import EVENTS, batch_url
-from stepfleet.worker.transport import register as register_transport
 
-POOL = "stepfleet.worker.pool:Pool"
-CONSUMER = "stepfleet.worker.consumer:ForgivingConsumer"
+POOL = "stepfleet.worker.engine.pool:Pool"
+CONSUMER = "stepfleet.worker.engine.consumer:ForgivingConsumer"
 AGENTS = "STEPFLEET_AGENTS"
 
 

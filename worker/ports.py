@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from stepfleet.orchestrator.conduct import Conduct
-from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.reasoner import Conduct
 from stepfleet.orchestrator.continuation import ContinuationCriteria
-from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.memory.custom import CustomPolicy
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.protocol import Memory
@@ -16,15 +16,15 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, NotTakenNow, TakenCall, ToolHint
-from stepfleet.orchestrator.records.remembered import Remembered
+from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.results import LostAttempt
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
-from stepfleet.worker.call_leases import CallLease
-from stepfleet.worker.leases import Lease
-from stepfleet.worker.pacing import Pacing
+from stepfleet.worker.engine.concurrency import Pacing
+from stepfleet.worker.leases.call_lease import CallLease
+from stepfleet.worker.leases.lease import Lease
 
 
 class Held(Protocol):

@@ -6,10 +6,10 @@ Knows neither Celery nor Redis: everything outside comes through `ports`.
 import asyncio
 from dataclasses import dataclass, replace
 
-from stepfleet.orchestrator.agent import criteria_of
+from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.events import Events
+from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import (
     Attempt,
     Interrupted,
@@ -17,14 +17,14 @@ from stepfleet.orchestrator.protocol.attempt import (
     Prevented,
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.commit_envelopes import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
-from stepfleet.orchestrator.protocol.happenings import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
-from stepfleet.orchestrator.tools.check_time import allowed
-from stepfleet.worker.leases import Lease, Leases
-from stepfleet.worker.model_call import broken_off, call_model, failure_of
+from stepfleet.orchestrator.tools.schemas.time_limit import allowed
+from stepfleet.worker.attempt.model_call import broken_off, call_model, failure_of
+from stepfleet.worker.attempt.tool_turn import ToolTurn
+from stepfleet.worker.leases.lease import Lease, Leases
 from stepfleet.worker.ports import Ports, Store
-from stepfleet.worker.tool_turn import ToolTurn
 
 CANCELLED = "a cancel was requested"
 ALONE = "tried in a process of its own"

@@ -11,13 +11,13 @@ from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow
-from stepfleet.orchestrator.settings import TASK, TOOL_TASK
+from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
-from stepfleet.worker.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
-from stepfleet.worker.bridge import await_
-from stepfleet.worker.services import Services
+from stepfleet.worker.attempt.tool_task import CallReport
+from stepfleet.worker.engine.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
+from stepfleet.worker.engine.bridge import await_
+from stepfleet.worker.runtime.services import Services
 from stepfleet.worker.step import ALONE, StepReport
-from stepfleet.worker.tool_task import CallReport
 
 log = logging.getLogger(__name__)
 

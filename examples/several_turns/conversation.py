@@ -10,9 +10,9 @@ from agents import shopper
 from rules import rules
 
 from stepfleet.orchestrator import AsyncFleet
-from stepfleet.orchestrator.embedded import EmbeddedRedis
-from stepfleet.orchestrator.settings import load_settings
-from stepfleet.worker.inline import InlineWorker
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.embedded import EmbeddedRedis
+from stepfleet.worker.runtime.inline import InlineWorker
 from stepfleet.worker.testing import ModelServer
 
 TURNS = ("Add milk, bread and tea.", "Drop tea.", "Add coffee.")

@@ -3,6 +3,6 @@
 Imports nothing heavy: `stepfleet --help` answers at once.
 """
 
-from stepfleet.orchestrator.cli.entry import main
+from stepfleet.orchestrator.cli.main import main
 
 __all__ = ["main"]

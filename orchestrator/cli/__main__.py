@@ -1,6 +1,6 @@
 """`python -m stepfleet.orchestrator.cli` is `stepfleet`."""
 
-from stepfleet.orchestrator.cli.entry import main
+from stepfleet.orchestrator.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -4,6 +4,11 @@ from collections.abc import Iterable
 
 from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
 from stepfleet.orchestrator.continuation.drivers import PendingRetry, ToolCallPresenceCheck
+from stepfleet.orchestrator.continuation.error_policy import (
+    ErrorContextResolver,
+    ErrorPolicy,
+    resolve,
+)
 from stepfleet.orchestrator.continuation.errors import ErrorPolicyCriterion
 from stepfleet.orchestrator.continuation.guards import (
     BudgetLimit,
@@ -15,7 +20,6 @@ from stepfleet.orchestrator.continuation.guards import (
     TokenUsageLimit,
 )
 from stepfleet.orchestrator.continuation.protocols import CanDecideToContinue
-from stepfleet.orchestrator.error_policy import ErrorContextResolver, ErrorPolicy, resolve
 from stepfleet.orchestrator.records.steps import FinishReason
 
 

@@ -13,17 +13,17 @@ from stepfleet.orchestrator.continuation.protocols import (
     CanDecideToContinue,
     explains,
 )
-from stepfleet.orchestrator.records.foreign_text import well_formed
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,
     ContinuationOutcome,
     StopReason,
 )
-from stepfleet.orchestrator.records.results import RunStatus, run_status
+from stepfleet.orchestrator.records.run.results import RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.redaction import redact_error
+from stepfleet.orchestrator.records.text.foreign_text import well_formed
+from stepfleet.orchestrator.records.text.redaction import redact_error
 
 AGGREGATE = "aggregate"
 

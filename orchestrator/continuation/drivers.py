@@ -5,13 +5,13 @@ They say what work is left, never whether a limit allows it.
 
 from collections.abc import Callable
 
-from stepfleet.orchestrator.continuation.protocols import ALLOW, REQUEST, STOP, evaluation
-from stepfleet.orchestrator.error_policy import (
+from stepfleet.orchestrator.continuation.error_policy import (
     ErrorContextResolver,
     ErrorHandlingDecision,
     ErrorPolicy,
     resolve,
 )
+from stepfleet.orchestrator.continuation.protocols import ALLOW, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType

@@ -1,12 +1,12 @@
 """The guard that asks the error policy."""
 
-from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, evaluation
-from stepfleet.orchestrator.error_policy import (
+from stepfleet.orchestrator.continuation.error_policy import (
     ErrorContextResolver,
     ErrorHandlingDecision,
     ErrorPolicy,
     resolve,
 )
+from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, evaluation
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,

@@ -5,8 +5,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
-from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCallRecord

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.window import History
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
-from stepfleet.orchestrator.records.remembered import Remembered
+from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCallRecord

@@ -9,9 +9,9 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from stepfleet.orchestrator.error_policy import next_failures
+from stepfleet.orchestrator.continuation.error_policy import next_failures
+from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep, Progress, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats

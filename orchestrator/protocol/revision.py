@@ -13,7 +13,7 @@ from typing import Any
 from stepfleet.orchestrator.protocol.fold import rebuild
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.results import LostAttempt
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep, StepType
 from stepfleet.orchestrator.records.usage import UsageStats

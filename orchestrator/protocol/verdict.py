@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria
-from stepfleet.orchestrator.error_policy import ErrorHandlingDecision
+from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
     Attempt,
@@ -24,10 +24,10 @@ from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
 from stepfleet.orchestrator.protocol.waits import backoff
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.memory_window import Remembered, Summary
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
-from stepfleet.orchestrator.records.remembered import Remembered, Summary
-from stepfleet.orchestrator.records.results import LostAttempt, RunStatus, run_status
+from stepfleet.orchestrator.records.run.results import LostAttempt, RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages

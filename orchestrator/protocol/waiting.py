@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.errors import ErrorType

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.foreign_text import well_formed
-from stepfleet.orchestrator.redaction import redact_error
+from stepfleet.orchestrator.records.text.foreign_text import well_formed
+from stepfleet.orchestrator.records.text.redaction import redact_error
 
 
 class ErrorType(StrEnum):

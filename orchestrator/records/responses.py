@@ -1,17 +1,16 @@
 """What goes to a model and what comes back, in the fleet's own format."""
 
 import operator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.cached import CacheUse
+from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.remembered import Remembered
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
 
 
 class ModelSettings(Record):
@@ -76,3 +75,27 @@ class LLMResponse(Record):
     remembered: Remembered | None = None
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)
+
+
+class AgentFinish(Record):
+    """The model is done; `output` is its text."""
+
+    type: Literal["finish"] = "finish"
+    output: str
+
+
+class AgentContinue(Record):
+    """The model asks for tools, in this order."""
+
+    type: Literal["continue"] = "continue"
+    tool_calls: tuple[ToolCall, ...]
+
+
+ParsedStep = AgentFinish | AgentContinue
+
+
+def parse_response(response: LLMResponse) -> ParsedStep:
+    """Return what `response` asks for; an answer without tool calls is the end."""
+    if response.tool_calls:
+        return AgentContinue(tool_calls=response.tool_calls)
+    return AgentFinish(output=response.content)

@@ -7,15 +7,13 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, computed_field
 
-from stepfleet.orchestrator.records.answer import Answer
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.cached import CacheUse
 from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import ContinuationOutcome
-from stepfleet.orchestrator.records.remembered import Remembered
+from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
 from stepfleet.orchestrator.records.tools import ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
 
 
 class StepType(StrEnum):

@@ -4,11 +4,11 @@ import time
 
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.connection import Connection
-from stepfleet.orchestrator.validation import explain_invalid
 
 REMEMBERED = 1000
 NOTED_SECONDS = 3600.0

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.store.calls import run_script
-from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import QUARANTINE
+from stepfleet.orchestrator.store.lua import run_script
 
 KEPT_ENTRIES = 1000
 KEPT_BYTES = 4096

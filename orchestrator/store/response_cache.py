@@ -8,12 +8,12 @@ import asyncio
 import re
 from typing import Any
 
-from stepfleet.orchestrator.caching.statistics import CacheStatistics, statistics_of
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.store.calls import run_script
-from stepfleet.orchestrator.store.connection import Connection
+from stepfleet.orchestrator.models.caching.statistics import CacheStatistics, statistics_of
+from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import PREFIX
-from stepfleet.orchestrator.store.loading import pairs
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.records.codec import pairs
 
 PARTS = 16
 PAGE = 500

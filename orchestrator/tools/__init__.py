@@ -3,7 +3,6 @@
 Neither Celery nor Redis nor HTTP. Execution lives in the worker.
 """
 
-from stepfleet.orchestrator.tools.bounded_json import canonical_json
 from stepfleet.orchestrator.tools.call_status import CallStatus, Done
 from stepfleet.orchestrator.tools.calls import (
     bounded_calls,
@@ -16,10 +15,10 @@ from stepfleet.orchestrator.tools.definition import Tool, ToolLike, ToolOptions,
 from stepfleet.orchestrator.tools.invocation import ToolInvocation, current_invocation, running
 from stepfleet.orchestrator.tools.lazy import lazy_tool
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
-from stepfleet.orchestrator.tools.media import WithMedia
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
 from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of, tools_of
-from stepfleet.orchestrator.tools.state_update import StateUpdate
+from stepfleet.orchestrator.tools.results import StateUpdate, WithMedia
+from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 
 __all__ = [
     # defining tools

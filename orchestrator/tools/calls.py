@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools.bounded_json import (
+from stepfleet.orchestrator.tools.schemas.bounded_json import (
     MAX_SIZE,
     BoundsError,
     canonical_json,

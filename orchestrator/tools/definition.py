@@ -12,9 +12,9 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.tools import ToolSpec
-from stepfleet.orchestrator.tools.foreign import checker_of
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
-from stepfleet.orchestrator.tools.parameters import parameters_of
+from stepfleet.orchestrator.tools.schemas.foreign import checker_of
+from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

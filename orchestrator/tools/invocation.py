@@ -16,7 +16,7 @@ from pydantic import Field
 from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools.bounded_json import canonical_json
+from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 
 
 class ToolInvocation(Record):

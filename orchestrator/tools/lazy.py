@@ -9,8 +9,8 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.definition import Tool, ToolOptions, as_tool
-from stepfleet.orchestrator.tools.foreign import checker_of
 from stepfleet.orchestrator.tools.references import referred
+from stepfleet.orchestrator.tools.schemas.foreign import checker_of
 
 
 def lazy_tool(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fleet_workers import FleetWorker
-from redis_servers import short_folder
+from support.servers.redis_servers import short_folder
+from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 

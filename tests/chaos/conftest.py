@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fleet_workers import FleetWorker
-from redis_servers import short_folder
+from support.servers.redis_servers import short_folder
+from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.worker.testing import ModelServer
 
 Launch = Callable[..., FleetWorker]
-AGENTS = Path(__file__).parent / "agents" / "chaos_agents.py"
+AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 
 
 @pytest.fixture(scope="module")

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 import redis
-from chaos_courier import READ, Courier
-from chaos_plan import SHORT
-from chaos_recount import Recount, await_upkeep, recount
-from chaos_run import scripted
-from deadlines import wait_until
-from load_fleet import LoadFleet, load_fleet
-from redis_servers import RedisServer
+from support.chaos.courier import READ, Courier
+from support.chaos.plan import SHORT
+from support.chaos.recount import Recount, await_upkeep, recount
+from support.chaos.run import scripted
+from support.deadlines import wait_until
+from support.servers.redis_servers import RedisServer
+from support.workers.load_fleet import LoadFleet, load_fleet
 
 from stepfleet.orchestrator import Batch
-from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import ModelServer, RequestLog
 
-AGENTS = Path(__file__).parent / "agents" / "chaos_agents.py"
+AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 PLAIN = load_agents(str(AGENTS))["plain"]
 MOST_STALE = 0.2
 Open = Callable[..., LoadFleet]

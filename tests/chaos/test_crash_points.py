@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 import redis
-from crash_cases import (
+from support.chaos.crash_cases import (
     CASES,
     CrashCase,
     check_calls,
@@ -22,19 +22,19 @@ from crash_cases import (
     tool_results,
     unknown_calls,
 )
-from deadlines import wait_until
-from fleet_workers import FleetWorker
-from redis_servers import RedisServer
+from support.deadlines import wait_until
+from support.servers.redis_servers import RedisServer
+from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Batch, Fleet
-from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.orchestrator.records.results import AgentRunResult
-from stepfleet.orchestrator.settings import load_settings
-from stepfleet.worker.crash import POINTS
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.worker.runtime.crash_points import POINTS
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 Launch = Callable[..., FleetWorker]
-AGENTS_FILE = Path(__file__).parent / "agents" / "chaos_agents.py"
+AGENTS_FILE = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 AGENTS = load_agents(str(AGENTS_FILE))
 
 # A busy machine takes several times as long as one that has nothing else to do.
@@ -214,7 +214,7 @@ def test_a_run_that_loses_two_workers_has_no_failure_of_its_agent(
 SUBMITTER = """
 import sys
 from stepfleet.orchestrator import Fleet
-from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.agents.loader import load_agents
 store, broker, agents, run_id = sys.argv[1:]
 with Fleet(store, broker_url=broker) as fleet:
     fleet.submit(load_agents(agents)["plain"], "answer 0", run_id=run_id)

@@ -15,23 +15,23 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from chaos_plan import SHORT
-from chaos_run import scripted
-from deadlines import until
-from load_fleet import load_fleet
-from raw_model_server import RawModelServer, Script, endless, raw
-from redis_servers import RedisServer
-from stored_runs import Bench, bench
+from support.chaos.plan import SHORT
+from support.chaos.run import scripted
+from support.deadlines import until
+from support.runs.stored_runs import Bench, bench
+from support.servers.raw_model_server import RawModelServer, Script, endless, raw
+from support.servers.redis_servers import RedisServer
+from support.workers.load_fleet import load_fleet
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, tool
-from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.settings import load_settings
-from stepfleet.worker.inline import InlineWorker
-from stepfleet.worker.rescuer import Rescuer
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.worker.runtime.inline import InlineWorker
+from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.testing import ModelServer, Reply, RequestLog, RequestRecord, ToolCallReply
 
-AGENTS = Path(__file__).parent / "agents" / "chaos_agents.py"
+AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 PLAIN = load_agents(str(AGENTS))["plain"]
 MOST_BYTES_OF_A_RUN = 9000
 MEGABYTE = 1024 * 1024

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from load_fleet import LoadFleet, load_fleet
-from redis_servers import RedisServer
+from support.servers.redis_servers import RedisServer
+from support.workers.load_fleet import LoadFleet, load_fleet
 
 from stepfleet.orchestrator import Batch
-from stepfleet.orchestrator.loading_agents import load_agents
-from stepfleet.orchestrator.records.results import AgentRunResult
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
-AGENTS = Path(__file__).parent / "agents" / "poison_agents.py"
+AGENTS = Path(__file__).parent / "agent_modules" / "poison_agents.py"
 HANDY = load_agents(str(AGENTS))["handy"]
 LIMIT = 3
 SHORT_TERMS = {

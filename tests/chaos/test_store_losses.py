@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 import redis
-from chaos_recount import Recount, recount
-from chaos_run import FAULTS, ChaosRun, Size, scripted, worker_env, worker_options
-from fleet_workers import FleetWorker
-from redis_servers import RedisServer, short_folder
-from store_losses import StalePromoter, TailCutter
+from support.chaos.recount import Recount, recount
+from support.chaos.run import FAULTS, ChaosRun, Size, scripted, worker_env, worker_options
+from support.chaos.store_losses import StalePromoter, TailCutter
+from support.servers.redis_servers import RedisServer, short_folder
+from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import ModelServer, RequestLog
 
-AGENTS = Path(__file__).parent / "agents" / "chaos_agents.py"
+AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 MakeRedis = Callable[..., RedisServer]
 Lossy = TailCutter | StalePromoter
 Play = Callable[[Size, str], tuple[ChaosRun, Recount]]

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deadlines import wait_until
-from fleet_workers import FleetWorker
-from load_fleet import LoadFleet, load_fleet
-from redis_servers import RedisServer
+from support.deadlines import wait_until
+from support.servers.redis_servers import RedisServer
+from support.workers.fleet_workers import FleetWorker
+from support.workers.load_fleet import LoadFleet, load_fleet
 
 from stepfleet.orchestrator import Batch
-from stepfleet.orchestrator.loading_agents import load_agents
+from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
-AGENTS = Path(__file__).parent / "agents" / "poison_agents.py"
+AGENTS = Path(__file__).parent / "agent_modules" / "poison_agents.py"
 LOADED = load_agents(str(AGENTS))
 HANDY, FRAIL = LOADED["handy"], LOADED["frail"]
 TRIED = "tried in a process of their own"

@@ -6,13 +6,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from protocol_audit import Auditor, check_invariants
 from redis import Redis
-from stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.protocol.audit import Auditor, check_invariants
+from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
+from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.fleet import AsyncFleet
-from stepfleet.orchestrator.store import calls
+from stepfleet.orchestrator.store import lua
 
 AGENT = plain_agent(max_steps=3)
 STATES = ("queued", "in_progress", "paused", "completed", "failed", "stopped", "cancelled")
@@ -91,11 +91,11 @@ async def test_a_bug_in_the_script_is_found(
     name: str, redis_url: str, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = MUTATIONS[name]
-    text = calls.source("adopt")
+    text = lua.source("adopt")
     assert text.count(old) == 1, "the mutation does not fit any more"
-    seeded, source, digest = text.replace(old, new), calls.source, calls.digest
+    seeded, source, digest = text.replace(old, new), lua.source, lua.digest
     sha = hashlib.sha1(seeded.encode(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(calls, "source", lambda n: seeded if n == "adopt" else source(n))
-    monkeypatch.setattr(calls, "digest", lambda n: sha if n == "adopt" else digest(n))
+    monkeypatch.setattr(lua, "source", lambda n: seeded if n == "adopt" else source(n))
+    monkeypatch.setattr(lua, "digest", lambda n: sha if n == "adopt" else digest(n))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         await adopted_runs_are_sound(redis_url, auditor)

@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from stepfleet.orchestrator.errors import AgentMemoryError
-from stepfleet.orchestrator.memory.protocol import Memory
-from stepfleet.orchestrator.recall import (
+from stepfleet.orchestrator.agents.recall import (
     InMemoryNotes,
     KeywordMemory,
     Notes,
     RedisNotes,
     VectorMemory,
 )
-from stepfleet.orchestrator.recall.redis_notes import PAGE
+from stepfleet.orchestrator.agents.recall.redis_notes import PAGE
+from stepfleet.orchestrator.errors import AgentMemoryError
+from stepfleet.orchestrator.memory.protocol import Memory
 
 WORDS = ["cats", "sleep", "trains", "late", "soup", "salt"]
 

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from raw_model_server import RawModelServer, completion, events
+from support.servers.raw_model_server import RawModelServer, completion, events
 
 from stepfleet.orchestrator.errors import ModelTimeoutError
-from stepfleet.orchestrator.models import LLM
+from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.openai import OpenAI
+from stepfleet.worker.models.openai.chat import OpenAI
 
 HELLO = {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": "stop"}]}
 

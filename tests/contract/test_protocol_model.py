@@ -5,12 +5,12 @@ After each of them the invariants of the design hold, and nothing but what the m
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from protocol_machine import run_machine
-from protocol_pages import paged
-from protocol_rig import rig
-from redis_servers import RedisServer
+from support.protocol.machine import run_machine
+from support.protocol.pages import paged
+from support.protocol.rig import rig
+from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.store import calls
+from stepfleet.orchestrator.store import lua
 
 GATE = settings(
     max_examples=300,
@@ -51,11 +51,11 @@ def test_the_invariants_hold_where_every_claim_takes_pages(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log by the step, the journal by the field: what a claim gets is the same."""
-    source = calls.source
-    texts = {name: source(name) for name in calls.PAGED}
+    source = lua.source
+    texts = {name: source(name) for name in lua.PAGED}
     small = paged(texts)
-    monkeypatch.setattr(calls, "source", lambda name: small.get(name) or source(name))
-    monkeypatch.setattr(calls, "digest", calls.digest.__wrapped__)
+    monkeypatch.setattr(lua, "source", lambda name: small.get(name) or source(name))
+    monkeypatch.setattr(lua, "digest", lua.digest.__wrapped__)
     with rig(redis_server.unix_url) as shared:
         run_machine(shared, settings(GATE, max_examples=30, phases=[Phase.generate]))
     assert shared.told["claim"] > SELDOM

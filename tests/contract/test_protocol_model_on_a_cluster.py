@@ -6,18 +6,18 @@ What a script does elsewhere is a second call here: messages may come twice, and
 import random
 
 import pytest
-from cluster_fixtures import one_slot_scripts
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from protocol_audit import tag
-from protocol_machine import ProtocolMachine, run_machine
-from protocol_model import SHARDS
-from protocol_rig import cluster_rig
-from redis_cluster import redis_cluster
-from redis_servers import RedisServer
+from support.protocol.audit import tag
+from support.protocol.machine import ProtocolMachine, run_machine
+from support.protocol.model import SHARDS
+from support.protocol.rig import cluster_rig
+from support.servers.cluster_fixtures import one_slot_scripts
+from support.servers.redis_cluster import redis_cluster
+from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.store.slots import slot_of
+from stepfleet.orchestrator.redis_client.slots import slot_of
 
 __all__ = ["one_slot_scripts"]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from protocol_machine import run_machine
-from protocol_pages import paged
-from protocol_rig import rig
-from redis_servers import RedisServer
+from support.protocol.machine import run_machine
+from support.protocol.pages import paged
+from support.protocol.rig import rig
+from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.store import calls
+from stepfleet.orchestrator.store import lua
 
 SEARCH = settings(
     max_examples=2_000,
@@ -403,8 +403,8 @@ def test_the_model_finds_a_seeded_bug(
 ) -> None:
     mutation = MUTATIONS[name]
     seeded = texts_with(mutation)
-    monkeypatch.setattr(calls, "source", seeded.__getitem__)
-    monkeypatch.setattr(calls, "digest", calls.digest.__wrapped__)
+    monkeypatch.setattr(lua, "source", seeded.__getitem__)
+    monkeypatch.setattr(lua, "digest", lua.digest.__wrapped__)
     with rig(redis_server.unix_url) as shared, pytest.raises(AssertionError) as found:
         run_machine(shared, SEARCH)
     record_property("examples", shared.examples)
@@ -420,10 +420,10 @@ def texts_with(mutation: Mutation) -> dict[str, str]:
         "waiting",
         "paging",
     }
-    texts = {name: calls.source(name) for name in names}
+    texts = {name: lua.source(name) for name in names}
     if mutation.script == "page":
-        texts |= paged({name: texts[name] for name in calls.PAGED})
-    affected = names - calls.STANDALONE if mutation.script == "common" else {mutation.script}
+        texts |= paged({name: texts[name] for name in lua.PAGED})
+    affected = names - lua.STANDALONE if mutation.script == "common" else {mutation.script}
     for name in affected:
         assert texts[name].count(mutation.old) == 1, f"{name}: the mutation does not fit any more"
         texts[name] = texts[name].replace(mutation.old, mutation.new)

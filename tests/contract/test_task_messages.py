@@ -6,11 +6,11 @@ from typing import Any
 
 import redis
 
-from stepfleet.orchestrator.dispatch import CallMessages, StepMessages, call_label, step_label
-from stepfleet.orchestrator.message_signing import HEADER, signing_keys
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.settings import TASK, TOOL_TASK, load_settings
-from stepfleet.orchestrator.store.opening import celery_app
+from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, load_settings
+from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
+from stepfleet.orchestrator.store.dispatch import CallMessages, StepMessages, call_label, step_label
+from stepfleet.orchestrator.store.opening.opening import celery_app
 
 # Made anew for every message: ids, and who sent it.
 OWN = ("id", "root_id", "origin", "correlation_id", "reply_to", "delivery_tag")

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from redis_cluster import RedisCluster, redis_cluster
+from support.servers.redis_cluster import RedisCluster, redis_cluster
 
-from stepfleet.orchestrator.fleet import AsyncFleet
+from stepfleet.orchestrator.client.fleet import AsyncFleet
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.redaction import name_secret
+from stepfleet.orchestrator.records.text.redaction import name_secret
 
 OPENAI_URL = "https://api.openai.com/v1"
 _OPENAI_HOSTS = re.compile(r"(?:[^.]+\.)?api\.openai\.com")

@@ -11,13 +11,13 @@ from importlib import metadata
 from typing import Any, Protocol, runtime_checkable
 
 from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
-from stepfleet.orchestrator.models import LLM
-from stepfleet.orchestrator.records.foreign_text import well_formed
+from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.worker.foreign_answer import storable
+from stepfleet.orchestrator.records.text.foreign_text import well_formed
+from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
-from stepfleet.worker.models.openai import RESPONSE_LIMIT, OpenAI
+from stepfleet.worker.models.openai.chat import RESPONSE_LIMIT, OpenAI
 
 ENTRY_POINTS = "stepfleet.models"
 """Packages add providers by entry points of this group: `name = "package:factory"`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import signals
 
-from stepfleet.orchestrator.redaction import redact
+from stepfleet.orchestrator.records.text.redaction import redact
 
 
 class CleanLines(logging.Formatter):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.settings import TASK, TOOL_TASK
+from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 
 
 @dataclass(frozen=True, slots=True)

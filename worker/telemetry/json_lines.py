@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 from celery import signals
 
-from stepfleet.orchestrator.events import stamp
-from stepfleet.orchestrator.redaction import redact
+from stepfleet.orchestrator.events.envelope import stamp
+from stepfleet.orchestrator.records.text.redaction import redact
 from stepfleet.worker.telemetry.identity import current_step, enter_task
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "data"}

@@ -21,8 +21,8 @@ from prometheus_client import (
 )
 
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.records.results import end_state
-from stepfleet.worker.telemetry.seen import (
+from stepfleet.orchestrator.records.run.results import end_state
+from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallSeen,
     RefusalSeen,

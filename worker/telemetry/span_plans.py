@@ -11,9 +11,9 @@ from typing import Any
 
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.records.results import RunStatus, end_state, run_status
+from stepfleet.orchestrator.records.run.results import RunStatus, end_state, run_status
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.worker.telemetry.seen import (
+from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallSeen,
     RefusalSeen,

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from stepfleet.worker.telemetry.seen import Seen
+from stepfleet.worker.telemetry.observations import Seen
 from stepfleet.worker.telemetry.span_plans import SpanPlan, is_failure, spans_of
 from stepfleet.worker.telemetry.trace_ids import (
     is_sampled,

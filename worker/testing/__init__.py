@@ -5,14 +5,14 @@ purpose when told to. `python -m stepfleet.worker.testing` runs it as a program;
 fixture is in `stepfleet.worker.testing.fixtures`.
 """
 
-from stepfleet.worker.testing.faults import Fault, FaultKind, Faults, Planned
-from stepfleet.worker.testing.latency import Latency
+from stepfleet.worker.testing.chat.faults import Fault, FaultKind, Faults, Planned
+from stepfleet.worker.testing.chat.quirks import Quirk
+from stepfleet.worker.testing.chat.replies import Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.chat.requests import RequestRecord, ToolAnswer
+from stepfleet.worker.testing.http.request_log import RequestLog
 from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
-from stepfleet.worker.testing.quirks import Quirk
-from stepfleet.worker.testing.replies import Reply, ToolCallReply, Usage
-from stepfleet.worker.testing.request_log import RequestLog
-from stepfleet.worker.testing.requests import RequestRecord, ToolAnswer
-from stepfleet.worker.testing.scripts import NoReplyError, Rules, Said
+from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.scripts import NoReplyError, Rules, Said
 from stepfleet.worker.testing.server import ModelServer
 
 __all__ = [

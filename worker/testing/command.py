@@ -14,13 +14,13 @@ from pathlib import Path
 
 import orjson
 
-from stepfleet.worker.loop_thread import new_event_loop
-from stepfleet.worker.testing.faults import TRANSIENT, FaultKind, Faults
-from stepfleet.worker.testing.latency import Latency
+from stepfleet.worker.engine.loop_thread import new_event_loop
+from stepfleet.worker.testing.chat.faults import TRANSIENT, FaultKind, Faults
+from stepfleet.worker.testing.http.process import raise_open_files_limit, when_gone, when_input_ends
+from stepfleet.worker.testing.http.request_log import RequestLog
 from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
-from stepfleet.worker.testing.request_log import RequestLog
+from stepfleet.worker.testing.scenario.latency import Latency
 from stepfleet.worker.testing.server import ModelServer
-from stepfleet.worker.testing.watching import raise_open_files_limit, when_gone, when_input_ends
 
 USAGE_ERROR = 2
 

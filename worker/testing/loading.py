@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from stepfleet.worker.testing.scripts import Rules
+from stepfleet.worker.testing.scenario.scripts import Rules
 
 
 class RulesNotFoundError(Exception):

@@ -9,15 +9,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from stepfleet.worker.loop_thread import LoopThread
-from stepfleet.worker.testing.conversation import first_user_text
-from stepfleet.worker.testing.faults import Fault, Faults, Planned
-from stepfleet.worker.testing.latency import Latency
-from stepfleet.worker.testing.listening import Listener, listen
-from stepfleet.worker.testing.request_log import RequestLog
-from stepfleet.worker.testing.requests import RequestRecord
-from stepfleet.worker.testing.scripts import Rules, Said, as_rules
-from stepfleet.worker.testing.serving import Endpoint
+from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.testing.chat.conversation import first_user_text
+from stepfleet.worker.testing.chat.faults import Fault, Faults, Planned
+from stepfleet.worker.testing.chat.requests import RequestRecord
+from stepfleet.worker.testing.http.listener import Listener, listen
+from stepfleet.worker.testing.http.request_log import RequestLog
+from stepfleet.worker.testing.http.serving import Endpoint
+from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.scripts import Rules, Said, as_rules
 
 _STARTING_SECONDS = 10.0
 _CLOSING_SECONDS = 5.0

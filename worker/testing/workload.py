@@ -6,8 +6,8 @@ The input is JSON: `seconds` before each answer, `tools` (whether an answer asks
 
 import orjson
 
-from stepfleet.worker.testing.replies import Reply, ToolCallReply
-from stepfleet.worker.testing.requests import RequestRecord
+from stepfleet.worker.testing.chat.replies import Reply, ToolCallReply
+from stepfleet.worker.testing.chat.requests import RequestRecord
 
 
 def rules(request: RequestRecord) -> Reply:

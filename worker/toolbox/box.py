@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from stepfleet.orchestrator.records.text.redaction import Redactor, redact
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.redaction import Redactor, redact
 from stepfleet.orchestrator.tools import (
     CallStatus,
     Done,
@@ -20,7 +20,7 @@ from stepfleet.orchestrator.tools import (
 )
 from stepfleet.orchestrator.tools.definition import is_async
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT, execute_call
-from stepfleet.worker.toolbox.layers import call_through_layers
+from stepfleet.worker.toolbox.middleware import call_through_layers
 from stepfleet.worker.toolbox.running import run_function
 from stepfleet.worker.toolbox.threads import ToolThreads
 

@@ -17,8 +17,8 @@ from stepfleet.orchestrator.errors import (
     ToolExecutionError,
 )
 from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.redaction import redact_error
 from stepfleet.orchestrator.tools import (
     StateUpdate,
     Tool,
@@ -26,7 +26,7 @@ from stepfleet.orchestrator.tools import (
     ToolRegistry,
     WithMedia,
 )
-from stepfleet.orchestrator.tools.check_time import unhurried
+from stepfleet.orchestrator.tools.schemas.time_limit import unhurried
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_function, run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads

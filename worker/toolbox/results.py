@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.records.tool_text import value_text
-from stepfleet.orchestrator.tools.bounded_json import MAX_DEPTH, MAX_DIGITS, is_unicode
+from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, MAX_DIGITS, is_unicode
 
 RESULT_LIMIT = 256 * 1024
 """Bytes of UTF-8 that a result may have as text."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from stepfleet.orchestrator.agent import Agent
+from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.continuation.drivers import ResponseContentCheck
 from stepfleet.orchestrator.tools import tool
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.cli.bench.figures import Figures, assumptions
-from stepfleet.orchestrator.cli.words import count
+from stepfleet.orchestrator.cli.terminal.format import count
 
 PACKAGES = ("stepfleet", "celery", "kombu", "redis")
 CROWDED = 0.85

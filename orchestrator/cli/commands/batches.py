@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.terminal import exit_codes
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +34,7 @@ def submit(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Submit a file of inputs to a fleet; prints the batch's id."""
-    from stepfleet.orchestrator.cli.batch_views import Submission, submit_file
+    from stepfleet.orchestrator.cli.views.batches import Submission, submit_file
 
     asked = Submission(
         file=file,
@@ -47,7 +48,7 @@ def submit(
         output_format=output_format,
         json=json,
     )
-    exits.end(submit_file(asked))
+    exit_codes.end(submit_file(asked))
 
 
 def status(
@@ -56,7 +57,7 @@ def status(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Show a batch, or the fleet and its newest batches."""
-    from stepfleet.orchestrator.cli.batch_views import show_status
+    from stepfleet.orchestrator.cli.views.batches import show_status
 
     show_status(batch, data, json=json)
 
@@ -67,9 +68,9 @@ def watch(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Show a batch's progress until it has ended."""
-    from stepfleet.orchestrator.cli.batch_views import watch_batch
+    from stepfleet.orchestrator.cli.views.batches import watch_batch
 
-    exits.end(watch_batch(batch, data, json=json))
+    exit_codes.end(watch_batch(batch, data, json=json))
 
 
 def results(
@@ -82,9 +83,9 @@ def results(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Write the results of a batch as JSON lines, to a file (replaced as a whole) or the screen."""
-    from stepfleet.orchestrator.cli.batch_views import write_results
+    from stepfleet.orchestrator.cli.views.batches import write_results
 
     code = write_results(
         batch, data, out, failed=failed, ordered=ordered, wait=wait, output_format=output_format
     )
-    exits.end(code)
+    exit_codes.end(code)

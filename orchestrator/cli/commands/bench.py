@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.terminal import exit_codes
 
 CONCURRENT = (1_000, 10_000, 100_000)
 
@@ -53,9 +54,9 @@ def bench(
     estimates the workers that more runs at once would need.
     """
     from stepfleet.orchestrator.cli.bench.latencies import Latencies
-    from stepfleet.orchestrator.cli.bench.standing import BenchPlan, bench_fleet
+    from stepfleet.orchestrator.cli.bench.runner import BenchPlan, bench_fleet
     from stepfleet.orchestrator.cli.bench.workload import Workload
 
     load = Workload(runs, steps, Latencies.parse(latency), tools, tool_seconds, seed)
     asked = tuple(concurrent or CONCURRENT)
-    exits.end(bench_fleet(BenchPlan(load, workers, slots, faults, asked, json)))
+    exit_codes.end(bench_fleet(BenchPlan(load, workers, slots, faults, asked, json)))

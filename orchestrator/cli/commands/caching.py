@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def stats(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
     """Show entries, size, hits and misses of the response cache, in all and by model."""
-    from stepfleet.orchestrator.cli.cache_views import print_statistics
+    from stepfleet.orchestrator.cli.views.cache import print_statistics
 
     print_statistics(data, json=json)
 
@@ -39,6 +39,6 @@ def clear(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Forget answers: all of them, one model's, or one."""
-    from stepfleet.orchestrator.cli.cache_views import clear_cache
+    from stepfleet.orchestrator.cli.views.cache import clear_cache
 
     clear_cache(model, key, data, json=json)

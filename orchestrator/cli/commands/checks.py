@@ -4,7 +4,8 @@
 
 import typer
 
-from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.terminal import exit_codes
 
 
 def register(app: typer.Typer) -> None:
@@ -18,6 +19,6 @@ def doctor(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Check the set-up, and name the fix for what is wrong. Sends no prompt."""
-    from stepfleet.orchestrator.cli.diagnosis import diagnose
+    from stepfleet.orchestrator.cli.doctor.doctor import diagnose
 
-    exits.end(diagnose(agents, data, json=json))
+    exit_codes.end(diagnose(agents, data, json=json))

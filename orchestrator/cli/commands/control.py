@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.terminal import exit_codes
 
 
 def register(app: typer.Typer) -> None:
@@ -26,9 +27,11 @@ def retry(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Take ended runs up again at their failed step; what went well is kept."""
-    from stepfleet.orchestrator.cli.control_requests import retry_one_or_all
+    from stepfleet.orchestrator.cli.views.control import retry_one_or_all
 
-    exits.end(retry_one_or_all(run, batch, data, failed=failed, raised=raised or [], json=json))
+    exit_codes.end(
+        retry_one_or_all(run, batch, data, failed=failed, raised=raised or [], json=json)
+    )
 
 
 def send(
@@ -39,9 +42,9 @@ def send(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Give an ended run a further message: it goes on with its conversation, limits start anew."""
-    from stepfleet.orchestrator.cli.control_requests import send_message
+    from stepfleet.orchestrator.cli.views.control import send_message
 
-    exits.end(send_message(run, text, data, raised=raised or [], json=json))
+    exit_codes.end(send_message(run, text, data, raised=raised or [], json=json))
 
 
 def cancel(
@@ -51,9 +54,9 @@ def cancel(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Cancel a run, or all open runs of a batch."""
-    from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
+    from stepfleet.orchestrator.cli.views.control import ask_one_or_all
 
-    exits.end(ask_one_or_all("cancel", run, batch, data, json=json))
+    exit_codes.end(ask_one_or_all("cancel", run, batch, data, json=json))
 
 
 def pause(
@@ -64,9 +67,9 @@ def pause(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Pause a run, a batch or the fleet: tools and model calls under way are finished."""
-    from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
+    from stepfleet.orchestrator.cli.views.control import ask_one_or_all
 
-    exits.end(ask_one_or_all("pause", run, batch, data, json=json, everything=everything))
+    exit_codes.end(ask_one_or_all("pause", run, batch, data, json=json, everything=everything))
 
 
 def resume(
@@ -77,6 +80,6 @@ def resume(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Let a paused run, batch or fleet go on."""
-    from stepfleet.orchestrator.cli.control_requests import ask_one_or_all
+    from stepfleet.orchestrator.cli.views.control import ask_one_or_all
 
-    exits.end(ask_one_or_all("resume", run, batch, data, json=json, everything=everything))
+    exit_codes.end(ask_one_or_all("resume", run, batch, data, json=json, everything=everything))

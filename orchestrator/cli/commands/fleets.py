@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.terminal import exit_codes
 
 
 def register(app: typer.Typer) -> None:
@@ -31,13 +32,13 @@ def up(
 
     Commands in other terminals find it by the data folder, or by STEPFLEET_REDIS_URL.
     """
-    from stepfleet.orchestrator.cli.local_fleet import FleetPlan
-    from stepfleet.orchestrator.cli.simulation import simulated_as
-    from stepfleet.orchestrator.cli.standing import stand
+    from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+    from stepfleet.orchestrator.cli.local.simulation import simulated_as
+    from stepfleet.orchestrator.cli.local.up import stand
 
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
     plan = FleetPlan(agents, workers, slots, simulated)
-    exits.end(stand(plan, data, with_flower=with_flower))
+    exit_codes.end(stand(plan, data, with_flower=with_flower))
 
 
 def worker(
@@ -66,10 +67,10 @@ def worker(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
-    from stepfleet.orchestrator.cli.one_worker import become_worker
-    from stepfleet.orchestrator.cli.pools import slots_of
-    from stepfleet.orchestrator.cli.served_queues import asked_queues
-    from stepfleet.orchestrator.cli.worker_command import WorkerOptions
+    from stepfleet.orchestrator.cli.local.pools import slots_of
+    from stepfleet.orchestrator.cli.local.queues import asked_queues
+    from stepfleet.orchestrator.cli.local.worker import become_worker
+    from stepfleet.orchestrator.cli.local.worker_command import WorkerOptions
 
     options_of_it = WorkerOptions(
         agents, slots_of(pool, concurrency or slots), pool, name, queues=asked_queues(queue or ())
@@ -93,6 +94,6 @@ def flower(
     Listens on this machine only; on another address it wants --basic-auth. Its HTTP API is
     open only with --basic-auth, as in Flower itself.
     """
-    from stepfleet.orchestrator.cli.flower_command import serve_flower
+    from stepfleet.orchestrator.cli.commands.flower import serve_flower
 
     serve_flower(port, address, basic_auth, data)

@@ -33,7 +33,7 @@ def snapshot(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Print a run in short, as JSON: its newest messages and steps, texts cut."""
-    from stepfleet.orchestrator.cli.history_views import print_snapshot
+    from stepfleet.orchestrator.cli.views.history import print_snapshot
 
     print_snapshot(run, preset, data, redact=redact)
 
@@ -57,7 +57,7 @@ def checkpoint(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Write everything of a run to a file, from which it can go on, here or elsewhere."""
-    from stepfleet.orchestrator.cli.history_views import KeepAll, write_checkpoint
+    from stepfleet.orchestrator.cli.views.history import KeepAll, write_checkpoint
 
     write_checkpoint(run, out, data, at=at, all_of=KeepAll(every, keep, follow=follow))
 
@@ -74,7 +74,7 @@ def restore(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Create the run of a checkpoint: it goes on where it stood. Prints its id."""
-    from stepfleet.orchestrator.cli.history_views import restore_run
+    from stepfleet.orchestrator.cli.views.history import restore_run
 
     restore_run(file, agent, changes or [], data, as_new=as_new, json=json)
 
@@ -93,7 +93,7 @@ def fork(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Start a run that begins with the first steps of another one. Prints its id."""
-    from stepfleet.orchestrator.cli.history_views import ForkWish, fork_run
+    from stepfleet.orchestrator.cli.views.history import ForkWish, fork_run
 
     fork_run(ForkWish(run, at, changes or [], message, tools), data, json=json)
 
@@ -105,6 +105,6 @@ def compare(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Show two runs side by side: what they took, where they part, how their outputs differ."""
-    from stepfleet.orchestrator.cli.history_views import compare_runs
+    from stepfleet.orchestrator.cli.views.history import compare_runs
 
     compare_runs(first, second, data, json=json)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli import exits, options
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.terminal import exit_codes
 
 
 def register(app: typer.Typer) -> None:
@@ -43,9 +44,9 @@ def run(
     on where it stopped and adds only the results that are missing. Once its batch is done, it
     begins a new one, unless its results file still exists.
     """
-    from stepfleet.orchestrator.cli.batch_run import RunPlan, run_file
-    from stepfleet.orchestrator.cli.local_fleet import FleetPlan
-    from stepfleet.orchestrator.cli.simulation import simulated_as
+    from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+    from stepfleet.orchestrator.cli.local.simulation import simulated_as
+    from stepfleet.orchestrator.cli.run.run import RunPlan, run_file
 
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
     plan = RunPlan(
@@ -58,4 +59,4 @@ def run(
         output_format=output_format,
         json=json,
     )
-    exits.end(run_file(plan))
+    exit_codes.end(run_file(plan))

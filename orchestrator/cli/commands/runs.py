@@ -27,11 +27,11 @@ def show(
 ) -> None:
     """Show a run's trace: its input, steps, tools, and answer."""
     if chat or follow:
-        from stepfleet.orchestrator.cli.conversation_views import show_conversation
+        from stepfleet.orchestrator.cli.views.chat import show_conversation
 
         show_conversation(run, data, json=json, full=full, follow=follow)
         return
-    from stepfleet.orchestrator.cli.run_views import show_run
+    from stepfleet.orchestrator.cli.views.runs import show_run
 
     show_run(run, data, json=json, full=full)
 
@@ -42,7 +42,7 @@ def explain(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Say why a run stopped, or goes on: every criterion with its numbers."""
-    from stepfleet.orchestrator.cli.run_views import explain_run
+    from stepfleet.orchestrator.cli.views.runs import explain_run
 
     explain_run(run, data, json=json)
 
@@ -61,6 +61,6 @@ def events(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Print a run's events, a line of JSON each."""
-    from stepfleet.orchestrator.cli.run_views import print_events
+    from stepfleet.orchestrator.cli.views.runs import print_events
 
     print_events(run, data, follow=follow or chunks, chunks=chunks, since=since)

@@ -19,9 +19,9 @@ import redis.asyncio
 from celery import Celery, current_task, signals
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from stepfleet.worker import transport
-from stepfleet.worker.bridge import PerLoop, await_
-from stepfleet.worker.pool import refuse_greenlet_pools
+from stepfleet.worker.engine import transport
+from stepfleet.worker.engine.bridge import PerLoop, await_
+from stepfleet.worker.engine.pool import refuse_greenlet_pools
 
 transport.register()
 
@@ -29,7 +29,7 @@ NOTES = os.environ["TOY_REDIS"]
 
 app = Celery("toy", broker=os.environ["TOY_BROKER"], backend=os.environ.get("TOY_BACKEND") or NOTES)
 app.conf.update(
-    worker_pool="stepfleet.worker.pool:Pool",
+    worker_pool="stepfleet.worker.engine.pool:Pool",
     worker_concurrency=1000,
     worker_prefetch_multiplier=1,
     worker_send_task_events=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.batch_input import LINE_LIMIT, RawLine, open_input
+from stepfleet.orchestrator.batches.source import LINE_LIMIT, RawLine, open_input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.messages import Message
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.batch_lines import (
+from stepfleet.orchestrator.batches.lines import (
     INPUT_LIMIT,
     METADATA_LIMIT,
     BatchLine,
     parse_line,
     read_object,
 )
+from stepfleet.orchestrator.batches.openai_format import parse_openai_line
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.openai_batch import parse_openai_line
 from stepfleet.orchestrator.records.messages import Message, Role
 
 

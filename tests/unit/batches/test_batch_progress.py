@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from stepfleet.orchestrator.batches import Manifest, progress_of
+from stepfleet.orchestrator.records.batch import Manifest, progress_of
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 MANIFEST = Manifest(batch_id="b", key="k", digest="d", created=AT, total=6, rows=7, sealed=True)

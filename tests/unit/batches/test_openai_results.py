@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from stepfleet.orchestrator.openai_batch import to_openai_line
+from stepfleet.orchestrator.batches.openai_format import to_openai_line
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.results import AgentRunResult, end_state, run_status
+from stepfleet.orchestrator.records.run.results import AgentRunResult, end_state, run_status
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from stepfleet.orchestrator.config import AgentConfig
-from stepfleet.orchestrator.error_policy import ErrorPolicy
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.records.responses import ModelSettings
 
 CONFIG = AgentConfig(

@@ -4,7 +4,7 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from stepfleet.orchestrator.store.batches import batch_id_of, run_id_of
+from stepfleet.orchestrator.store.batches.batches import batch_id_of, run_id_of
 
 
 @pytest.mark.parametrize("row", [0, 1, 9, 10, 123_456, 10**9])

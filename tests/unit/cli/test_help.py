@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from warm_starts import COMMAND, run
+from support.workers.warm_starts import COMMAND, run
 
 HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
 COMMANDS = (
@@ -35,7 +35,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
 def test_the_command_line_starts_without_loading_what_commands_need() -> None:
     probe = (
-        "import sys; from stepfleet.orchestrator.cli.entry import build; build(); "
+        "import sys; from stepfleet.orchestrator.cli.main import build; build(); "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run(

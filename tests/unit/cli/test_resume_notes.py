@@ -1,8 +1,8 @@
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator.agent import Agent
-from stepfleet.orchestrator.cli.resume_notes import Note, Notes, identity
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.cli.run.resume_notes import Note, Notes, identity
 
 
 def agents(**fields: Any) -> dict[str, Agent]:

@@ -2,9 +2,9 @@ import itertools
 import time
 
 import pytest
-from agent_records import START, a_failed_state, a_last_step, a_state, an_info
 from hypothesis import given
 from hypothesis import strategies as st
+from support.runs.agent_records import START, a_failed_state, a_last_step, a_state, an_info
 
 from stepfleet.orchestrator import continuation
 from stepfleet.orchestrator.continuation import (
@@ -14,10 +14,10 @@ from stepfleet.orchestrator.continuation import (
     base_criteria,
     when,
 )
-from stepfleet.orchestrator.error_policy import ErrorHandlingDecision, ErrorPolicy
+from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision, ErrorPolicy
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.results import RunStatus, run_status
+from stepfleet.orchestrator.records.run.results import RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats

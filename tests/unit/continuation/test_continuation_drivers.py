@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from agent_records import a_failed_state, a_last_step, a_state, failures
+from support.runs.agent_records import a_failed_state, a_last_step, a_state, failures
 
 from stepfleet.orchestrator.continuation import (
     ContinuationCriteria,
@@ -13,7 +13,7 @@ from stepfleet.orchestrator.continuation import (
     ToolCallPresenceCheck,
     when,
 )
-from stepfleet.orchestrator.error_policy import ErrorHandlingDecision, ErrorPolicy
+from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision, ErrorPolicy
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.messages import Message, Role
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason

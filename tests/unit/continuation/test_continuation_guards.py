@@ -2,7 +2,7 @@ import math
 from datetime import timedelta
 
 import pytest
-from agent_records import START, a_last_step, a_state, an_info
+from support.runs.agent_records import START, a_last_step, a_state, an_info
 
 from stepfleet.orchestrator.continuation import (
     BudgetLimit,
@@ -17,8 +17,8 @@ from stepfleet.orchestrator.continuation import (
     StopRequested,
     TokenUsageLimit,
 )
+from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.continuation.guards import Limit
-from stepfleet.orchestrator.error_policy import ErrorPolicy
 from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.state import AgentState

@@ -3,9 +3,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-from agent_records import a_last_step, a_state
 from hypothesis import given
 from hypothesis import strategies as st
+from support.runs.agent_records import a_last_step, a_state
 
 from stepfleet.orchestrator.continuation import (
     CanDecideToContinue,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from deadlines import wait_until
-from flower_site import Site
-from redis_servers import free_port
+from support.deadlines import wait_until
+from support.servers.flower_site import Site
+from support.servers.redis_servers import free_port
 
-from stepfleet.orchestrator.cli.entry import build
+from stepfleet.orchestrator.cli.main import build
 from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.settings import Settings
+from stepfleet.orchestrator.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"

@@ -4,16 +4,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from agent_records import START, a_call, an_error, an_info
-from scripted_steps import call, say
-from seen_steps import a_claim
+from support.runs.agent_records import START, a_call, an_error, an_info
+from support.runs.scripted_steps import call, say
+from support.runs.seen_steps import a_claim
 
 from stepfleet.orchestrator import Agent, ErrorPolicy
-from stepfleet.orchestrator.agent import criteria_of
-from stepfleet.orchestrator.error_policy import ErrorHandlingDecision
-from stepfleet.orchestrator.events import Event, EventType, channel_of
+from stepfleet.orchestrator.agents.agent import criteria_of
+from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
+from stepfleet.orchestrator.events.envelope import Event, EventType, channel_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
-from stepfleet.orchestrator.protocol.happenings import events_of
+from stepfleet.orchestrator.protocol.commit_envelopes import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.messages import Message

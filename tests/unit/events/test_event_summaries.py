@@ -7,7 +7,8 @@ import pytest
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.events import (
+from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
+from stepfleet.orchestrator.events.envelope import (
     Event,
     EventType,
     args_shown,
@@ -17,7 +18,6 @@ from stepfleet.orchestrator.events import (
     result_summary,
     stamp,
 )
-from stepfleet.orchestrator.records.broadcasting import BroadcastConfig
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5600, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.domain_events import (
+from stepfleet.orchestrator.events.domain_events import (
     AgentFailed,
     AgentFinished,
     AgentStateUpdated,
@@ -18,9 +18,9 @@ from stepfleet.orchestrator.domain_events import (
     ToolCallStarted,
     from_envelope,
 )
+from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.subscribers import Subscribers
 
 AT = "2026-01-02T12:00:01.500Z"
 

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
+from stepfleet.orchestrator.agents.recall import InMemoryNotes, KeywordMemory
+from stepfleet.orchestrator.agents.recall.notes import fitting
 from stepfleet.orchestrator.errors import AgentMemoryError, StoreError
 from stepfleet.orchestrator.memory import protocol
 from stepfleet.orchestrator.memory.protocol import CONTEXT, Memory, context_for
-from stepfleet.orchestrator.recall import InMemoryNotes, KeywordMemory
-from stepfleet.orchestrator.recall.notes import fitting
 from stepfleet.orchestrator.records.messages import Message
 
 ASKED = (Message.system("rules"), Message.user("about cats"), Message.assistant("hm"))

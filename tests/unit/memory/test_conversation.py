@@ -1,9 +1,9 @@
 from collections.abc import Sequence
 
 import pytest
-from conversations import check_pairs, exchanges
 from hypothesis import given
 from hypothesis import strategies as st
+from support.runs.conversations import check_pairs, exchanges
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.conversation import MemoryManager

@@ -1,10 +1,10 @@
 import pytest
-from conversations import check_pairs, conversations
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.runs.conversations import check_pairs, conversations
 
-from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.limits import limited, paired
 from stepfleet.orchestrator.memory.policy import MemoryPolicy

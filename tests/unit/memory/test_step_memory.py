@@ -1,4 +1,4 @@
-from agent_records import a_failed_step, a_step
+from support.runs.agent_records import a_failed_step, a_step
 
 from stepfleet.orchestrator.memory.steps import StepMemory
 from stepfleet.orchestrator.records.messages import Message

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from documents import ROOT
-from requirements_table import ID, named_tests
+from support.documents.documents import ROOT
+from support.documents.requirements_table import ID, named_tests
 
 CORE = (
     "stepfleet.worker.step",
     "stepfleet.orchestrator.protocol.verdict",
     "stepfleet.orchestrator.continuation",
-    "stepfleet.orchestrator.agent",
+    "stepfleet.orchestrator.agents.agent",
     "stepfleet.orchestrator.memory",
-    "stepfleet.orchestrator.serialization",
-    "stepfleet.orchestrator.checkpoints.record",
-    "stepfleet.orchestrator.rendering",
+    "stepfleet.orchestrator.protocol.serialization",
+    "stepfleet.orchestrator.client.checkpoints.record",
+    "stepfleet.orchestrator.client.rendering",
 )
 FOREIGN = ("celery", "kombu", "redis", "aiohttp", "httpx", "grpc", "opentelemetry")
 

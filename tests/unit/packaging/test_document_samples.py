@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from documents import Sample, blocks_of, files_of, run_samples, samples_of, table
+from support.documents.documents import Sample, blocks_of, files_of, run_samples, samples_of, table
 
 PAGE = """\
 # A page

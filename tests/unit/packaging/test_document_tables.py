@@ -5,16 +5,16 @@ import re
 import subprocess
 import sys
 
-from documents import ROOT, first_code, head_of, pages, table
-from requirements_table import named_in, requirements
+from support.documents.documents import ROOT, first_code, head_of, pages, table
+from support.documents.requirements_table import named_in, requirements
 
 from stepfleet.orchestrator import ErrorPolicy, ModelSettings, StopReason
+from stepfleet.orchestrator.agents.strategies.lookup import BUILT_IN
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
-from stepfleet.orchestrator.records.results import end_state, run_status
-from stepfleet.orchestrator.settings import Settings
-from stepfleet.orchestrator.strategies.naming import BUILT_IN
-from stepfleet.worker.models.openai import RESPONSE_LIMIT
+from stepfleet.orchestrator.records.run.results import end_state, run_status
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.worker.models.openai.chat import RESPONSE_LIMIT
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
 
 TEXTS = pages()
@@ -128,7 +128,7 @@ def test_what_the_roadmap_calls_open_is_open_and_the_four_phases_are_there() -> 
 
 APP = """\
 import json
-from stepfleet.orchestrator.settings import load_settings
+from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.app import create_app
 
 conf = create_app(load_settings(redis_url="redis://127.0.0.1:9/0")).conf

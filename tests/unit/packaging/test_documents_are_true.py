@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 import typer
-from documents import DOCS, ROOT, Block, blocks_of, first_code, pages, table
+from support.documents.documents import DOCS, ROOT, Block, blocks_of, first_code, pages, table
 
 import stepfleet.orchestrator as public
-from stepfleet.orchestrator.cli.entry import build
+from stepfleet.orchestrator.cli.main import build
 from stepfleet.orchestrator.records.state import Lifecycle
 
 TEXTS = pages()
 MODULES = (
-    *("continuation", "errors", "error_policy", "broadcast.port", "answers.sinks"),
+    *("continuation", "errors", "continuation.error_policy", "events.broadcast.port"),
     *("protocol.claim", "protocol.verdict", "records.steps", "records.tools", "records.errors"),
-    *("schemas.handles", "tools", "tools.builtin", "strategies", "recall", "parsing"),
-    *("run_display", "records.state", "memory.protocol"),
+    *("tools.schemas.handles", "tools", "tools.builtin", "agents.strategies", "agents.recall"),
+    *("agents.answers.sinks", "records.responses", "client.runs", "records.state"),
+    "memory.protocol",
 )
 OLD_NAMES = {
     *("AgentMemory", "HandlerOutcome", "RunResult", "ErrorPresenceCheck", "RetryLimit"),

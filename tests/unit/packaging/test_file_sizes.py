@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from documents import ROOT
+from support.documents.documents import ROOT
 
 LONGEST = 600
 LONGEST_MODULE = 400

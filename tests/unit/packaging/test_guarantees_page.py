@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from documents import ROOT, pages, table
+from support.documents.documents import ROOT, pages, table
 
 TEXTS = pages()
 TESTS = {one.stem: one for one in (ROOT / "tests").rglob("test_*.py")}

@@ -5,8 +5,8 @@ import pytest
 
 import stepfleet.orchestrator as public
 from stepfleet.orchestrator import continuation
-from stepfleet.orchestrator.error_policy import ErrorPolicy
-from stepfleet.orchestrator.records.results import AgentRunResult
+from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 

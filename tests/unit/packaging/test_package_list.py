@@ -29,10 +29,10 @@ BROUGHT_ALONG = {
 # Parts of the orchestrator that belong to an extra; all else installs with the core.
 EXTRAS_OF_ROOMS = {
     "orchestrator/memory/tokens.py": {"tokens"},
-    "orchestrator/recall/vectors.py": {"vector"},
+    "orchestrator/agents/recall/vectors.py": {"vector"},
     "orchestrator/dashboard": {"flower"},
     "orchestrator/cli/flower.py": {"flower"},
-    "orchestrator/embedded/binary.py": {"local"},
+    "orchestrator/store/embedded/binary.py": {"local"},
 }
 
 

@@ -1,6 +1,6 @@
 """Nothing that users may import goes away unnoticed."""
 
-from public_api import LIST, offered
+from support.documents.public_api import LIST, offered
 
 import stepfleet.orchestrator as package
 
@@ -10,13 +10,15 @@ def test_no_public_name_field_method_or_argument_has_gone() -> None:
     kept = LIST.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(kept) > 1_000
     gone = sorted(set(kept) - set(offered()))
-    assert gone == [], "removed on purpose? see tests/support/public_api.py"
+    assert gone == [], "removed on purpose? see tests/support/documents/public_api.py"
 
 
 def test_the_list_names_every_public_name() -> None:
     """QUAL-06"""
     kept = set(LIST.read_text(encoding="utf-8").split("\n"))
-    assert set(package.__all__) - kept == set(), "write the list anew: tests/support/public_api.py"
+    assert set(package.__all__) - kept == set(), (
+        "write the list anew: tests/support/documents/public_api.py"
+    )
 
 
 def test_a_method_that_loses_an_argument_is_seen() -> None:

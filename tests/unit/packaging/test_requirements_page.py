@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from requirements_table import (
+from support.documents.requirements_table import (
     GROUPS,
     Requirement,
     long_tests,
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "requirements.md"
 
 def test_the_page_is_what_the_tests_say_now() -> None:
     assert PAGE.read_text(encoding="utf-8") == table(requirements()), (
-        "run: python tests/support/requirements_table.py > docs/requirements.md"
+        "run: python tests/support/documents/requirements_table.py > docs/requirements.md"
     )
 
 

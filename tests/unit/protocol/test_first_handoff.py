@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.dispatch import StepMessages
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.serialization.handoff import handoff
 from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.serialization.handoff import handoff
-from stepfleet.orchestrator.store.submission import NewRun, first_handoff
+from stepfleet.orchestrator.store.dispatch import StepMessages
+from stepfleet.orchestrator.store.runs.submission import NewRun, first_handoff
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 1234, tzinfo=UTC)
 

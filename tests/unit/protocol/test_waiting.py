@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stepfleet.orchestrator.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.waiting import (
     LONGEST_WAIT,

@@ -1,6 +1,6 @@
 """`result.debug()`: what a run came to, in short."""
 
-from agent_records import a_failed_state, a_failed_step, a_result, a_step
+from support.runs.agent_records import a_failed_state, a_failed_step, a_result, a_step
 
 from stepfleet.orchestrator.continuation import base_criteria
 from stepfleet.orchestrator.records.errors import ErrorType

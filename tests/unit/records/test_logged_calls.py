@@ -1,8 +1,8 @@
 """Calls of a log that are read when somebody looks: equal to the calls themselves."""
 
 import pytest
-from agent_records import START, a_call, a_state
 from pydantic import ValidationError
+from support.runs.agent_records import START, a_call, a_state
 
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.state import AgentState

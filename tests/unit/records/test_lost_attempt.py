@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from stepfleet.orchestrator.records.results import LostAttempt
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
 

@@ -4,8 +4,16 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
-from agent_records import START, a_call, a_failed_state, a_failed_step, a_result, a_step, an_error
 from pydantic import BaseModel
+from support.runs.agent_records import (
+    START,
+    a_call,
+    a_failed_state,
+    a_failed_step,
+    a_result,
+    a_step,
+    an_error,
+)
 
 from stepfleet.orchestrator.continuation import base_criteria
 from stepfleet.orchestrator.errors import (
@@ -16,7 +24,12 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.results import AgentRunResult, RunStatus, end_state, run_status
+from stepfleet.orchestrator.records.run.results import (
+    AgentRunResult,
+    RunStatus,
+    end_state,
+    run_status,
+)
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord

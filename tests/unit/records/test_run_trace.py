@@ -1,9 +1,13 @@
 import pytest
-from agent_records import a_call, a_failed_step, a_result, a_state, a_step, an_error
 from pydantic import TypeAdapter
+from support.runs.agent_records import a_call, a_failed_step, a_result, a_state, a_step, an_error
 
 from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.records.agent_steps import (
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.messages import Message, Role
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
+from stepfleet.orchestrator.records.run.trace_steps import (
     LINE_LENGTH,
     Action,
     AgentStep,
@@ -12,10 +16,6 @@ from stepfleet.orchestrator.records.agent_steps import (
     Planning,
     Task,
 )
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.results import AgentRunResult, LostAttempt
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall

@@ -2,8 +2,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from agent_records import START, a_call, a_failed_step, a_last_step, a_state, a_step, an_info
 from pydantic import ValidationError
+from support.runs.agent_records import (
+    START,
+    a_call,
+    a_failed_step,
+    a_last_step,
+    a_state,
+    a_step,
+    an_info,
+)
 
 from stepfleet.orchestrator.continuation import base_criteria
 from stepfleet.orchestrator.records.messages import Message

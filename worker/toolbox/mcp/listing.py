@@ -14,11 +14,15 @@ from mcp_types import Tool as OfferedTool
 from mcp_types import ToolAnnotations
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools.bounded_json import BoundsError, canonical_json, plain_json
-from stepfleet.orchestrator.tools.check_time import TooMuchWorkError, allowed, limited
-from stepfleet.orchestrator.tools.foreign import check_sound
 from stepfleet.orchestrator.tools.mcp import McpServer
-from stepfleet.orchestrator.tools.schema_budget import check_budget
+from stepfleet.orchestrator.tools.schemas.bounded_json import (
+    BoundsError,
+    canonical_json,
+    plain_json,
+)
+from stepfleet.orchestrator.tools.schemas.budget import check_budget
+from stepfleet.orchestrator.tools.schemas.foreign import check_sound
+from stepfleet.orchestrator.tools.schemas.time_limit import TooMuchWorkError, allowed, limited
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from mcp_types import CONNECTION_CLOSED, CallToolResult
 
 from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError
-from stepfleet.worker.toolbox.mcp.connecting import Link, connected
+from stepfleet.worker.toolbox.mcp.connection import Link, connected
 from stepfleet.worker.toolbox.mcp.listing import Definition
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What an agent is and where it comes from: code, files, strategies, answer contracts."""

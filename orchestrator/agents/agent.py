@@ -1,0 +1,214 @@
+"""An agent in code: its configuration, and what cannot be stored: tools, criteria, models.
+
+A run stores the configuration it started with; workers find the code by the agent's name.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from stepfleet.orchestrator.agents.answers.special import SpecialTool
+from stepfleet.orchestrator.agents.assembly import (
+    check_agreement,
+    check_reasoning,
+    contract_of,
+    reasoning_of,
+    strategy_of,
+)
+from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
+from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.agents.strategies import Strategy, stored_name
+from stepfleet.orchestrator.continuation import (
+    CanDecideToContinue,
+    ContinuationCriteria,
+    base_criteria,
+)
+from stepfleet.orchestrator.continuation.error_policy import (
+    ErrorContextResolver,
+    ErrorPolicy,
+    resolve,
+)
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.events.subscribers import Subscribers
+from stepfleet.orchestrator.memory.protocol import Memory
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
+from stepfleet.orchestrator.tools.schemas.handles import schema_of
+from stepfleet.orchestrator.tools.schemas.nesting import check_nesting
+
+CUSTOM_MODEL = "custom:"
+
+
+@dataclass(frozen=True, init=False)
+class Agent:
+    """An agent as code: a configuration, its tools, and its further criteria.
+
+    Every field of `AgentConfig` is a keyword argument. `model` is a `provider:name` string or
+    an object with the `LLM` protocol. `criteria` are appended to the base set. `context` is
+    what it remembers beyond its conversations, asked before each model call. `strategy` is an
+    object, a registered name or a `module:attribute` reference, made with `strategy_options`.
+    `output_type` is what its answer's data must be: a type that pydantic knows, or a JSON
+    Schema. `special_tools` are calls that may end a run, answered by their own handlers.
+    `middleware` goes around its model and tool calls, the first one outermost. `earlier_tools`
+    are for runs that began with them; new runs are not offered any.
+    Raises `ConfigurationError` that names the field and the fix.
+    """
+
+    config: AgentConfig
+    tools: ToolRegistry
+    criteria: tuple[CanDecideToContinue, ...] = ()
+    llm: LLM | None = None
+    failures: ErrorContextResolver | None = None
+    subscribers: Subscribers | None = None
+    context: Memory | None = None
+    strategy: Strategy | None = None
+    special_tools: tuple[SpecialTool, ...] = ()
+    middleware: tuple[Middleware, ...] = ()
+    earlier_tools: tuple[Tool[..., Any], ...] = ()
+
+    def __init__(  # noqa: PLR0913 - one argument per thing that no record can hold
+        self,
+        name: str,
+        *,
+        model: str | LLM,
+        tools: Iterable[Any] = (),
+        criteria: Iterable[CanDecideToContinue] = (),
+        failures: ErrorContextResolver | None = None,
+        subscribers: Subscribers | None = None,
+        context: Memory | None = None,
+        strategy: Strategy | str | None = None,
+        output_type: Any = None,
+        special_tools: Iterable[SpecialTool] = (),
+        middleware: Iterable[Middleware] = (),
+        earlier_tools: Iterable[Any] = (),
+        **config: Any,
+    ) -> None:
+        registry = registry_of(tools)
+        specials = tuple(special_tools)
+        custom = not isinstance(model, str)
+        fields = {
+            "name": name,
+            "model": f"{CUSTOM_MODEL}{type(model).__name__}" if custom else model,
+            "tools": tuple(
+                ToolRef(name=one.name, version=str(getattr(one, "version", "1")))
+                for one in registry
+            ),
+            "mcp_servers": tuple(
+                ToolRef(name=one.name, version=one.version) for one in registry.servers
+            ),
+            **({} if strategy is None else {"strategy": stored_name(strategy)}),
+            **({} if output_type is None else {"output_schema": _schema(name, output_type)}),
+            "special_tools": tuple(str(getattr(one, "name", one)) for one in specials),
+            **config,
+        }
+        check_nesting(fields.get("metadata"), "metadata")
+        try:
+            stored = AgentConfig.model_validate(fields)
+        except ValidationError as error:
+            told = explain_invalid(error, record=AgentConfig)
+            raise ConfigurationError(f"agent {name!r}: {told}") from None
+        stored.check_models()
+        _check_tool_choice(stored)
+        check_agreement(stored, specials)
+        for attribute, value in (
+            ("config", stored),
+            ("tools", registry),
+            ("criteria", tuple(criteria)),
+            ("llm", model if custom else None),
+            ("failures", failures),
+            ("subscribers", subscribers),
+            ("context", context),
+            ("strategy", strategy_of(stored, strategy)),
+            ("special_tools", specials),
+            ("middleware", tuple(middleware)),
+            ("earlier_tools", tools_of(earlier_tools)),
+        ):
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def name(self) -> str:
+        """The name under which workers and batches find this agent."""
+        return self.config.name
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The queues of its tools, for which there have to be workers."""
+        tools = (*self.tools, *self.earlier_tools)
+        return frozenset(one.options.queue for one in tools if one.options.queue)
+
+    def with_error_policy(self, policy: ErrorPolicy) -> "Agent":
+        """Return a copy that follows `policy`."""
+        return self._with(error_policy=policy)
+
+    def with_cumulative_timeout(self, seconds: float) -> "Agent":
+        """Return a copy whose steps may take `seconds` in all; replaces the wall-clock limit."""
+        return self._with(cumulative_timeout=seconds)
+
+    def _with(self, **overrides: Any) -> "Agent":
+        changed = replace_frozen(self, config=self.config.with_overrides(overrides))
+        check_reasoning(changed.config, changed.strategy)
+        _check_tool_choice(changed.config)
+        check_agreement(changed.config, changed.special_tools)
+        return changed
+
+
+def replace_frozen(agent: Agent, **changes: Any) -> Agent:
+    """Return a copy of `agent` with some attributes changed, its constructor not run again."""
+    copied = object.__new__(Agent)
+    for name in Agent.__dataclass_fields__:
+        object.__setattr__(copied, name, changes.get(name, getattr(agent, name)))
+    return copied
+
+
+def conduct_of(config: AgentConfig, agent: Agent) -> Conduct | None:
+    """Return how runs of `config` ask and read: planning around answer contract and strategy.
+
+    None for a plain agent. Raises `ConfigurationError` where the agent's code lacks what the
+    configuration names.
+    """
+    contract = contract_of(config, agent.special_tools)
+    return reasoning_of(config, agent.config, agent.strategy, contract)
+
+
+def criteria_of(
+    config: AgentConfig, agent: Agent | None = None, conduct: Conduct | None = None
+) -> ContinuationCriteria:
+    """Return the criteria of a run: the base set with the configured limits, then the agent's.
+
+    What the conduct says of the answer comes before the limits: a run that has answered with
+    its last step has completed.
+    """
+    return base_criteria(
+        max_steps=config.max_steps,
+        token_limit=config.token_limit,
+        time_limit=config.time_limit,
+        cumulative_timeout=config.cumulative_timeout,
+        budget_usd=config.budget_usd,
+        error_policy=config.error_policy,
+        finish_reasons=config.finish_reasons,
+        resolver=agent.failures or resolve if agent else resolve,
+        leading=conduct.criteria() if conduct else (),
+        extra=agent.criteria if agent else (),
+    )
+
+
+def _schema(name: str, output_type: Any) -> dict[str, Any]:
+    try:
+        return schema_of(output_type).schema
+    except ConfigurationError as error:
+        msg = f"agent {name!r}: field 'output_type': {error.message}"
+        raise ConfigurationError(msg) from None
+
+
+def _check_tool_choice(config: AgentConfig) -> None:
+    names = [*(one.name for one in config.tools), *config.special_tools]
+    # Which tools a server has is known to workers alone.
+    if not config.mcp_servers and config.tool_choice not in {"auto", "any", "none", *names}:
+        msg = (
+            f"agent {config.name!r}: tool_choice {config.tool_choice!r} is neither auto, any, none "
+            f"nor one of its tools ({', '.join(names) or 'it has none'})"
+        )
+        raise ConfigurationError(msg)

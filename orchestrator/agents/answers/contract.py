@@ -1,0 +1,149 @@
+"""The answer contract as a conduct: what is on offer, which calls answer, when text is enough.
+
+Knows neither stores nor workers. What a run has answered so far is in its state.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from stepfleet.orchestrator.agents.answers.answering import LARGEST, problems_of_data
+from stepfleet.orchestrator.agents.answers.criterion import AnswerContractCheck
+from stepfleet.orchestrator.agents.answers.definitions import final_answer, structured_response
+from stepfleet.orchestrator.agents.answers.instructions import (
+    correction,
+    instructed,
+    paragraph,
+    reminder,
+)
+from stepfleet.orchestrator.agents.answers.outcomes import Continue, Outcome, ReturnAnswer
+from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, RecordsSink
+from stepfleet.orchestrator.agents.answers.special import SpecialTool, invalid
+from stepfleet.orchestrator.agents.reasoner import Conduct, Handling, Turn
+from stepfleet.orchestrator.continuation import CanDecideToContinue
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import Progress, StepType
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, read_data
+from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle
+
+DEFAULT_TEXT = "The answer was given as structured data."
+ACCEPTED = "accepted"
+NOTED = "noted"
+
+
+class AnswerContract(Conduct):
+    """Holds a model to an answer: text by `final_answer`, or data of a schema.
+
+    `native` takes data from the message itself, which the provider is asked to write as JSON
+    of the schema. `specials` are the agent's own; alone they demand nothing.
+    """
+
+    def __init__(
+        self,
+        schema: SchemaHandle | None = None,
+        *,
+        required: bool = True,
+        native: bool = False,
+        specials: Iterable[SpecialTool] = (),
+    ) -> None:
+        native = native and schema is not None
+        own = tuple(specials)
+        answers = (final_answer(schema), structured_response(schema)) if required else ()
+        offered = [] if native or not required else [answers[1 if schema else 0]]
+        self._schema = schema
+        self._required = required
+        self._native = native
+        self._specials = {one.name: one for one in (*answers, *own)}
+        self._specs = tuple(one.spec for one in (*offered, *own))
+        self._paragraph = paragraph(schema, native=native) if required else ""
+        self._reminder = reminder(schema)
+        self._output = (
+            OutputFormat(name=schema.name, json_schema=schema.schema) if schema and native else None
+        )
+        self._check = AnswerContractCheck(required=required)
+
+    async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:  # noqa: ARG002
+        """Offer the special tools, say how to answer, and ask for JSON in native mode."""
+        messages = request.messages
+        return request.model_copy(
+            update={
+                "tools": (*request.tools, *self._specs),
+                "messages": instructed(messages, self._paragraph) if self._required else messages,
+                "output": self._output or request.output,
+            }
+        )
+
+    def handle(self, response: LLMResponse, state: AgentState) -> Handling | None:
+        """Answer the turn's special calls."""
+        calls = response.tool_calls or ()
+        if not any(call.name in self._specials for call in calls):
+            return None
+        if len(calls) > 1:
+            sinks = [RecordsSink(state.info.updated_at) for _ in calls]
+            for call, sink in zip(calls, sinks, strict=True):
+                refuse_mixed(call, self._specials, sink)
+            return Handling(_by_index(calls, sinks))
+        call, sink = calls[0], RecordsSink(state.info.updated_at)
+        outcome = self._specials[call.name].take(call, state, sink)
+        if call.id not in sink.records:
+            sink.report_observation(call, NOTED if isinstance(outcome, Continue) else ACCEPTED)
+        return Handling(_by_index(calls, [sink]), progress_of(outcome, state))
+
+    async def read(self, turn: Turn, state: AgentState) -> Progress | None:
+        """Take text that stands alone as the answer in native mode, else remind of the tool."""
+        if turn.response.tool_calls or not self._required:
+            return None
+        if not self._native or self._schema is None:
+            return Progress(messages=(Message.added(self._reminder, "contract"),))
+        return self._said(turn.response.content, self._schema, state)
+
+    def criteria(self) -> tuple[CanDecideToContinue, ...]:
+        """Return the one that ends a run which has answered, and only then."""
+        return (self._check,)
+
+    def _said(self, text: str, schema: SchemaHandle, state: AgentState) -> Progress:
+        try:
+            data = read_data(text, limit=LARGEST)
+        except BoundsError as error:
+            return Progress(messages=(Message.added(correction(str(error)), "contract"),))
+        if problems := problems_of_data(schema, data):
+            return Progress(messages=(Message.added(correction(problems), "contract"),))
+        before = state.answer.text if state.answer else None
+        answer = Answer(text=before or text, structured=data, schema_name=schema.name, final=True)
+        return Progress(answer=answer)
+
+
+def refuse_mixed(call: ToolCall, specials: Iterable[str], sink: ErrorSink) -> None:
+    """Tell one call of a turn that mixes an answer with other calls that none of them counts."""
+    if call.name in specials:
+        why = "must be the only call of its turn; nothing was run. Call it again, alone"
+        sink.report_error(call, invalid(call.name, why))
+        return
+    why = "not run: the same turn gave an answer. Call it again without one, if you still need it"
+    sink.report_error(call, ErrorInfo(type=ErrorType.TOOL, code=NOT_EXECUTED, message=why))
+
+
+def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
+    """Return what an outcome changes in the state."""
+    if isinstance(outcome, Continue):
+        pending = outcome.pending
+        return Progress(answer=Answer(text=pending)) if pending is not None else None
+    if isinstance(outcome, ReturnAnswer):
+        answer = Answer(text=outcome.text, final=True)
+    else:
+        before = state.answer.text if state.answer else None
+        answer = Answer(
+            text=outcome.text or before or DEFAULT_TEXT,
+            structured=outcome.structured,
+            schema_name=outcome.schema_name,
+            final=True,
+        )
+    return Progress(answer=answer, step_type=StepType.FINAL_RESPONSE)
+
+
+def _by_index(calls: Sequence[ToolCall], sinks: Sequence[RecordsSink]) -> dict[int, ToolCallRecord]:
+    pairs = enumerate(zip(calls, sinks, strict=True))
+    return {index: sink.records[call.id] for index, (call, sink) in pairs}

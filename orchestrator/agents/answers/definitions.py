@@ -1,0 +1,80 @@
+"""The two built-in special tools, as a model is told of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepfleet.orchestrator.agents.answers.answering import FinalAnswer, StructuredResponse
+from stepfleet.orchestrator.agents.answers.special import SpecialTool
+from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle
+from stepfleet.orchestrator.tools.schemas.subschemas import Schema, changed
+
+FINAL_ANSWER = "final_answer"
+STRUCTURED_RESPONSE = "structured_response"
+
+_SHARED = ("$defs", "definitions")
+_OBJECT_OR_NULL: Mapping[str, Any] = {"type": ["object", "null"]}
+_ENVELOPE: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"structured": {}},
+    "required": ["structured"],
+    "additionalProperties": False,
+}
+
+
+def final_answer(schema: SchemaHandle | None) -> SpecialTool:
+    """Return the tool that takes the answer's text; `schema` is that of the data, if any."""
+    properties: dict[str, Any] = {
+        "answer": {"type": "string", "description": "The final answer, complete and not empty."},
+        "structured": {"type": "object", "description": "Data that belongs to the answer."},
+        "meta": {"type": "object", "description": "Remarks on the answer, such as sources."},
+    }
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    nullable = {"structured": _OBJECT_OR_NULL, "meta": _OBJECT_OR_NULL}
+    return SpecialTool(
+        name=FINAL_ANSWER,
+        description="Gives the final answer and ends the task. Call it alone, once.",
+        parameters=parameters,
+        checked_as={**parameters, "properties": {**properties, **nullable}},
+        handler=FinalAnswer(schema),
+    )
+
+
+def structured_response(schema: SchemaHandle | None) -> SpecialTool:
+    """Return the tool that takes the answer's data, its schema embedded."""
+    return SpecialTool(
+        name=STRUCTURED_RESPONSE,
+        description="Gives the answer as data that fits the schema and ends the task. "
+        "Call it alone.",
+        parameters=embedded(schema.schema) if schema else _ENVELOPE,
+        # The handler checks the data, and names places in it from its own root.
+        checked_as=_ENVELOPE if schema else {"type": "object"},
+        handler=StructuredResponse(schema),
+    )
+
+
+def embedded(schema: Schema) -> Schema:
+    """Return parameters whose `structured` has that schema, its references still resolving."""
+
+    def moved(one: Schema) -> Schema:
+        reference = one.get("$ref")
+        if not isinstance(reference, str) or reference.startswith(
+            tuple(f"#/{name}/" for name in _SHARED)
+        ):
+            return one
+        return {**one, "$ref": f"#/properties/structured{reference.removeprefix('#')}"}
+
+    whole = changed(schema, moved)
+    inner = {key: one for key, one in whole.items() if key not in _SHARED}
+    shared = {key: one for key, one in whole.items() if key in _SHARED}
+    return {
+        "type": "object",
+        "properties": {"structured": inner},
+        "required": ["structured"],
+        "additionalProperties": False,
+        **shared,
+    }

@@ -1,0 +1,177 @@
+"""The storable configuration of an agent: what a run keeps for as long as it lives."""
+
+import hashlib
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator
+
+from stepfleet.orchestrator.agents.planning.settings import Planning
+from stepfleet.orchestrator.agents.strategies.template import Template
+from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
+from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator.models.caching.policy import CachePolicy
+from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.responses import ModelSettings
+from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
+from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.tools.schemas.handles import handle_of
+
+_SWITCH: Mapping[Any, Any] = {True: {}, False: None, "true": {}, "false": None}
+NOT_PER_RUN = (
+    "name",
+    "tools",
+    "mcp_servers",
+    "special_tools",
+    "settings.base_url",
+    "settings.api_key_env",
+    "settings.organization",
+    "settings.extra_body",
+    "strategy",
+    "strategy_options",
+    "memory.custom",
+    "pricing",
+)
+
+
+class ToolRef(Record):
+    """A tool by name and version, as a run's configuration remembers it."""
+
+    name: str
+    version: str = "1"
+
+
+class AgentConfig(Record):
+    """The storable part of an agent.
+
+    `time_limit` and `cumulative_timeout` are seconds (the second replaces the first),
+    `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
+    off. `model_attempts` bounds how often one step's model call is tried. `mcp_servers` names
+    the servers whose tools workers add. `pricing` holds prices in USD per million tokens, by model
+    or one for all, that win over the workers' own. With a `cache` policy equal requests of all
+    runs share their answers; True stands for its defaults.
+
+    With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
+    ends only when the model gives its answer: by a tool, or in `native` mode as a message that
+    the provider is asked to write as JSON of that schema.
+    """
+
+    name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][\w.\- ]*$")
+    model: str = Field(min_length=1)
+    instructions: str = ""
+    tools: tuple[ToolRef, ...] = ()
+    mcp_servers: tuple[ToolRef, ...] = ()
+    max_steps: int = Field(default=10, ge=1)
+    token_limit: int | None = Field(default=32_768, ge=1)
+    time_limit: float | None = Field(default=300.0, gt=0)
+    cumulative_timeout: float | None = Field(default=None, gt=0)
+    budget_usd: float | None = Field(default=None, gt=0)
+    error_policy: ErrorPolicy = ErrorPolicy()
+    finish_reasons: tuple[FinishReason, ...] = ()
+    parallel_tool_execution: bool = False
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool | None = None
+    model_attempts: int = Field(default=5, ge=1, le=100)
+    settings: ModelSettings = ModelSettings()
+    memory: MemoryPolicy = MemoryPolicy()
+    cache: CachePolicy | None = None
+    user_template: Template | None = None
+    strategy: str | None = Field(default=None, min_length=1)
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    planning: Planning | None = None
+    broadcast: BroadcastConfig = BroadcastConfig()
+    require_final_answer: bool = False
+    output_schema: dict[str, Any] | None = None
+    answer_mode: Literal["tool", "native"] = "tool"
+    special_tools: tuple[str, ...] = ()
+    pricing: Pricing = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("cache", mode="before")
+    @classmethod
+    def _switched(cls, given: Any) -> Any:
+        return _SWITCH.get(given, given) if isinstance(given, bool | str) else given
+
+    @field_validator("output_schema")
+    @classmethod
+    def _usable(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is None:
+            return None
+        try:
+            return handle_of(schema).schema
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+
+    @property
+    def demands_answer(self) -> bool:
+        """Whether only an answer by its contract ends a run."""
+        return self.require_final_answer or self.output_schema is not None
+
+    def check_answer(self) -> None:
+        """Raise `ConfigurationError`, with the fix, where the answer contract cannot be kept."""
+        names = [*(tool.name for tool in self.tools), *self.special_tools]
+        if self.demands_answer:
+            names += sorted(ANSWER_TOOLS)
+        if len(names) > len(set(names)):
+            twice = next(name for name in names if names.count(name) > 1)
+            msg = (
+                f"agent {self.name!r}: tool {twice!r} is there twice, or is the answer contract's "
+                "own; give one of them another name"
+            )
+            raise ConfigurationError(msg)
+        offered = self.special_tools or (self.demands_answer and self.answer_mode == "tool")
+        if offered and self.tool_choice == "none":
+            msg = (
+                f"agent {self.name!r}: tool_choice 'none' keeps the model from giving its answer "
+                "by a tool; set 'auto' or 'any', or answer_mode='native' with an output_type"
+            )
+            raise ConfigurationError(msg)
+        if self.answer_mode == "native" and self.output_schema is None:
+            msg = (
+                f"agent {self.name!r}: answer_mode 'native' needs an output_type: the schema that "
+                "the provider is asked to write"
+            )
+            raise ConfigurationError(msg)
+
+    def check_models(self) -> None:
+        """Raise `ConfigurationError`, with the fix, where a model names no provider."""
+        for field, model in (("model", self.model), ("summary_model", self.memory.summary_model)):
+            provider, _, name = (model or "a:b").partition(":")
+            if not provider or not name:
+                msg = (
+                    f"agent {self.name!r}: field {field!r}: {model!r} must name its provider; "
+                    f"write 'openai:{(model or '').strip(':')}'"
+                )
+                raise ConfigurationError(msg)
+
+    @property
+    def digest(self) -> str:
+        """The configuration's content address (hex)."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:32]
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Self:
+        """Return the configuration with some fields changed; `settings` field by field.
+
+        Raises `ConfigurationError` that names the field when one is unknown or invalid, or may
+        not be set per run: whoever may submit a line must not choose where keys are sent.
+        """
+        if not overrides:
+            return self
+        merged = {**self.settings.model_dump(), **overrides.get("settings", {})}
+        try:
+            changed = type(self).model_validate(
+                {**self.model_dump(), **overrides, "settings": merged}
+            )
+        except ValidationError as error:
+            raise ConfigurationError(explain_invalid(error, record=type(self))) from None
+        for name in NOT_PER_RUN:
+            if attrgetter(name)(changed) != attrgetter(name)(self):
+                msg = f"field {name!r} cannot be overridden per run; define another agent for that"
+                raise ConfigurationError(msg)
+        changed.check_answer()
+        return changed

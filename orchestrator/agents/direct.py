@@ -1,0 +1,126 @@
+"""A model asked directly, outside of runs: for its answer, or for JSON of a schema.
+
+A thin layer over `LLM`; agents need none of it. Knows no provider and no worker.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from stepfleet.orchestrator.errors import ConfigurationError, ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.responses import (
+    LLMResponse,
+    ModelRequest,
+    ModelSettings,
+    OutputFormat,
+)
+from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, read_data
+from stepfleet.orchestrator.tools.schemas.handles import schema_of
+
+
+class Model(ABC):
+    """What may be asked of a model."""
+
+    @abstractmethod
+    async def get_text(
+        self,
+        messages: Sequence[Message],
+        system_prompt: str = "",
+        tool_specs: Sequence[ToolSpec] = (),
+        *,
+        tool_choice: str = "auto",
+    ) -> LLMResponse:
+        """Return the answer: its text, and the tool calls that it asks for.
+
+        Raises `ModelError` or one of its subclasses.
+        """
+
+    @abstractmethod
+    async def get_json(
+        self, messages: Sequence[Message], schema: Any, system_prompt: str = ""
+    ) -> dict[str, Any]:
+        """Return an answer that is valid for `schema`: a JSON Schema, or a type pydantic knows.
+
+        Raises `ModelError` for an answer that is not, `ConfigurationError` for a bad schema.
+        """
+
+    @abstractmethod
+    async def update_config(self, **changes: Any) -> None:
+        """Change how this object calls the model: fields of `ModelSettings`, or its `model`.
+
+        No other object and no run is touched. Raises `ConfigurationError` that names the field.
+        """
+
+
+class LLMModel(Model):
+    """Asks an `LLM`. `model` is the name that is sent; `settings` begin as given."""
+
+    def __init__(self, llm: LLM, model: str = "", settings: ModelSettings | None = None) -> None:
+        self._llm = llm
+        self._model = model
+        self._settings = settings or ModelSettings()
+
+    @property
+    def settings(self) -> ModelSettings:
+        """How the model is called now."""
+        return self._settings
+
+    async def get_text(
+        self,
+        messages: Sequence[Message],
+        system_prompt: str = "",
+        tool_specs: Sequence[ToolSpec] = (),
+        *,
+        tool_choice: str = "auto",
+    ) -> LLMResponse:
+        """Return the answer: its text, and the tool calls that it asks for."""
+        request = self._request(messages, system_prompt)
+        update = {"tools": tuple(tool_specs), "tool_choice": tool_choice}
+        return await self._ask(request.model_copy(update=update))
+
+    async def get_json(
+        self, messages: Sequence[Message], schema: Any, system_prompt: str = ""
+    ) -> dict[str, Any]:
+        """Return an answer that is valid for `schema`."""
+        handle = schema_of(schema)
+        wanted = OutputFormat(name=handle.name or "response", json_schema=handle.schema)
+        request = self._request(messages, system_prompt).model_copy(update={"output": wanted})
+        response = await self._ask(request)
+        try:
+            data = read_data(response.content, limit=256 * 1024)
+        except BoundsError as error:
+            raise ModelError(f"the model's answer is no JSON: {error}") from None
+        if problems := handle.problems(data):
+            raise ModelError(f"the model's answer does not fit the schema: {problems}")
+        return dict(data)
+
+    async def update_config(self, **changes: Any) -> None:
+        """Change how this object calls the model."""
+        model = changes.pop("model", self._model)
+        fields: Mapping[str, Any] = {**self._settings.model_dump(), **changes}
+        try:
+            self._settings = ModelSettings.model_validate(fields)
+        except ValidationError as error:
+            raise ConfigurationError(f"update_config: {explain_invalid(error)}") from None
+        self._model = model
+
+    def _request(self, messages: Sequence[Message], system_prompt: str) -> ModelRequest:
+        system = (Message.system(system_prompt),) if system_prompt else ()
+        return ModelRequest(
+            model=self._model, messages=(*system, *messages), settings=self._settings
+        )
+
+    async def _ask(self, request: ModelRequest) -> LLMResponse:
+        seconds = request.settings.timeout
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._llm.generate(request)
+        except TimeoutError:
+            raise ModelTimeoutError(f"no answer within {seconds:g} s (settings.timeout)") from None

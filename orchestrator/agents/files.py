@@ -1,0 +1,111 @@
+"""Agents that a TOML file describes, as tables `[agents.NAME]`, with what the environment says.
+
+Reads the file and imports the code that it names; `agent_layers` puts the layers together.
+"""
+
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.builder import AgentBuilder
+from stepfleet.orchestrator.agents.layers import (
+    CODE,
+    FIELDS,
+    from_environment,
+    layered,
+    with_limits_off,
+)
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.text.validation import meant
+from stepfleet.orchestrator.tools.references import referred
+
+TABLE = "agents"
+SEVERAL = ("criteria", "special_tools", "middleware")
+"""Fields that may name several objects, as a list."""
+SUFFIX = ".toml"
+
+
+def agents_of_file(
+    file: str | Path, environment: Mapping[str, str] | None = None
+) -> dict[str, Agent]:
+    """Return the agents of a file, by name. `environment` replaces the process's own.
+
+    Raises `ConfigurationError` that names the file, the field and the fix.
+    """
+    tables = _tables(Path(file))
+    if not tables:
+        raise ConfigurationError(f"{file}: no agent there; write a table as [{TABLE}.solver]")
+    return {name: _built(file, name, environment) for name in tables}
+
+
+def builder_of(
+    name: str, file: str | Path | None = None, environment: Mapping[str, str] | None = None
+) -> AgentBuilder:
+    """Return a builder that begins with what `file` says of the agent, and the environment over it.
+
+    Without a file, with the environment alone; `environment` replaces the process's own. Raises
+    `ConfigurationError` that names the file or the variable, and the fix.
+    """
+    told: dict[str, Any] = {}
+    if file is not None:
+        tables = _tables(Path(file))
+        if name not in tables:
+            known = ", ".join(tables) or "none"
+            raise ConfigurationError(f"{file}: no table [{TABLE}.{name}]; agents there: {known}")
+        told = tables[name]
+        if unknown := sorted(set(told) - FIELDS):
+            close = meant(unknown[0], FIELDS)
+            msg = f"{file}: [{TABLE}.{name}]: field {unknown[0]!r} is not known{close}"
+            raise ConfigurationError(msg)
+        _see(Path(file).resolve().parent)
+    own = from_environment(name, os.environ if environment is None else environment)
+    fields = with_limits_off(layered(told, own))
+    code = {one: _code(one, fields[one]) for one in CODE if one in fields}
+    return AgentBuilder(name, {**fields, **code})
+
+
+def _built(file: str | Path, name: str, environment: Mapping[str, str] | None) -> Agent:
+    try:
+        return builder_of(name, file, environment).build()
+    except ConfigurationError as error:
+        told = error.message
+        raise ConfigurationError(told if str(file) in told else f"{file}: {told}") from None
+
+
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            whole = tomllib.load(file)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}; name a file with agents") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+    tables = whole.get(TABLE, {})
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        raise ConfigurationError(f"{path}: {TABLE!r} holds tables alone, as [{TABLE}.solver]")
+    return tables
+
+
+def _code(field: str, value: Any) -> Any:
+    """Return what a field's references name; a schema that is written out stays as it is."""
+    if field == "output_type" and isinstance(value, dict):
+        return value
+    references = value if isinstance(value, list) and field in SEVERAL else [value]
+    if not all(isinstance(one, str) for one in references):
+        raise ConfigurationError(f"field {field!r} names code: write 'module:attribute'")
+    try:
+        found = tuple(referred(one) for one in references)
+    except ConfigurationError as error:
+        told = error.message.removeprefix("tool ")
+        raise ConfigurationError(f"field {field!r}: {told}") from error
+    return found if field in SEVERAL else found[0]
+
+
+def _see(folder: Path) -> None:
+    """Let modules beside the file be found, as those beside a `.py` file are."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

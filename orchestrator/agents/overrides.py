@@ -1,0 +1,91 @@
+"""A run's own changes to its agent's configuration: checked, and in the form that is stored. Pure.
+
+`settings` and `error_policy` may name a few of their fields; the agent's others stay.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.tools.schemas.nesting import READABLE_LEVELS, check_nesting, is_too_deep
+
+_CHOICES = ("auto", "any", "none")
+_IN_PARTS = "settings"
+
+
+def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` as JSON data that `config.with_overrides` takes.
+
+    Raises `ConfigurationError` that names the field when one is unknown or invalid.
+    """
+    if not given:
+        return {}
+    for name, value in given.items():
+        check_nesting(value, name)
+    wanted = {name: _whole(config, name, value) for name, value in given.items()}
+    changed = config.with_overrides(wanted)
+    if not {"model", "memory"}.isdisjoint(given):
+        changed.check_models()
+    names = [tool.name for tool in config.tools]
+    if changed.tool_choice not in (*_CHOICES, *names) and not config.mcp_servers:
+        msg = (
+            f"field 'tool_choice': {changed.tool_choice!r} is neither auto, any, none nor one of "
+            f"the agent's tools ({', '.join(names) or 'it has none'})"
+        )
+        raise ConfigurationError(msg)
+    plain = changed.model_dump(mode="json", include=set(given))
+    if _IN_PARTS in plain:
+        plain[_IN_PARTS] = {name: plain[_IN_PARTS][name] for name in wanted[_IN_PARTS]}
+    return plain
+
+
+def with_stored_overrides(config: AgentConfig, stored: str | None) -> AgentConfig:
+    """Return an agent's configuration with the overrides that a run's header holds.
+
+    Raises `SerializationError` as `read_overrides` does.
+    """
+    return config.with_overrides(read_overrides(stored)) if stored else config
+
+
+def read_overrides(stored: str | None) -> dict[str, Any]:
+    """Return the overrides that a run's header holds.
+
+    Raises `SerializationError` where those are not what a version of ours has stored.
+    """
+    if not stored:
+        return {}
+    try:
+        found = orjson.loads(stored)
+    except orjson.JSONDecodeError as error:
+        raise SerializationError(f"the run's overrides cannot be read: {error.msg}") from None
+    if not isinstance(found, dict) or is_too_deep(found, READABLE_LEVELS):
+        raise SerializationError(
+            "the run's overrides cannot be read: no object, or nested too deep"
+        )
+    return found
+
+
+def merged_overrides(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored overrides in which `second` wins, field by field of the settings too."""
+    merged = {**first, **second}
+    if _IN_PARTS in first and _IN_PARTS in second:
+        merged[_IN_PARTS] = {**first[_IN_PARTS], **second[_IN_PARTS]}
+    return merged
+
+
+def _whole(config: AgentConfig, name: str, value: Any) -> Any:
+    """Return a value in the form that the configuration takes."""
+    if name == _IN_PARTS:
+        if isinstance(value, Record):
+            return value.model_dump(exclude_unset=True)
+        if not isinstance(value, Mapping):
+            raise ConfigurationError(f"field {name!r} is no object; write its fields and values")
+        return dict(value)
+    current = getattr(config, name, None)
+    if isinstance(current, Record) and isinstance(value, Mapping):
+        return {**current.model_dump(), **value}
+    return value

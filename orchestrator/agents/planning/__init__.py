@@ -1,0 +1,22 @@
+"""Planning: when a run makes a plan, what the model is asked then, and the plan that is kept.
+
+Decides what belongs to a planning turn; must not know workers, stores or providers.
+"""
+
+from stepfleet.orchestrator.agents.planning.plan import Plan, PlanStep, PlanStepState
+from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt, tools_prompt
+from stepfleet.orchestrator.agents.planning.reasoner import PlanningConduct
+from stepfleet.orchestrator.agents.planning.recognition import is_planning_response
+from stepfleet.orchestrator.agents.planning.settings import Planning
+
+__all__ = [
+    "Plan",
+    "PlanStep",
+    "PlanStepState",
+    "Planning",
+    "PlanningConduct",
+    "initial_prompt",
+    "is_planning_response",
+    "next_prompt",
+    "tools_prompt",
+]

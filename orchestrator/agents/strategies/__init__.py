@@ -1,0 +1,29 @@
+"""Reasoning strategies: how an agent is asked to think, and what it keeps of its turns.
+
+Decides what is sent and noted for a strategy; must not know workers, stores or providers.
+"""
+
+from stepfleet.orchestrator.agents.strategies.chain_of_thought import ChainOfThought
+from stepfleet.orchestrator.agents.strategies.lookup import make_strategy, stored_name
+from stepfleet.orchestrator.agents.strategies.noop import NoOp
+from stepfleet.orchestrator.agents.strategies.react import ReAct
+from stepfleet.orchestrator.agents.strategies.reasoner import StrategyConduct
+from stepfleet.orchestrator.agents.strategies.strategy import (
+    OutputMode,
+    StateChange,
+    Strategy,
+    StrategyContext,
+)
+
+__all__ = [
+    "ChainOfThought",
+    "NoOp",
+    "OutputMode",
+    "ReAct",
+    "StateChange",
+    "Strategy",
+    "StrategyConduct",
+    "StrategyContext",
+    "make_strategy",
+    "stored_name",
+]

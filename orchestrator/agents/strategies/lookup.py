@@ -1,0 +1,90 @@
+"""Finds the strategy that a name or a reference stands for, and makes it with its options."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+from stepfleet.orchestrator.agents.strategies.chain_of_thought import ChainOfThought
+from stepfleet.orchestrator.agents.strategies.noop import NoOp
+from stepfleet.orchestrator.agents.strategies.react import ReAct
+from stepfleet.orchestrator.agents.strategies.strategy import Strategy
+from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+
+ENTRY_POINTS = "stepfleet.strategies"
+"""Packages register strategies by entry points of this group: `name = "package:Class"`."""
+OBJECT = "object:"
+"""What a configuration remembers of a strategy that was given as an object."""
+BUILT_IN: Mapping[str, type[Strategy]] = {
+    "noop": NoOp,
+    "react": ReAct,
+    "chain_of_thought": ChainOfThought,
+    "cot": ChainOfThought,
+}
+
+
+def is_reference(name: str) -> bool:
+    """Return whether `name` points into code: `module:attribute`, or a given object."""
+    return ":" in name
+
+
+def stored_name(strategy: Strategy | str) -> str:
+    """Return what a run's configuration remembers of a strategy."""
+    return strategy if isinstance(strategy, str) else f"{OBJECT}{type(strategy).__name__}"
+
+
+def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
+    """Return the strategy of that registered name or `module:attribute` reference.
+
+    Raises `ConfigurationError` that names the field and the fix.
+    """
+    found = _referenced(name) if is_reference(name) else _registered(name)
+    if isinstance(found, Strategy):
+        if options:
+            msg = f"field 'strategy_options': {name!r} is a finished object; name its class instead"
+            raise ConfigurationError(msg)
+        return found
+    return _made(name, found, options)
+
+
+def _made(name: str, factory: Any, options: Mapping[str, Any]) -> Strategy:
+    if not callable(factory):
+        msg = f"field 'strategy': {name!r} is a {type(factory).__name__}, neither class nor object"
+        raise ConfigurationError(msg)
+    try:
+        made: Any = factory(**options)
+    except AgentException:
+        raise
+    except Exception as error:
+        msg = f"field 'strategy_options': {name!r} cannot be made with them: {error}"
+        raise ConfigurationError(msg) from error
+    if not isinstance(made, Strategy):
+        msg = f"field 'strategy': {name!r} made a {type(made).__name__}; subclass Strategy"
+        raise ConfigurationError(msg)
+    return made
+
+
+def _registered(name: str) -> Callable[..., Any]:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    for found in metadata.entry_points(group=ENTRY_POINTS, name=name):
+        factory: Callable[..., Any] = found.load()
+        return factory
+    known = ", ".join(sorted(BUILT_IN))
+    msg = (
+        f"field 'strategy': there is no strategy {name!r} (known: {known}); name one of them, a "
+        f"reference 'module:attribute', or an entry point in {ENTRY_POINTS!r}"
+    )
+    raise ConfigurationError(msg)
+
+
+def _referenced(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        msg = f"field 'strategy': reference {name!r} leads nowhere: {error}"
+        raise ConfigurationError(msg) from error
+    return value

@@ -1,0 +1,1 @@
+"""From a file of lines to submitted runs to results."""

@@ -1,0 +1,126 @@
+"""Looks at every line of a batch before any becomes a run, in constant memory.
+
+All problems are found in one reading; ids that occur twice too. Knows no Redis.
+"""
+
+import contextlib
+import hashlib
+import sqlite3
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stepfleet.orchestrator.batches.plan import Draft, Plan
+from stepfleet.orchestrator.batches.source import BatchInput, RawLine
+from stepfleet.orchestrator.errors import ConfigurationError
+
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class Problems:
+    """What is wrong with a batch's lines: the first 20 in words, the others as a number."""
+
+    shown: list[str] = field(default_factory=list)
+    rows: "array[int]" = field(default_factory=lambda: array("Q"))
+
+    def add(self, line: RawLine, message: str) -> None:
+        """Note that a line is bad."""
+        if len(self.shown) < SHOWN:
+            self.shown.append(f"line {line.number}: {message}")
+        self.rows.append(line.row)
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one sentence per problem, and how many more there are."""
+        more = len(self.rows) - len(self.shown)
+        return (*self.shown, f"and {more:,} more") if more else tuple(self.shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the first reading found. `digest` is the content address of lines and agents."""
+
+    rows: int
+    total: int
+    digest: str
+    problems: Problems
+    version: tuple[int, int]
+
+
+def check(source: BatchInput, plan: Plan, *, skip_invalid: bool) -> Checked:
+    """Read every line once.
+
+    Raises `ConfigurationError` that lists the bad lines, unless `skip_invalid` is true and
+    some are good.
+    """
+    version = source.version
+    problems = Problems()
+    digest = hashlib.sha256()
+    rows = 0
+    with contextlib.closing(_Ids()) as ids:
+        for line in source:
+            rows += 1
+            digest.update(line.data or b"")
+            digest.update(b"\n")
+            try:
+                ids.add(plan.draft(line.data), line)
+            except ConfigurationError as error:
+                problems.add(line, error.message)
+    if not rows:
+        raise ConfigurationError(f"{source.name} is empty; write one JSON object per line")
+    total = rows - len(problems.rows)
+    if problems.rows and not (skip_invalid and total):
+        raise ConfigurationError(_refusal(source, problems, rows, hint=not skip_invalid))
+    digest.update(plan.signature)
+    return Checked(rows, total, digest.hexdigest(), problems, version)
+
+
+def valid_lines(source: BatchInput, plan: Plan, checked: Checked) -> Iterator[tuple[int, Draft]]:
+    """Read the valid lines again. Raises `ConfigurationError` when the file has changed since."""
+    bad = iter(checked.problems.rows)
+    next_bad = next(bad, -1)
+    for line in source:
+        if line.row == next_bad:
+            next_bad = next(bad, -1)
+            continue
+        if line.row >= checked.rows:
+            break
+        yield line.row, plan.draft(line.data)
+    if source.version != checked.version:
+        msg = f"{source.name} was changed while it was submitted; submit it again"
+        raise ConfigurationError(msg)
+
+
+def _refusal(source: BatchInput, problems: Problems, rows: int, *, hint: bool) -> str:
+    count = len(problems.rows)
+    start = f"{source.name}: {count:,} of {rows:,} lines cannot be used, so nothing was submitted"
+    fix = "\n  (skip_invalid=True submits the others)" if hint and count < rows else ""
+    return "\n  ".join((start, *problems.lines())) + fix
+
+
+class _Ids:
+    """The ids seen so far, in a temporary database that spills to disk by itself."""
+
+    def __init__(self) -> None:
+        self._seen = sqlite3.connect("", isolation_level=None)
+        self._seen.execute("PRAGMA journal_mode = OFF")
+        self._seen.execute("PRAGMA synchronous = OFF")
+        self._seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID")
+        self._seen.execute("BEGIN")
+
+    def add(self, draft: Draft, line: RawLine) -> None:
+        """Note a line's id. Raises `ConfigurationError` when another line has it."""
+        line_id = draft.line.line_id
+        if line_id is None:
+            return
+        row = (line_id, line.number)
+        if self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", row).rowcount:
+            return
+        found = self._seen.execute("SELECT line FROM ids WHERE id = ?", (line_id,)).fetchone()
+        name = "custom_id" if draft.line.model else "id"
+        msg = f"field {name!r}: {line_id!r} is the id of line {found[0]} already; ids are unique"
+        raise ConfigurationError(msg)
+
+    def close(self) -> None:
+        """Throw the ids away."""
+        self._seen.close()

@@ -1,0 +1,183 @@
+"""One line of a batch file to a value. Pure: bytes in; what is wrong names the field and the fix.
+
+Knows neither files nor agents: whether an agent exists and takes the overrides is decided later.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+from pydantic import ValidationError
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.tools import parse_tool_call
+from stepfleet.orchestrator.tools.schemas.nesting import check_nesting
+
+INPUT_LIMIT = 1024 * 1024
+METADATA_LIMIT = 64 * 1024
+ID_LIMIT = 512
+FIELDS = ("id", "input", "agent", "metadata", "overrides")
+_IGNORED_OF_MESSAGES = frozenset({"refusal", "audio", "annotations", "reasoning", "function_call"})
+
+LineFormat = Literal["stepfleet", "openai"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """What one line asks for.
+
+    `model`, `tools` and `extra_body` (fields that only the provider knows) are what an OpenAI
+    line names; `agent` comes from lines of our own format.
+    """
+
+    line_id: str | None
+    messages: tuple[Message, ...]
+    agent: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    tools: tuple[str, ...] = ()
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return a line's JSON object. Raises `ConfigurationError`."""
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        msg = f"is not valid JSON ({error.msg} at column {error.colno}); write one object per line"
+        raise ConfigurationError(msg) from None
+    if not isinstance(data, dict):
+        msg = f'is {_kind(data)}, not an object; write {{"id": "1", "input": "..."}}'
+        raise ConfigurationError(msg)
+    for name, value in data.items():
+        check_nesting(value, name)
+    return data
+
+
+def format_of(data: dict[str, Any]) -> LineFormat:
+    """Return which of the two formats a line has."""
+    return "openai" if "custom_id" in data or "body" in data else "stepfleet"
+
+
+def parse_line(data: dict[str, Any]) -> BatchLine:
+    """Read a line of our own format. Raises `ConfigurationError` that names the field."""
+    unknown = [name for name in data if name not in FIELDS]
+    if unknown:
+        msg = (
+            f"field {unknown[0]!r} is not known; a line has {', '.join(FIELDS)}: "
+            "put data of your own under 'metadata'"
+        )
+        raise ConfigurationError(msg)
+    if "input" not in data:
+        raise ConfigurationError("field 'input' is missing; write the question or task there")
+    agent = data.get("agent")
+    if agent is not None and not (isinstance(agent, str) and agent):
+        raise ConfigurationError(f"field 'agent' is {_kind(agent)}; write an agent's name")
+    return BatchLine(
+        line_id=parse_id(data.get("id"), "id"),
+        messages=parse_input(data["input"], "input"),
+        agent=agent,
+        metadata=parse_metadata(data.get("metadata")),
+        overrides=_object(data.get("overrides"), "overrides"),
+    )
+
+
+def parse_id(value: Any, name: str) -> str | None:
+    """Return a line's id: text or a whole number."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ConfigurationError(f"field {name!r} is {_kind(value)}; write text or a whole number")
+    if len(str(value)) > ID_LIMIT:
+        raise ConfigurationError(f"field {name!r} is longer than {ID_LIMIT} characters; shorten it")
+    return str(value)
+
+
+def parse_input(value: Any, name: str) -> tuple[Message, ...]:
+    """Return an input, text or a list of messages, as messages.
+
+    Raises `ConfigurationError` that names the field, also above 1 MiB.
+    """
+    if isinstance(value, str):
+        if not value.strip():
+            raise ConfigurationError(f"field {name!r} is empty; write the question or task there")
+        check_size(len(value.encode()), INPUT_LIMIT, name)
+        return (Message.user(value),)
+    if not isinstance(value, list) or not value:
+        msg = f"field {name!r} is {_kind(value)}; write text or a list of messages"
+        raise ConfigurationError(msg)
+    check_nesting(value, name)
+    check_size(len(orjson.dumps(value)), INPUT_LIMIT, name)
+    return tuple(_message(one, f"{name}.{index}") for index, one in enumerate(value))
+
+
+def parse_metadata(value: Any) -> dict[str, Any]:
+    """Return a run's metadata, a JSON object of at most 64 KiB."""
+    metadata = _object(value, "metadata")
+    check_nesting(metadata, "metadata")
+    check_size(len(orjson.dumps(metadata)), METADATA_LIMIT, "metadata")
+    return metadata
+
+
+def check_size(size: int, limit: int, name: str) -> None:
+    """Raise `ConfigurationError` when a field has more bytes than it may have."""
+    if size > limit:
+        msg = (
+            f"field {name!r} has {size:,} bytes; the limit is {limit:,} "
+            f"({limit // 1024:,} KiB): shorten it, or pass a reference that a tool reads"
+        )
+        raise ConfigurationError(msg)
+
+
+def _message(value: Any, name: str) -> Message:
+    if not isinstance(value, dict):
+        msg = f'field {name!r} is {_kind(value)}; write {{"role": "user", "content": "..."}}'
+        raise ConfigurationError(msg)
+    fields = {key: one for key, one in value.items() if key not in _IGNORED_OF_MESSAGES}
+    if fields.get("content") is None:
+        fields["content"] = ""
+    calls = fields.pop("tool_calls", None)
+    if calls:
+        fields["tool_calls"] = _calls(calls, f"{name}.tool_calls")
+    try:
+        return Message.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigurationError(f"field {name!r}: {explain_invalid(error)}") from None
+
+
+def _calls(value: Any, name: str) -> tuple[ToolCall, ...]:
+    """Read tool calls in our form, or in the provider's with arguments as JSON text."""
+    if not isinstance(value, list):
+        raise ConfigurationError(f"field {name!r} is {_kind(value)}; write a list of calls")
+    calls = tuple(parse_tool_call(one, new_id=str) for one in value)
+    for call in calls:
+        if call.error or not call.id:
+            said = call.error or "a call has no id; give each the id that its answer names"
+            raise ConfigurationError(f"field {name!r}: {said}")
+    return calls
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"field {name!r} is {_kind(value)}; write an object")
+    return value
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, str):
+        return "text" if value else "empty text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return "an object"

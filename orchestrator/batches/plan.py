@@ -1,0 +1,191 @@
+"""Which run each line of a batch becomes: its agent, its overrides. Does no I/O of its own.
+
+Agents are given as configurations, or found by name through a function.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.batches.lines import (
+    METADATA_LIMIT,
+    BatchLine,
+    LineFormat,
+    check_size,
+    format_of,
+    parse_line,
+    read_object,
+)
+from stepfleet.orchestrator.batches.openai_format import parse_openai_line, plain_config
+from stepfleet.orchestrator.errors import ConfigurationError
+
+REMEMBERED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A line that is valid: what its run starts with."""
+
+    line: BatchLine
+    config: AgentConfig
+    digest: str
+    overrides: dict[str, Any]
+    max_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """An agent with the overrides that hold for the whole batch."""
+
+    config: AgentConfig
+    digest: str
+    overrides: dict[str, Any]
+    changed: AgentConfig
+
+
+class Plan:
+    """Turns lines into drafts.
+
+    `default` names the agent of lines that name none. `given` are agents by name; others are
+    looked up by `named`, which raises `ConfigurationError` for those it does not know.
+    `overrides` hold for every line; a line's own win.
+    """
+
+    def __init__(
+        self,
+        default: str | None,
+        given: Mapping[str, AgentConfig],
+        named: Callable[[str], AgentConfig],
+        overrides: Mapping[str, Any],
+    ) -> None:
+        self.format: LineFormat | None = None
+        self._default = default or (next(iter(given)) if len(given) == 1 else None)
+        self._given = given
+        self._named = named
+        self._overrides = overrides
+        self._bases: dict[str, _Base | ConfigurationError] = {}
+        self._plains: dict[bytes, _Base] = {}
+        self._known: dict[tuple[str, bytes], tuple[dict[str, Any], int]] = {}
+        if self._default is not None:
+            self._base(self._default)
+
+    @property
+    def configs(self) -> list[AgentConfig]:
+        """The configurations that lines have used so far."""
+        return [base.config for base in self._used]
+
+    @property
+    def signature(self) -> bytes:
+        """What beside the lines decides what their runs do: agents and overrides."""
+        parts = sorted(([base.digest, base.overrides] for base in self._used), key=itemgetter(0))
+        return orjson.dumps([self._default, parts], option=orjson.OPT_SORT_KEYS)
+
+    @property
+    def _used(self) -> list[_Base]:
+        found = [base for base in self._bases.values() if isinstance(base, _Base)]
+        return [*found, *self._plains.values()]
+
+    def draft(self, raw: bytes | None) -> Draft:
+        """Return what becomes of a line. Raises `ConfigurationError` that names field and fix."""
+        if raw is None:
+            raise ConfigurationError("is longer than 4 MiB; shorten it")
+        data = read_object(raw)
+        kind = format_of(data)
+        if self.format is None:
+            self.format = kind
+        if kind != self.format:
+            msg = f"has the format {kind}, and earlier lines {self.format}; use one per file"
+            raise ConfigurationError(msg)
+        line = parse_openai_line(data) if kind == "openai" else parse_line(data)
+        base = self._base_of(line)
+        overrides, max_steps = self._decide(base, line.overrides)
+        return Draft(line, base.config, base.digest, overrides, max_steps)
+
+    def _base_of(self, line: BatchLine) -> _Base:
+        name = line.agent or self._default
+        if name is not None:
+            base = self._base(name)
+            _check_request(line, base.config)
+            return base
+        if line.model is not None:
+            return self._plain(line, line.model)
+        known = ", ".join(sorted(self._given))
+        choice = f"one of {known}" if known else "an agent"
+        msg = f"field 'agent' is missing; name {choice} there, or for the whole batch"
+        raise ConfigurationError(msg)
+
+    def _base(self, name: str) -> _Base:
+        if name not in self._bases:
+            try:
+                config = self._given.get(name) or self._named(name)
+                self._bases[name] = self._made(config)
+            except ConfigurationError as error:
+                if name == self._default:
+                    raise
+                self._bases[name] = error
+        base = self._bases[name]
+        if isinstance(base, ConfigurationError):
+            raise ConfigurationError(base.message)
+        return base
+
+    def _plain(self, line: BatchLine, model: str) -> _Base:
+        """Return the agent of a request line: one per model and further fields of the body."""
+        key = orjson.dumps([model, line.extra_body], option=orjson.OPT_SORT_KEYS)
+        if key not in self._plains:
+            if len(self._plains) >= REMEMBERED:
+                msg = (
+                    f"is the {REMEMBERED + 1:,}th with other fields in 'body' (beside messages and "
+                    "sampling); leave out those that differ by line, as 'user', or split the file"
+                )
+                raise ConfigurationError(msg)
+            config = plain_config(model, line.extra_body)
+            check_size(len(key), METADATA_LIMIT, "body")
+            if line.tools:
+                msg = (
+                    "field 'body.tools': tools run here as an agent's code; submit with an agent "
+                    "that has them (agent=...), or leave them out"
+                )
+                raise ConfigurationError(msg)
+            self._plains[key] = self._made(config)
+        return self._plains[key]
+
+    def _made(self, config: AgentConfig) -> _Base:
+        overrides = stored_overrides(config, self._overrides)
+        return _Base(config, config.digest, overrides, config.with_overrides(overrides))
+
+    def _decide(self, base: _Base, wanted: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Return the run's overrides in stored form and its step limit."""
+        if not wanted:
+            return base.overrides, base.changed.max_steps
+        key = (base.digest, orjson.dumps(wanted, option=orjson.OPT_SORT_KEYS))
+        if key not in self._known:
+            own = stored_overrides(base.changed, wanted)
+            changed = base.changed.with_overrides(own)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = (merged_overrides(base.overrides, own), changed.max_steps)
+        return self._known[key]
+
+
+def _check_request(line: BatchLine, config: AgentConfig) -> None:
+    """Raise `ConfigurationError` where an agent cannot do what an OpenAI line asks for."""
+    names = [tool.name for tool in config.tools]
+    missing = [name for name in line.tools if name not in names]
+    if missing and not config.mcp_servers:
+        msg = (
+            f"field 'body.tools': agent {config.name!r} has no tool {missing[0]!r}; "
+            "give it that tool, or leave it out of the line"
+        )
+        raise ConfigurationError(msg)
+    if line.extra_body:
+        name = next(iter(line.extra_body))
+        msg = (
+            f"field 'body.{name}' cannot be set per line for agent {config.name!r}; put it into "
+            "the agent's settings.extra_body, or leave it out"
+        )
+        raise ConfigurationError(msg)

@@ -1,0 +1,127 @@
+"""A batch's results: as runs end, or in the order of its lines. Reads; changes nothing."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.records.batch import Manifest, is_stalled
+from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.runs.reading import Runs
+
+log = logging.getLogger(__name__)
+
+SHORTEST_WAIT = 0.05
+LONGEST_WAIT = 1.0
+READ_AT_ONCE = 100
+ROWS_AT_ONCE = 500
+Results = AsyncGenerator[AgentRunResult, None]
+NOT_COMPLETED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED, Lifecycle.CANCELLED})
+
+
+class Pause:
+    """Waits between two looks: short while something happens, up to a second when nothing does."""
+
+    def __init__(self) -> None:
+        self._seconds = SHORTEST_WAIT
+
+    async def wait(self, *, idle: bool) -> None:
+        """Wait; longer than the last time if nothing was found."""
+        self._seconds = min(self._seconds * 1.5, LONGEST_WAIT) if idle else SHORTEST_WAIT
+        await asyncio.sleep(self._seconds)
+
+
+class BatchResults:
+    """Reads the results of one batch."""
+
+    def __init__(self, manifest: Manifest, batches: Batches, runs: Runs) -> None:
+        self._manifest = manifest
+        self._batches = batches
+        self._runs = runs
+
+    async def as_they_end(self, *, follow: bool, failed: bool) -> Results:
+        """Yield results in the order of their ending, shard by shard.
+
+        A run that is retried while this goes on comes again.
+        """
+        batch_id = self._manifest.batch_id
+        places: dict[int, int] = {}
+        pause = Pause()
+        while True:
+            # In this order: what is sealed gets no more runs, and a run that is not open any
+            # more is in the index when that is read afterwards.
+            over = not follow or await self._is_over()
+            found = await self._batches.ended_after(batch_id, places, READ_AT_ONCE)
+            for ended in found:
+                async for result in self._read(ended.run_ids, failed=failed):
+                    yield result
+                places[ended.shard] = ended.place
+            if not found:
+                if over:
+                    return
+                await pause.wait(idle=True)
+            elif not over and sum(len(ended.run_ids) for ended in found) < READ_AT_ONCE:
+                await pause.wait(idle=False)
+
+    async def in_order(self, *, follow: bool, failed: bool) -> Results:
+        """Yield results in the order of the lines; a line that was skipped is left out."""
+        row = 0
+        pause = Pause()
+        while row < self._manifest.rows:
+            over = not follow or await self._is_over()
+            rows = range(row, min(row + ROWS_AT_ONCE, self._manifest.rows))
+            run_ids = [run_id_of(self._manifest.batch_id, one) for one in rows]
+            statuses = await self._batches.statuses(run_ids)
+            ready = len(rows) if over else _ready(statuses, sealed=self._manifest.sealed)
+            ended = [
+                run_id
+                for run_id, status in zip(run_ids[:ready], statuses, strict=False)
+                if status is not None and status.is_terminal
+            ]
+            async for result in self._read(ended, failed=failed):
+                yield result
+            row += ready
+            if ready == 0:
+                await pause.wait(idle=True)
+
+    async def _is_over(self) -> bool:
+        """Whether all runs that are created have ended, and nobody creates more."""
+        if not self._manifest.sealed:
+            self._manifest = await self._batches.get(self._manifest.batch_id)
+        manifest = self._manifest
+        is_whole = manifest.sealed or manifest.cancel_requested
+        if not is_whole and not is_stalled(manifest, await self._batches.now()):
+            return False
+        return not await self._batches.open_runs(manifest.batch_id)
+
+    async def _read(self, run_ids: Sequence[str], *, failed: bool) -> Results:
+        for start in range(0, len(run_ids), READ_AT_ONCE):
+            chunk = list(run_ids[start : start + READ_AT_ONCE])
+            if failed:
+                statuses = await self._batches.statuses(chunk)
+                pairs = zip(chunk, statuses, strict=True)
+                chunk = [run_id for run_id, status in pairs if status in NOT_COMPLETED]
+            for result in await asyncio.gather(*(self._result(run_id) for run_id in chunk)):
+                if result is not None:
+                    yield result
+
+    async def _result(self, run_id: str) -> AgentRunResult | None:
+        """Return an ended run's result; None when it is gone, or was taken up again meanwhile."""
+        try:
+            result = (await self._runs.get(run_id)).result()
+        except ConfigurationError:
+            return None
+        except SerializationError:
+            log.exception("run %s is left out of the results", run_id)
+            return None
+        return result if result.lifecycle.is_terminal else None
+
+
+def _ready(statuses: Sequence[Lifecycle | None], *, sealed: bool) -> int:
+    """Return how many rows at the front have ended; one that a sealed batch lacks was skipped."""
+    for index, status in enumerate(statuses):
+        if not (sealed if status is None else status.is_terminal):
+            return index
+    return len(statuses)

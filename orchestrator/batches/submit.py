@@ -1,0 +1,228 @@
+"""Submits a batch: all lines are checked first, then each becomes a run, many at a time.
+
+Submitting the same thing again finds the batch and completes it; nothing happens twice.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.batches.check import Checked, check, valid_lines
+from stepfleet.orchestrator.batches.plan import Draft, Plan
+from stepfleet.orchestrator.batches.source import BatchInput, Given, open_input
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.store.batches.batches import Batches, batch_id_of, run_id_of
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+
+log = logging.getLogger(__name__)
+
+CHUNK = 500
+ALIVE_SECONDS = 5.0
+_CANCELLED = (
+    "batch %s was cancelled: nothing more of it is created; to run these lines, use another "
+    "idempotency key"
+)
+CHUNK_BYTES = 1_000_000
+"""Runs that are created together have so much text at most, or are one."""
+CHUNKS_IN_FLIGHT = 4
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """What a caller wants submitted. `agents` are those given as code, by name."""
+
+    source: Given
+    default_agent: str | None
+    agents: Mapping[str, AgentConfig]
+    overrides: Mapping[str, Any]
+    idempotency_key: str | None = None
+    skip_invalid: bool = False
+    name: str | None = None
+    on_progress: OnProgress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A batch that was submitted, and what was wrong with the lines that were skipped."""
+
+    manifest: Manifest
+    skipped: tuple[str, ...] = ()
+    skipped_count: int = 0
+
+
+class BatchSubmission:
+    """Submits batches to one store."""
+
+    def __init__(self, batches: Batches, configs: Configs, submission: Submission) -> None:
+        self._batches = batches
+        self._configs = configs
+        self._submission = submission
+
+    async def submit(
+        self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
+    ) -> Submitted:
+        """Submit what `order` says; runs that are there already stay as they are.
+
+        `accept` is asked about the agents before the first run is created and raises
+        `ConfigurationError` for those that no worker could run.
+        """
+        source = await asyncio.to_thread(open_input, order.source)
+        with source:
+            plan = await self._plan(order)
+            checked = await asyncio.to_thread(check, source, plan, skip_invalid=order.skip_invalid)
+            await accept(plan.configs)
+            manifest = await self._register(order, source, plan, checked)
+            if manifest.cancel_requested:
+                log.warning(_CANCELLED, manifest.batch_id)
+                return Submitted(manifest, checked.problems.lines(), len(checked.problems.rows))
+            if not manifest.sealed:
+                for config in plan.configs:
+                    await self._configs.save(config)
+                drafts = valid_lines(source, plan, checked)
+                async with self._seen_alive(manifest.batch_id):
+                    await self._create_all(order, manifest, drafts)
+                await self._batches.seal(manifest.batch_id)
+        problems = checked.problems
+        return Submitted(
+            manifest.model_copy(update={"sealed": True}), problems.lines(), len(problems.rows)
+        )
+
+    @asynccontextmanager
+    async def _seen_alive(self, batch_id: str) -> AsyncIterator[None]:
+        """Note every few seconds that this submitter is there."""
+
+        async def note() -> None:
+            while True:
+                await asyncio.sleep(ALIVE_SECONDS)
+                with suppress(StoreError):
+                    await self._batches.submitting(batch_id)
+
+        await self._batches.submitting(batch_id)
+        noting = asyncio.create_task(note())
+        try:
+            yield
+        finally:
+            noting.cancel()
+            await asyncio.gather(noting, return_exceptions=True)
+
+    async def _plan(self, order: BatchOrder) -> Plan:
+        """Make the plan in a thread, as its checks run in one, and look agents up from there."""
+        loop = asyncio.get_running_loop()
+
+        def named(name: str) -> AgentConfig:
+            return asyncio.run_coroutine_threadsafe(self._configs.named(name), loop).result()
+
+        return await asyncio.to_thread(
+            Plan, order.default_agent, order.agents, named, order.overrides
+        )
+
+    async def _register(
+        self, order: BatchOrder, source: BatchInput, plan: Plan, checked: Checked
+    ) -> Manifest:
+        """Return the batch's manifest as stored; one that was completed before is sealed."""
+        given = order.idempotency_key
+        key = f"key:{given}" if given else f"content:{checked.digest}"
+        batch_id = batch_id_of(key)
+        found = await self._batches.find(batch_id)
+        if found and found.digest != checked.digest:
+            msg = (
+                f"idempotency key {given!r} belongs to batch {batch_id}, whose lines, agents or "
+                "overrides differ from these; use another key for another batch"
+            )
+            raise ConfigurationError(msg)
+        if found and not await self._batches.is_forgettable(found):
+            unfinished = not found.sealed or found.cancel_requested
+            if unfinished or await self._batches.has_runs(batch_id):
+                return found
+        manifest = Manifest(
+            batch_id=batch_id,
+            key=key,
+            digest=checked.digest,
+            name=order.name or source.name,
+            agent=", ".join(sorted({config.name for config in plan.configs})),
+            format=plan.format or "stepfleet",
+            created=await self._batches.now(),
+            total=checked.total,
+            rows=checked.rows,
+        )
+        if found:
+            await self._batches.forget(batch_id)
+        await self._batches.register(manifest)
+        await self._batches.tidy()
+        return manifest
+
+    async def _create_all(
+        self, order: BatchOrder, manifest: Manifest, drafts: Iterator[tuple[int, Draft]]
+    ) -> None:
+        """Create the runs, a bounded number in flight: memory here does not grow with the file."""
+        in_flight: set[asyncio.Task[int]] = set()
+        submitted = 0
+        try:
+            while chunk := await asyncio.to_thread(_take, drafts):
+                runs = [_new_run(manifest, row, draft) for row, draft in chunk]
+                # The first one alone: it loads the script for all others.
+                if not submitted and not in_flight:
+                    submitted += await self._create([runs.pop(0)])
+                in_flight.add(asyncio.create_task(self._create(runs)))
+                if len(in_flight) >= CHUNKS_IN_FLIGHT:
+                    done, in_flight = await asyncio.wait(
+                        in_flight, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    submitted += sum(task.result() for task in done)
+                    _tell(order.on_progress, submitted)
+            for task in in_flight:
+                submitted += await task
+            _tell(order.on_progress, submitted)
+        finally:
+            for task in in_flight:
+                task.cancel()
+            await asyncio.gather(*in_flight, return_exceptions=True)
+
+    async def _create(self, runs: Sequence[NewRun]) -> int:
+        created = await self._submission.create_all(runs)
+        fresh = [run for run, is_new in zip(runs, created, strict=True) if is_new]
+        await self._submission.publish(fresh)
+        return len(runs)
+
+
+def _take(drafts: Iterator[tuple[int, Draft]]) -> list[tuple[int, Draft]]:
+    taken: list[tuple[int, Draft]] = []
+    left = CHUNK_BYTES
+    while left > 0 and len(taken) < CHUNK and (one := next(drafts, None)):
+        taken.append(one)
+        left -= _size(one[1])
+    return taken
+
+
+def _size(draft: Draft) -> int:
+    contents = (message.content for message in draft.line.messages)
+    return sum(len(one if isinstance(one, str) else str(one)) for one in contents)
+
+
+def _tell(on_progress: OnProgress | None, submitted: int) -> None:
+    if on_progress:
+        on_progress(submitted)
+
+
+def _new_run(manifest: Manifest, row: int, draft: Draft) -> NewRun:
+    config, line = draft.config, draft.line
+    return NewRun(
+        run_id=run_id_of(manifest.batch_id, row),
+        agent=config.name,
+        config=draft.digest,
+        messages=line.messages,
+        max_steps=draft.max_steps,
+        batch_id=manifest.batch_id,
+        row=row,
+        line_id=line.line_id,
+        overrides=draft.overrides,
+        metadata=line.metadata,
+    )

@@ -1,0 +1,1 @@
+"""`stepfleet doctor`: facts of a set-up, judged, with the fix for each finding."""

@@ -1,0 +1,177 @@
+"""`stepfleet doctor`: gathers the facts of a set-up, has them judged, and prints the findings."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from celery import Celery
+from rich.table import Table
+from rich.text import Text
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.cli.doctor import checks
+from stepfleet.orchestrator.cli.doctor.checks import Check, State, good
+from stepfleet.orchestrator.cli.doctor.known_agents import known_agents
+from stepfleet.orchestrator.cli.setup import preflight
+from stepfleet.orchestrator.cli.setup.data_folder import known_redis
+from stepfleet.orchestrator.cli.setup.open_files import open_files_limit
+from stepfleet.orchestrator.cli.setup.redis_facts import ask, is_redis
+from stepfleet.orchestrator.cli.setup.sentinel_facts import asked_sentinels
+from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, USAGE
+from stepfleet.orchestrator.cli.terminal.output import print_json, screen
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel
+from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store.embedded.binary import find_server_binary
+from stepfleet.orchestrator.store.embedded.folder import Folder
+from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
+from stepfleet.orchestrator.store.opening.brokers import kombu_conf, kombu_url
+from stepfleet.orchestrator.store.opening.opening import open_store
+
+_WORKER_MODULES = ("aiohttp", "greenlet", "yarl")
+_PATIENCE_SECONDS = 3.0
+_STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
+
+
+def diagnose(agents: str | None, data: Path, *, json: bool) -> int:
+    """Print what is sound and what is not, with fixes; exit code 2 where a check fails."""
+    found = list(_all(agents, data))
+    if json:
+        print_json([check.to_dict() for check in found])
+    else:
+        screen().print(table(found))
+    return USAGE if any(check.state is State.FAIL for check in found) else COMPLETED
+
+
+def table(found: Iterable[Check]) -> Table:
+    """Return the findings as a table. Pure."""
+    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for check in found:
+        text = Text(check.found)
+        if check.fix:
+            text.append(f"\nfix: {check.fix}", style="bold")
+        shown.add_row(Text(check.state.value, style=_STYLES[check.state]), check.about, text)
+    return shown
+
+
+def _all(reference: str | None, data: Path) -> Iterator[Check]:
+    yield checks.python(sys.version_info[:3])
+    yield checks.libraries(
+        metadata.requires("stepfleet") or [],
+        {one.name.lower(): one.version for one in metadata.distributions() if one.name},
+    )
+    yield checks.worker_extra([name for name in _WORKER_MODULES if find_spec(name) is None])
+    configs: list[AgentConfig] = []
+    if reference:
+        try:
+            configs = [agent.config for agent in load_agents(reference).values()]
+            yield good("agent module", ", ".join(sorted(one.name for one in configs)))
+        except AgentException as error:
+            yield Check("agent module", State.FAIL, str(error), "correct it, then run doctor again")
+    try:
+        settings = load_settings()
+    except AgentException as error:
+        yield Check("settings", State.FAIL, str(error), "correct the variable or stepfleet.toml")
+        return
+    named = [config.name for config in configs]
+    yield checks.variables(os.environ, Settings.model_fields, named)
+    yield checks.open_files(open_files_limit(), settings.slots)
+    if settings.redis_url is None and not Folder(data.expanduser().absolute()).has_data:
+        yield _private_server()
+        yield from _models(configs)
+        return
+    try:
+        with known_redis(data) as used:
+            yield from _store(used)
+            seen, announced = asyncio.run(_fleet(used))
+            alive = [worker.name for worker in seen.workers if worker.alive]
+            yield checks.workers(alive, seen.active)
+            yield from checks.queues(seen.unserved, used.queue)
+            yield checks.agents([config.name for config in announced])
+            configs = configs or announced
+    except AgentException as error:
+        yield Check("Redis", State.FAIL, str(error), "see the message")
+    yield from _models(configs)
+
+
+def _store(settings: Settings) -> Iterator[Check]:
+    facts = ask(settings.store)
+    yield good("Redis", "answers, and takes the credentials")
+    yield from checks.redis(facts.server)
+    if facts.cluster:
+        yield from checks.cluster(facts.cluster)
+    if is_sentinel(settings.store):
+        yield checks.sentinels(asked_sentinels(settings.store))
+    yield checks.shards(facts, settings.shards)
+    yield checks.quarantine(facts.quarantined, facts.refusals)
+    if settings.broker != settings.store:
+        yield _broker(settings.broker)
+        yield from _put_aside_by_broker(settings.broker)
+
+
+async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
+    quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
+    opened = await open_store(quick)
+    try:
+        return await overview(opened), await known_agents(opened)
+    finally:
+        await opened.aclose()
+
+
+def _put_aside_by_broker(url: str) -> Iterator[Check]:
+    """Judge a broker's own quarantine, where it can have one and answers."""
+    with suppress(AgentException):
+        if is_redis(url):
+            facts = ask(url)
+            yield replace(
+                checks.quarantine(facts.quarantined, facts.refusals), about="broker's quarantine"
+            )
+
+
+def _broker(url: str) -> Check:
+    app = Celery("stepfleet", broker=kombu_url(url), set_as_current=False)
+    app.conf.update(**kombu_conf(url))
+    try:
+        with app.connection_for_write() as connection:
+            shown = connection.as_uri()
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=5)
+    except Exception as error:  # noqa: BLE001 - every transport has exceptions of its own
+        fix = "start it, or correct STEPFLEET_BROKER_URL"
+        return Check("broker", State.FAIL, f"cannot be reached: {error}", fix)
+    return good("broker", f"{shown} answers")
+
+
+def _private_server() -> Check:
+    try:
+        binary = find_server_binary().path
+    except AgentException as error:
+        return Check("Redis", State.FAIL, "none named, none to start", str(error))
+    return good("Redis", f"none named: 'run' and 'up' start a private one ({binary})")
+
+
+def _models(configs: Iterable[AgentConfig]) -> Iterator[Check]:
+    """Judge key and address of each agent's model; no prompt is sent."""
+    seen = set()
+    for config in configs:
+        try:
+            target = preflight.target_of(config, os.environ)
+        except AgentException as error:
+            yield Check("model", State.FAIL, str(error), "correct the address")
+            continue
+        if target is None or target in seen:
+            continue
+        seen.add(target)
+        worry = preflight.missing_key(config.name, target, os.environ)
+        worry = worry or preflight.unreachable(config.name, target)
+        if worry:
+            yield Check(worry.about, State.FAIL, worry.found, worry.fix)
+        else:
+            key = f", {target.key} is set" if target.key else ""
+            yield good(f"model of {config.name}", f"{target.base_url} answers{key}")

@@ -1,0 +1,1 @@
+"""Workers and servers on this machine: started, supervised, ended."""

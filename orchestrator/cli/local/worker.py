@@ -1,0 +1,48 @@
+"""`stepfleet worker`: checks what it can, then becomes Celery's own worker command."""
+
+import os
+import sys
+from pathlib import Path
+
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.cli.local.worker_command import (
+    WorkerOptions,
+    worker_argv,
+    worker_environment,
+)
+from stepfleet.orchestrator.cli.setup.open_files import raise_open_files_limit
+from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.embedded.admin_commands import Answer
+from stepfleet.orchestrator.store.embedded.admin_commands import ask as ask_private
+from stepfleet.orchestrator.store.embedded.folder import Folder
+
+
+def become_worker(options: WorkerOptions, data: Path) -> None:
+    """Replace this process by a worker. Raises `AgentException` with the fix before that."""
+    load_agents(options.agents)
+    url = _redis_url(data)
+    warn_of(url)
+    raise_open_files_limit()
+    argv = worker_argv(options)
+    sys.stdout.flush()
+    os.execve(argv[0], argv, worker_environment(options, url, os.environ))  # noqa: S606 - no shell
+
+
+def _redis_url(data: Path) -> str:
+    """Return the named Redis, or the data folder's private one where it runs now.
+
+    A worker does not start a private one: nobody would end it with the worker.
+    """
+    settings = load_settings()
+    if settings.redis_url is not None:
+        return settings.store
+    address = Folder(data.expanduser().absolute()).read_address()
+    if address is None or ask_private(address) is not Answer.READY:
+        msg = (
+            "no Redis is named, and no fleet runs in this folder: set STEPFLEET_REDIS_URL, or "
+            "start one with 'stepfleet up --agents ...'"
+        )
+        raise ConfigurationError(msg)
+    return address.url

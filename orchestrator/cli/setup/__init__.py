@@ -1,0 +1,1 @@
+"""What commands need before they begin: data folder, store, limits, facts of servers."""

@@ -1,0 +1,85 @@
+"""Decides which Redis a command uses, and where its files lie.
+
+Yours where the settings name one; else the private server of the data folder, which is started
+when nobody runs it, so that results can be read after `stepfleet run` has ended.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepfleet.orchestrator.cli.terminal.output import notice
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store.embedded import EmbeddedRedis
+from stepfleet.orchestrator.store.embedded.folder import Folder
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """The files of one working directory's fleet: the private server, logs, resume notes."""
+
+    root: Path
+
+    @classmethod
+    def prepare(cls, root: Path) -> "DataFolder":
+        """Make the folder where it is missing, hidden from git: it holds a password.
+
+        Raises `ConfigurationError` where it cannot be written.
+        """
+        place = Folder.prepare(root).root
+        ignore = place / ".gitignore"
+        if not ignore.exists():
+            descriptor = os.open(ignore, os.O_WRONLY | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write("*\n")
+        for name in ("logs", "batches"):
+            (place / name).mkdir(mode=0o700, exist_ok=True)
+        return cls(place)
+
+    def log(self, name: str) -> Path:
+        """Return the path of a process's log."""
+        return self.root / "logs" / f"{name}.log"
+
+    @property
+    def notes(self) -> Path:
+        """The folder of the notes by which an interrupted `run` finds its batch again."""
+        return self.root / "batches"
+
+    @property
+    def url_file(self) -> Path:
+        """The file (of its owner only) that holds the private server's URL while `up` runs."""
+        return self.root / "redis-url"
+
+
+@contextlib.contextmanager
+def local_redis(folder: DataFolder) -> Iterator[Settings]:
+    """Give the settings of the Redis to use, starting the private server where none is named."""
+    settings = load_settings()
+    if settings.redis_url is not None:
+        yield settings
+        return
+    with EmbeddedRedis.start(folder.root, say=notice) as server:
+        yield load_settings(redis_url=server.url)
+
+
+@contextlib.contextmanager
+def known_redis(root: Path) -> Iterator[Settings]:
+    """Give the settings of a Redis that is there already: yours, or the data folder's.
+
+    Raises `ConfigurationError` where neither exists.
+    """
+    settings = load_settings()
+    if settings.redis_url is not None:
+        yield settings
+        return
+    if not Folder(root.expanduser().absolute()).has_data:
+        msg = (
+            f"no Redis is named, and {root} holds no private server: set STEPFLEET_REDIS_URL, "
+            "or start a fleet in this folder with 'stepfleet up --agents ...'"
+        )
+        raise ConfigurationError(msg)
+    with EmbeddedRedis.start(root, brief=True, say=notice) as server:
+        yield load_settings(redis_url=server.url)

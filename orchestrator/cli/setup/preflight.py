@@ -1,0 +1,97 @@
+"""Whether model calls can work from here: a key is set, and somebody listens at the address.
+
+Sends no prompt and no key: it only opens a connection. Looked at before anything is submitted.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.store.health import Worry
+
+OPENAI_URL = "https://api.openai.com/v1"
+_KEY = "OPENAI_API_KEY"
+_CONNECT_SECONDS = 5.0
+_PORTS = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an agent's model calls go, and the variable that must hold a key (None: no key)."""
+
+    base_url: str
+    host: str
+    port: int
+    key: str | None
+
+
+def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | None:
+    """Return where the agent's model is; None for a model that is no `openai:` one. Pure.
+
+    Raises `ConfigurationError` for an address that is none.
+    """
+    if not config.model.startswith("openai:"):
+        return None
+    settings = config.settings
+    base = (settings.base_url or environment.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+    try:
+        parts = urlsplit(base)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    if parts.scheme not in _PORTS or not host:
+        msg = (
+            f"agent {config.name!r}: OPENAI_BASE_URL (or settings.base_url) must look like "
+            "https://host/v1"
+        )
+        raise ConfigurationError(msg)
+    key = settings.api_key_env or (_KEY if base == OPENAI_URL else None)
+    return Target(base, host, port or _PORTS[parts.scheme], key)
+
+
+def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> Worry | None:
+    """Return what is wrong about a key that is not set; None where all is well. Pure."""
+    if target.key is None or environment.get(target.key, "").strip():
+        return None
+    return Worry(
+        f"model of {agent}",
+        f"agent {agent!r}: the model needs an API key, and {target.key} is not set",
+        f"set the variable {target.key}, or OPENAI_BASE_URL to another server, or try it out "
+        "without a provider by run --simulate RULES",
+    )
+
+
+def unreachable(agent: str, target: Target) -> Worry | None:
+    """Return what is wrong about an address where nobody listens; None where somebody does."""
+    host, port = target.host, target.port
+    proxy = getproxies().get(urlsplit(target.base_url).scheme)
+    if proxy and not proxy_bypass(host):
+        via = urlsplit(proxy)
+        host, port = via.hostname or host, via.port or _PORTS.get(via.scheme, port)
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return Worry(
+            f"model of {agent}",
+            f"agent {agent!r}: the model endpoint {target.base_url} cannot be reached "
+            f"({error.strerror or error})",
+            "start it, or check the network, OPENAI_BASE_URL and settings.base_url",
+        )
+    return None
+
+
+def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` where an agent's model has no key or cannot be reached."""
+    seen = set()
+    for config in configs:
+        target = target_of(config, environment)
+        if target is None or target in seen:
+            continue
+        seen.add(target)
+        worry = missing_key(config.name, target, environment) or unreachable(config.name, target)
+        if worry:
+            raise ConfigurationError(worry.text)

@@ -1,0 +1,46 @@
+"""Asks the Sentinels of a store about themselves. Judges nothing."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from stepfleet.orchestrator.redis_client.sentinel import sentinel_options
+from stepfleet.orchestrator.redis_client.sentinel_url import parse_sentinel
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelFacts:
+    """What Sentinels say: how many are named, who answers, what they watch.
+
+    `known` counts the Sentinels that know each other, `quorum` how many must agree that the
+    master is down.
+    """
+
+    named: int
+    answering: int
+    known: int
+    quorum: int
+    replicas: int
+
+
+def asked_sentinels(url: str) -> SentinelFacts:
+    """Return what the Sentinels of `url` say, within a second each."""
+    parsed = parse_sentinel(url)
+    once = Retry(NoBackoff(), 0)
+    states: list[Any] = []
+    for host, port in parsed.sentinels:
+        client = redis.Redis(host=host, port=port, retry=once, **sentinel_options(parsed))
+        with contextlib.closing(client), contextlib.suppress(RedisError, OSError):
+            states.append(client.sentinel_master(parsed.service))
+    return SentinelFacts(
+        named=len(parsed.sentinels),
+        answering=len(states),
+        known=max((int(one["num-other-sentinels"]) + 1 for one in states), default=0),
+        quorum=max((int(one["quorum"]) for one in states), default=0),
+        replicas=max((int(one["num-slaves"]) for one in states), default=0),
+    )

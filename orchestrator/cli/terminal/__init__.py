@@ -1,0 +1,1 @@
+"""The terminal: output, formats, signals, progress, exit codes."""

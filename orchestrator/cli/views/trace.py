@@ -1,0 +1,157 @@
+"""A run's trace as a terminal shows it: its input, its steps and tools, its answer. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
+from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
+from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+_LINE = 160
+_ORIGINS = {
+    OriginKind.FORK: "forked from",
+    OriginKind.CHECKPOINT: "restored from a checkpoint of",
+    OriginKind.RESULT: "given the result of",
+}
+
+
+def trace(
+    result: AgentRunResult,
+    inputs: Mapping[int, Sequence[Message]],
+    *,
+    full: bool,
+    awaited: Iterable[AwaitedTool] = (),
+) -> RenderableType:
+    """Return the run's trace; texts are cut to a line each unless `full`.
+
+    `inputs` are what it was given, by the number of steps before.
+    """
+    limit = 0 if full else _LINE
+    asked = {
+        at: next((one.text for one in reversed(given) if one.is_user()), "")
+        for at, given in inputs.items()
+    }
+    parts: list[RenderableType] = [_head(result)]
+    for step in result.steps:
+        parts += [_labelled("asked", text, limit) for text in _taken(asked, step.step - 1)]
+        parts.append(_step(step, limit))
+    parts += [_labelled("asked", asked[at], limit) for at in sorted(asked)]
+    parts += [_awaited(one) for one in awaited]
+    if result.lost_attempts:
+        parts.append(_lost(result.lost_attempts))
+    if result.error:
+        parts.append(_labelled("error", result.error, limit, "red"))
+    if result.output is not None:
+        parts.append(_labelled("answer", result.output, limit, "green"))
+    return Group(*parts)
+
+
+def _head(result: AgentRunResult) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    state = result.lifecycle.value
+    if result.stop_reason:
+        state += f" ({result.stop_reason.value})"
+    usage = result.usage
+    used = (
+        f"{result.steps_used} of {result.max_iterations} steps, "
+        f"{count(usage.total_tokens)} tokens ({count(usage.prompt_tokens)} prompt, "
+        f"{count(usage.completion_tokens)} completion), {usd(result.cost_usd)}"
+    )
+    if usage.cached_calls:
+        used += f", {count(usage.cached_calls)} cached (saved {usd(result.saved_usd)})"
+    for label, value in (
+        ("run", result.run_id),
+        ("agent", shown(result.agent_name, 60)),
+        ("state", state),
+        ("origin", origin_text(result.origin)),
+        ("batch", f"{result.batch_id}, line {shown(result.line_id)}" if result.batch_id else ""),
+        ("started", moment(result.start_time)),
+        ("duration", seconds(result.duration_seconds) if result.end_time else ""),
+        ("used", used),
+    ):
+        if value:
+            table.add_row(Text(label, style="bold"), Text(value))
+    return table
+
+
+def origin_text(origin: RunOrigin | None) -> str:
+    """Return where a run comes from, in words; empty where it began by itself."""
+    if origin is None:
+        return ""
+    told = f"{_ORIGINS[origin.kind]} {shown(origin.run_id)}"
+    if origin.at:
+        return f"{told}, after {'1 step' if origin.at == 1 else f'{count(origin.at)} steps'}"
+    return told if origin.kind is OriginKind.RESULT else f"{told}, from its beginning"
+
+
+def _taken(asked: dict[int, str], before: int) -> list[str]:
+    """Take out what was asked behind that many steps, or earlier: a log may have been trimmed."""
+    return [asked.pop(at) for at in sorted(asked) if at <= before]
+
+
+def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:
+    line = Text(f"{label}: ", style="bold")
+    return line.append(shown(text, limit), style=style)
+
+
+def _step(step: StepResult, limit: int) -> RenderableType:
+    spent = [seconds(step.duration_ms / 1000)]
+    if step.usage and (step.usage.total_tokens or not step.cached):
+        spent.append(f"{count(step.usage.total_tokens)} tokens")
+    if step.cost_usd:
+        spent.append(usd(step.cost_usd))
+    if step.cache and step.cache.hit:
+        saved = f"{count(step.cache.saved_tokens)} tokens, {usd(step.cache.saved_usd)}"
+        spent.append(f"cached (saved {saved})")
+    head = Text(f"step {step.step}", style="bold cyan")
+    head.append(f" {step.type.value}, {', '.join(spent)}", style="dim")
+    lines: list[RenderableType] = [head]
+    if step.thought:
+        lines.append(Text("  " + shown(step.thought, limit)))
+    lines += [_call(call, limit) for call in step.tool_calls]
+    in_calls = {call.error.message for call in step.tool_calls if call.error}
+    lines += [
+        Text(f"  {error.type.value} ({error.code}): {shown(error.message, limit)}", style="red")
+        for error in step.errors
+        if error.message not in in_calls
+    ]
+    return Group(*lines)
+
+
+def _call(call: ToolCallRecord, limit: int) -> Text:
+    line = Text(f"  {shown(call.tool_name, 60)}({shown(call.arguments, limit or 10_000)}) → ")
+    if call.error:
+        line.append(f"{call.error.code}: {shown(call.error.message, limit)}", style="red")
+    else:
+        line.append(shown(call.result, limit))
+    if call.duration_ms is not None:
+        line.append(f"  {call.duration_ms:.0f} ms", style="dim")
+    if call.repeated:
+        line.append("  repeated: an earlier attempt may have done it", style="yellow")
+    return line
+
+
+def _awaited(one: AwaitedTool) -> Text:
+    return Text(f"waits for {one.text}", style="" if one.served else "yellow")
+
+
+def _lost(attempts: Iterable[LostAttempt]) -> RenderableType:
+    lines = []
+    for one in attempts:
+        cost = usd(one.cost_usd) if one.cost_usd is not None else "cost unknown"
+        paid = f", a call may have been paid for ({cost})" if one.ambiguous else ""
+        why = f": {shown(one.reason, _LINE)}" if one.reason else ""
+        lines.append(
+            Text(
+                f"not committed: step {one.step}, {one.kind}, {seconds(one.seconds)}{paid}{why}",
+                style="yellow",
+            )
+        )
+    return Group(*lines)

@@ -1,0 +1,1 @@
+"""`Fleet` and `AsyncFleet`: what users call."""

@@ -1,0 +1,123 @@
+"""One submitted batch as its caller holds it: progress, results, requests to all its runs."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
+from stepfleet.orchestrator.client.session import Client
+from stepfleet.orchestrator.records.batch import BatchProgress, Manifest
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.batches.requests import Request
+from stepfleet.orchestrator.store.runs.control import new_request
+
+OnProgress = Callable[[int], None]
+_RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
+
+
+class AsyncBatch:
+    """A batch. `skipped` says what was wrong with the lines that a submission left out.
+
+    Requests answer with the number of runs that they reached.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        manifest: Manifest,
+        *,
+        skipped: tuple[str, ...] = (),
+        skipped_count: int = 0,
+    ) -> None:
+        self.skipped = skipped
+        self.skipped_count = skipped_count
+        self._client = client
+        self._manifest = manifest
+
+    @property
+    def id(self) -> str:
+        """The batch's id (UUID)."""
+        return self._manifest.batch_id
+
+    async def progress(self) -> BatchProgress:
+        """Return how far the batch is."""
+        return await self._client.batches.progress(self._manifest)
+
+    def results(
+        self, *, ordered: bool = False, follow: bool = True, failed: bool = False
+    ) -> Results:
+        """Yield results as runs end, or in the order of the lines.
+
+        `follow=False` stops at what has ended by now; `failed=True` leaves out completed runs.
+        A run that is retried while its results are followed as they end comes again.
+        """
+        reader = BatchResults(self._manifest, self._client.batches, self._client.runs)
+        read = reader.in_order if ordered else reader.as_they_end
+        return read(follow=follow, failed=failed)
+
+    async def wait(self, timeout: float | None = None) -> BatchProgress:  # noqa: ASYNC109
+        """Return the progress when all runs have ended.
+
+        Also where the submitter is gone and all that it created has ended: the progress then says
+        `submission_stalled`, and submitting the same again creates the rest.
+        Raises `TimeoutError` after `timeout` seconds; the batch goes on.
+        """
+        async with asyncio.timeout(timeout):
+            pause = Pause()
+            done = -1
+            while True:
+                progress = await self.progress()
+                if progress.over:
+                    return progress
+                await pause.wait(idle=progress.done == done)
+                done = progress.done
+
+    async def cancel(self, on_progress: OnProgress | None = None) -> int:
+        """Cancel the batch: from now on no step of it begins, and no run is created.
+
+        Steps under way are broken off at once. Returns how many runs it ended, when all know of
+        it; `on_progress` is told how many rows were looked at so far. A worker finishes that
+        where the caller is gone before.
+        """
+        control = self._client.control
+        request = await self._ask("cancel", control.batch_cancel())
+        await control.interrupt_batch(self.id)
+        swept = await self._client.requests.sweep(request, on_progress or _nobody)
+        if swept.held:  # tool calls of runs that wait for them
+            await control.interrupt_batch(self.id)
+        return swept.runs
+
+    async def pause(self, on_progress: OnProgress | None = None) -> int:
+        """Pause the batch: from now on no step of it begins; returns as `cancel` does."""
+        request = await self._ask("pause")
+        return (await self._client.requests.sweep(request, on_progress or _nobody)).runs
+
+    async def resume(self, on_progress: OnProgress | None = None) -> int:
+        """Take pauses back, also those that were only asked for; counts runs that were paused."""
+        request = await self._ask("resume")
+        return (await self._client.requests.sweep(request, on_progress or _nobody)).runs
+
+    async def _ask(self, word: str, fields: str = "") -> Request:
+        return await self._client.requests.ask(self._manifest, word, new_request(), fields)
+
+    async def retry(
+        self,
+        on_progress: OnProgress | None = None,
+        *,
+        failed_only: bool = True,
+        **overrides: Any,
+    ) -> int:
+        """Take runs that did not complete up again; what went well in them is kept.
+
+        `failed_only=False` takes up cancelled runs too. `overrides` raise limits and the
+        like. Runs that would end at once again are left alone; when that holds for all,
+        `ConfigurationError` says why. `on_progress` is told how many rows were looked at so far;
+        where the caller is gone before all were, asking again goes on with those that are left.
+        """
+        wanted = _RETRIED if failed_only else _RETRIED | {Lifecycle.CANCELLED}
+        retries = self._client.retries
+        return await retries.retry(self._manifest, wanted, overrides, on_progress or _nobody)
+
+
+def _nobody(_: int) -> None:
+    return None

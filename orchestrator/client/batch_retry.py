@@ -1,0 +1,170 @@
+"""Retry of a batch's runs, page by page: what runs share is made once, calls travel together.
+
+A run that was taken up is active, so that asking again goes on where an earlier request was
+broken off.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import read_overrides, with_stored_overrides
+from stepfleet.orchestrator.client.control import RunControl, known
+from stepfleet.orchestrator.client.resumable import (
+    Changes,
+    changes_of,
+    check_allowed,
+    check_has_not_completed,
+)
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.revision import Revision, revise
+from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.lua import load
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.records.codec import Fields
+from stepfleet.orchestrator.store.runs.control import Answer, Control
+from stepfleet.orchestrator.store.runs.ended import EndedRuns, ended_run
+from stepfleet.orchestrator.store.runs.reading import StoredRun
+
+log = logging.getLogger(__name__)
+
+ROWS = 500
+"""Rows whose statuses are read at once."""
+RUNS = 100
+"""Runs that are read, and taken up, at once."""
+STEPS = 500
+"""Steps of their logs that are in memory at once, unless one run has more."""
+_SHARED = 100
+_Found = tuple[str, Fields]
+
+
+@dataclass(slots=True)
+class _Retry:
+    """One request, as far as it has come. `shared` is by configuration and overrides."""
+
+    overrides: Mapping[str, Any]
+    retried: int = 0
+    refused: int = 0
+    why: ConfigurationError | None = None
+    shared: dict[tuple[str, str], tuple[AgentConfig, Changes]] = field(default_factory=dict)
+
+    def refuse(self, error: ConfigurationError) -> None:
+        """Note that a run was left alone; the first reason stands for all."""
+        self.refused += 1
+        self.why = self.why or error
+
+
+class BatchRetry:
+    """Takes the ended runs of a batch up again."""
+
+    def __init__(
+        self, store: OpenStore, batches: Batches, control: Control, runs: RunControl
+    ) -> None:
+        self._store = store
+        self._batches = batches
+        self._control = control
+        self._runs = runs
+        self._ended = EndedRuns(store.connection, store.keys)
+
+    async def retry(
+        self,
+        manifest: Manifest,
+        wanted: frozenset[Lifecycle],
+        overrides: Mapping[str, Any],
+        on_rows: Callable[[int], None],
+    ) -> int:
+        """Take up again the runs whose status is `wanted`; return how many.
+
+        Runs that would end at once again are left alone. Raises `ConfigurationError`, with the
+        reason of the first, when that holds for all.
+        """
+        await load(self._store.connection, "retry")
+        request = _Retry(overrides)
+        for first in range(0, manifest.rows, ROWS):
+            last = min(first + ROWS, manifest.rows)
+            run_ids = [run_id_of(manifest.batch_id, row) for row in range(first, last)]
+            statuses = await self._batches.statuses(run_ids)
+            pairs = zip(run_ids, statuses, strict=True)
+            ended = [run_id for run_id, status in pairs if status in wanted]
+            for at in range(0, len(ended), RUNS):
+                await self._page(request, ended[at : at + RUNS])
+            on_rows(last)
+        if request.why and not request.retried:
+            raise request.why
+        if request.why:
+            log.warning("%d runs were not retried: %s", request.refused, request.why.message)
+        return request.retried
+
+    async def _page(self, request: _Retry, run_ids: Sequence[str]) -> None:
+        headers = await self._ended.headers(run_ids)
+        for part in _parts(list(zip(run_ids, headers, strict=True))):
+            revised = await self._revised(request, part)
+            answers = await self._control.retry_all(revised)
+            for (run, _), answer in zip(revised, answers, strict=True):
+                await self._note(request, run.run_id, answer)
+
+    async def _revised(
+        self, request: _Retry, found: Sequence[_Found]
+    ) -> list[tuple[StoredRun, Revision]]:
+        """Return how the runs are taken up again that are still ended and may be."""
+        logs = await self._ended.logs([(one, _steps(header)) for one, header in found])
+        now = await self._batches.now()
+        revised = []
+        for (run_id, header), steps in zip(found, logs, strict=True):
+            try:
+                known(Answer("ended" if header else "unknown"), run_id)
+                if not Lifecycle(header["status"]).is_terminal:
+                    continue
+                config, changes = await self._shared(request, header)
+                run = ended_run(run_id, header, steps, config)
+                revision = revise(run.state, run.log, changes.overrides, now)
+                check_has_not_completed(run_id, run.state)
+                check_allowed(run_id, changes.criteria, revision.state, "retry")
+            except ConfigurationError as error:
+                request.refuse(error)
+            else:
+                revised.append((run, revision))
+        return revised
+
+    async def _shared(self, request: _Retry, header: Fields) -> tuple[AgentConfig, Changes]:
+        """Return a run's configuration and what changes in it: the same for most of a batch."""
+        stored = header.get("overrides", "")
+        about = (header["config"], stored)
+        if about not in request.shared:
+            config = await self._store.configs.load(header["config"])
+            config = with_stored_overrides(config, stored)
+            changes = changes_of(config, read_overrides(stored), request.overrides)
+            if len(request.shared) >= _SHARED:
+                del request.shared[next(iter(request.shared))]
+            request.shared[about] = config, changes
+        return request.shared[about]
+
+    async def _note(self, request: _Retry, run_id: str, answer: Answer) -> None:
+        try:
+            if answer.word == "changed":  # somebody was faster
+                answer = await self._runs.retry(run_id, request.overrides)
+            request.retried += known(answer, run_id).word == "retried"
+        except ConfigurationError as error:
+            request.refuse(error)
+
+
+def _steps(header: Fields) -> int:
+    return int(header.get("step", "0"))
+
+
+def _parts(found: Sequence[_Found]) -> Iterator[list[_Found]]:
+    """Yield runs in parts whose logs have `STEPS` steps together at the most, or one run each."""
+    part: list[_Found] = []
+    steps = 0
+    for one in found:
+        steps += _steps(one[1])
+        if part and steps > STEPS:
+            yield part
+            part, steps = [], _steps(one[1])
+        part.append(one)
+    if part:
+        yield part

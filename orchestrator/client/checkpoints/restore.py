@@ -1,0 +1,93 @@
+"""What a checkpoint becomes in a store: the run itself again, or a copy under another id. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
+from stepfleet.orchestrator.protocol.rewind import renamed
+from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.store.records.codec import (
+    MESSAGES,
+    milliseconds,
+    stored_outcome,
+    stored_step,
+)
+from stepfleet.orchestrator.store.runs.import_run import Legacy
+from stepfleet.orchestrator.store.runs.submission import NewRun
+
+
+def restored(
+    checkpoint: AgentCheckpoint,
+    config: AgentConfig,
+    run_id: str,
+    overrides: Mapping[str, Any] | None = None,
+) -> Legacy:
+    """Return the run to create: its log and prices as recorded, nothing pruned or priced anew."""
+    same = run_id == checkpoint.run_id
+    state = checkpoint.full_state
+    state = state if same else renamed(state, run_id)
+    log, outcomes = _fields(checkpoint)
+    return Legacy(
+        run=NewRun(
+            run_id=run_id,
+            agent=config.name,
+            config=config.digest,
+            messages=(),
+            max_steps=config.with_overrides(overrides or {}).max_steps,
+            overrides=dict(overrides or {}),
+            metadata=checkpoint.metadata,
+            parent=state.parent_agent_id,
+            origin=checkpoint.origin if same else _origin(checkpoint),
+        ),
+        state=state,
+        step=len(checkpoint.steps),
+        log=log,
+        outcomes=outcomes,
+        lost={
+            f"kept:{number}": one.to_json() for number, one in enumerate(checkpoint.lost_attempts)
+        },
+        header=_header(checkpoint, state),
+    )
+
+
+def _fields(checkpoint: AgentCheckpoint) -> tuple[dict[str, str], dict[str, str]]:
+    log: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
+    for number, (given, logged) in enumerate(checkpoint.log()):
+        if given:
+            log[f"input:{number}"] = MESSAGES.dump_json(given, exclude_defaults=True).decode()
+        if logged is not None:
+            log[str(number)] = stored_step(logged)
+            if logged.outcome is not None:
+                outcomes[str(number)] = stored_outcome(logged.outcome)
+    return log, outcomes
+
+
+def _header(checkpoint: AgentCheckpoint, state: AgentState) -> dict[str, Any]:
+    outcome, ending, info = state.last_continuation_outcome, checkpoint.ending, state.info
+    header: dict[str, Any] = {
+        "created": milliseconds(info.started_at),
+        "updated": milliseconds(info.updated_at),
+        "outcome": stored_outcome(outcome),
+    }
+    if ending is not None:
+        header |= {
+            "stop_reason": ending.stop_reason.value,
+            "error": ending.error or "",
+            "ended": milliseconds(ending.ended_at),
+        }
+        if info.execution_started_at is not None:
+            header["execution_started"] = milliseconds(info.execution_started_at)
+    return header
+
+
+def _origin(checkpoint: AgentCheckpoint) -> RunOrigin:
+    return RunOrigin(
+        kind=OriginKind.CHECKPOINT,
+        run_id=checkpoint.run_id,
+        at=len(checkpoint.steps),
+        tokens=checkpoint.state.session_usage.total_tokens,
+        cost_usd=checkpoint.state.session_cost_usd,
+    )

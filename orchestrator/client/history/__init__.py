@@ -1,0 +1,1 @@
+"""What a client does with a run's past: rewind, fork, compare."""

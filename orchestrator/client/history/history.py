@@ -1,0 +1,182 @@
+"""What a client does with a run's past: look at it in short, keep it, go back, fork, compare."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.batches.lines import parse_input, parse_metadata
+from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.batches.results import Pause
+from stepfleet.orchestrator.client.checkpoints.capture import capture
+from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
+from stepfleet.orchestrator.client.checkpoints.restore import restored
+from stepfleet.orchestrator.client.checkpoints.trust import of_agent
+from stepfleet.orchestrator.client.history.comparison import RunComparison, compared
+from stepfleet.orchestrator.client.history.forking import ForkOrder, forked, with_tools
+from stepfleet.orchestrator.client.resumable import check_goes_on
+from stepfleet.orchestrator.client.session import Client, FleetConnection
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
+from stepfleet.orchestrator.store.runs.reading import StoredRun
+
+Checkpoints = AsyncGenerator[AgentCheckpoint, None]
+
+
+class RunHistory(FleetConnection):
+    """Verbs on what a run has behind it."""
+
+    async def snapshot(
+        self, run_id: str, config: SlimSerializationConfig | None = None
+    ) -> dict[str, Any]:
+        """Return a run in short, as JSON data; by the standard preset if no `config` is given.
+
+        Only what the configuration keeps is read from Redis.
+        """
+        client = await self._open()
+        return await client.snapshots.take(run_id, config or SlimSerializationConfig.standard())
+
+    async def checkpoint(self, run_id: str, *, at: int | None = None) -> AgentCheckpoint:
+        """Return everything of a run, as it stands or as it stood behind its first `at` steps.
+
+        A step under way is not part of it: where the checkpoint is restored, it is done again.
+        Raises `ConfigurationError` for an unknown run, or one that has not so many steps.
+        """
+        client = await self._open()
+        return capture(await client.runs.get(run_id), await client.runs.now(), at)
+
+    async def checkpoints(self, run_id: str, *, every: int, follow: bool = False) -> Checkpoints:
+        """Yield a run's checkpoints behind each `every` steps, the oldest first.
+
+        With `follow`, further ones as the run gets there, until it has ended. They are made from
+        the run's log: workers neither write nor know them.
+        """
+        if every < 1:
+            raise ConfigurationError(f"field 'every' is {every}; write 1 step or more")
+        client = await self._open()
+        at, pause = every, Pause()
+        while True:
+            status, done = await client.snapshots.standing(run_id)
+            if at <= done:
+                run = await client.runs.get(run_id)
+                while at <= len(run.log):
+                    yield capture(run, await client.runs.now(), at)
+                    at += every
+                continue
+            if not follow or status.is_terminal:
+                return
+            await pause.wait(idle=True)
+
+    async def restore(
+        self,
+        checkpoint: AgentCheckpoint,
+        agent: Agent | str | None = None,
+        *,
+        run_id: str | None = None,
+        **overrides: Any,
+    ) -> str:
+        """Create the run of a checkpoint and return its id; it goes on where it stood.
+
+        A run that had ended is there again as it ended, for `retry`, `send` and `fork`. It keeps
+        its id unless `run_id` (UUID) gives a copy another one; restoring the same again changes
+        nothing. The configuration is the checkpoint's, or that of `agent` where one is given;
+        `overrides` change it. Raises `ConfigurationError` where another run has the id, no worker
+        knows the agent, or a limit would end the run at once.
+        """
+        client = await self._open()
+        config = await _config_for(client, checkpoint, agent)
+        own = stored_overrides(config, overrides)
+        wanted = checkpoint.run_id if run_id is None else run_id
+        legacy = restored(checkpoint, config, checked_id(wanted), own)
+        if (agent is not None or own) and not legacy.state.status.is_terminal:
+            check_goes_on(wanted, config.with_overrides(own), legacy.state, "restore")
+        await client.accept([config])
+        await client.store.configs.save(config)
+        await client.adoption.adopt(legacy)
+        return legacy.run.run_id
+
+    async def save_state(self, run_id: str) -> dict[str, Any]:
+        """Return a run's checkpoint as JSON data."""
+        return (await self.checkpoint(run_id)).to_dict()
+
+    async def load_state(
+        self, state: Mapping[str, Any], agent: Agent | str | None = None, **options: Any
+    ) -> str:
+        """Create the run that `save_state` has returned; `options` are those of `restore`.
+
+        Raises `SerializationError` where `state` is no checkpoint.
+        """
+        return await self.restore(AgentCheckpoint.from_dict(dict(state)), agent, **options)
+
+    async def fork(
+        self,
+        run_id: str,
+        *,
+        at: int | None = None,
+        message: str | None = None,
+        tools: Sequence[str] | None = None,
+        new_run_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> str:
+        """Start a run that begins with the first `at` steps of another, and return its id.
+
+        `overrides` change its configuration, as `model="..."`, `instructions="..."` or
+        `max_steps=20`; `tools` are names of those it may use. `message` takes the place of what
+        the run was given at that point: behind its answer a further turn, at 0 another input.
+        The other run may be at work, and stays as it is. The steps taken over count in the
+        fork's totals; its result's `origin` says how much of them. Forking to the same
+        `new_run_id` (UUID) again changes nothing. Raises `ConfigurationError`, with the fix.
+        """
+        client = await self._open()
+        run = await client.runs.get(run_id)
+        config = await client.store.configs.load(run.header["config"])
+        if tools is not None:
+            config = with_tools(config, await _known(client, config), list(tools))
+        own = stored_overrides(config, overrides)
+        order = ForkOrder(
+            run_id=checked_id(new_run_id),
+            config=config,
+            overrides=merged_overrides(run.overrides, own),
+            at=at,
+            message=() if message is None else parse_input(message, "message"),
+            metadata=None if metadata is None else parse_metadata(dict(metadata)),
+        )
+        legacy = forked(run, order)
+        await client.accept([config])
+        await client.store.configs.save(config)
+        await client.adoption.adopt(legacy)
+        return order.run_id
+
+    async def compare(self, first: str, second: str) -> RunComparison:
+        """Return how the run `second` differs from `first`, as far as both have come."""
+        client = await self._open()
+        one: StoredRun = await client.runs.get(first)
+        return compared(one, await client.runs.get(second))
+
+
+def checked_id(run_id: str | None) -> str:
+    """Return a run id, a new one for None. Raises `ConfigurationError` for what is no UUID."""
+    if run_id is None:
+        return str(uuid4())
+    try:
+        return str(UUID(run_id))
+    except ValueError:
+        raise ConfigurationError(f"run_id {run_id!r} is no UUID; use uuid.uuid4()") from None
+
+
+async def _known(client: Client, config: AgentConfig) -> AgentConfig:
+    if config.name == PLAIN_AGENT:
+        return config
+    return await client.store.configs.named(config.name)
+
+
+async def _config_for(
+    client: Client, checkpoint: AgentCheckpoint, agent: Agent | str | None
+) -> AgentConfig:
+    """Return the agent's configuration, or the checkpoint's with what only the agent may say."""
+    if agent is not None:
+        return await client.config_of(agent)
+    return of_agent(checkpoint.config, await _known(client, checkpoint.config))

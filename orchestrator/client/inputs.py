@@ -1,0 +1,51 @@
+"""What a client may give to a run: text, a conversation, or the result of another run. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.batches.lines import parse_input
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+
+Input = str | Sequence[Message | Mapping[str, Any]] | AgentRunResult
+
+
+def messages_of(given: Input) -> tuple[Message, ...]:
+    """Return an input as messages; a result becomes a user's message with its answer and data.
+
+    Raises `ConfigurationError` that names field and fix.
+    """
+    if isinstance(given, AgentRunResult):
+        return parse_input(_answer(given), "input")
+    if isinstance(given, str):
+        return parse_input(given, "input")
+    plain = [
+        one.model_dump(mode="json", exclude_defaults=True) if isinstance(one, Message) else one
+        for one in given
+    ]
+    return parse_input(plain, "input")
+
+
+def origin_of(given: Input) -> RunOrigin | None:
+    """Return where an input comes from: the run whose result it is, if it is one."""
+    if isinstance(given, AgentRunResult):
+        return RunOrigin(kind=OriginKind.RESULT, run_id=given.run_id)
+    return None
+
+
+def _answer(result: AgentRunResult) -> str:
+    if result.status in (None, RunStatus.ERROR, RunStatus.CANCELLED):
+        stands = result.status or result.lifecycle
+        msg = f"field 'input': run {result.run_id} is {stands.value}; hand over one that completed"
+        raise ConfigurationError(msg)
+    parts = [result.output] if result.output else []
+    if result.structured is not None:
+        parts.append(orjson.dumps(result.structured).decode())
+    if not parts:
+        msg = f"field 'input': run {result.run_id} has no output; hand over one that has"
+        raise ConfigurationError(msg)
+    return "\n\n".join(parts)

@@ -1,0 +1,40 @@
+"""A run as a chat window shows it: the reference renderer, from stored records or live events.
+
+Decides what is shown and in which form; knows no terminal, no HTTP and no store. Pure.
+"""
+
+from stepfleet.orchestrator.client.rendering.history import Recorded, rendered
+from stepfleet.orchestrator.client.rendering.live import LiveMessages
+from stepfleet.orchestrator.client.rendering.messages import (
+    StatusType,
+    UIContinuation,
+    UIMessage,
+    UIMetadata,
+    UIRetry,
+    UIRole,
+    UIToolCall,
+)
+from stepfleet.orchestrator.client.rendering.reconciliation import reconciled
+from stepfleet.orchestrator.client.rendering.rules import should_render_assistant_content
+from stepfleet.orchestrator.client.rendering.view import ErrorBanner, RunView, view_of
+
+__all__ = [
+    # what is shown
+    "StatusType",
+    "UIContinuation",
+    "UIMessage",
+    "UIMetadata",
+    "UIRetry",
+    "UIRole",
+    "UIToolCall",
+    # from records
+    "ErrorBanner",
+    "Recorded",
+    "RunView",
+    "rendered",
+    "view_of",
+    # live
+    "LiveMessages",
+    "reconciled",
+    "should_render_assistant_content",
+]

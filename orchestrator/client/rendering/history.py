@@ -1,0 +1,156 @@
+"""The history that a chat window shows, from a run's stored inputs and steps. Pure.
+
+Only what was said: instructions, what the fleet itself put in between, and statuses are left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from stepfleet.orchestrator.client.rendering.messages import (
+    UIMessage,
+    UIMetadata,
+    UIRole,
+    UIToolCall,
+    answer_id,
+    group_of,
+    step_id,
+    tool_id,
+)
+from stepfleet.orchestrator.client.rendering.rules import should_render_assistant_content
+from stepfleet.orchestrator.events.envelope import args_summary
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.steps import LoggedStep
+from stepfleet.orchestrator.records.tool_text import result_text
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What is stored of a conversation: inputs by the step that they stand before, and the steps.
+
+    `started_at` is when the run was created (UTC). The log may begin behind step 1, where a
+    run's memory has let earlier steps go.
+    """
+
+    run_id: str
+    started_at: datetime
+    inputs: Mapping[int, Sequence[Message]] = field(default_factory=dict)
+    log: Sequence[LoggedStep] = ()
+
+
+def rendered(run: Recorded) -> tuple[UIMessage, ...]:
+    """Return the run's history as a chat window shows it, the oldest message first."""
+    return tuple(_in_order(run))
+
+
+def _in_order(run: Recorded) -> Iterator[UIMessage]:
+    waiting = sorted(run.inputs)
+    said_at = run.started_at
+    for logged in run.log:
+        while waiting and waiting[0] < logged.result.step:
+            yield from _inputs(run, waiting.pop(0), said_at)
+        yield from _step(run.run_id, logged)
+        said_at = logged.committed_at or logged.result.started_at
+    for place in waiting:
+        yield from _inputs(run, place, said_at)
+
+
+def _inputs(run: Recorded, place: int, said_at: datetime) -> Iterator[UIMessage]:
+    """Yield an input's messages. It has no time of its own: it came behind the step before it."""
+    for number, message in enumerate(run.inputs[place]):
+        identity = f"{run.run_id}:input:{place}:{number}"
+        if message.is_prompt():
+            yield UIMessage(id=identity, role=UIRole.USER, content=message.text, timestamp=said_at)
+        elif message.is_assistant() and message.text:
+            yield UIMessage(
+                id=identity, role=UIRole.ASSISTANT, content=message.text, timestamp=said_at
+            )
+
+
+def _step(run_id: str, logged: LoggedStep) -> Iterator[UIMessage]:
+    result = logged.result
+    milliseconds = round(result.duration_ms, 3)
+    for number, message in enumerate(_parts(run_id, logged)):
+        if number == 0:
+            yield message.with_metadata(step_duration_ms=milliseconds, usage=result.usage)
+        else:
+            yield message
+
+
+def _parts(run_id: str, logged: LoggedStep) -> Iterator[UIMessage]:
+    result = logged.result
+    common = UIMetadata(step=result.step, group=group_of(result.step))
+    calls = tuple(_call(one) for one in result.tool_calls)
+    text = _text(logged)
+    spoken = text is not None and should_render_assistant_content(text, has_tool_calls=bool(calls))
+    if text is not None and spoken:
+        yield UIMessage(
+            id=step_id(run_id, result.step),
+            role=UIRole.ASSISTANT,
+            content=text,
+            timestamp=result.started_at,
+            metadata=common.model_copy(update={"tool_calls": calls, "collapsed": bool(calls)}),
+        )
+    for record, call in zip(result.tool_calls, calls, strict=True):
+        yield _tool(run_id, record, call, common)
+    if answer := _answer(logged):
+        yield UIMessage(
+            id=answer_id(run_id, result.step),
+            role=UIRole.ASSISTANT,
+            content=answer,
+            timestamp=logged.committed_at or result.started_at,
+            metadata=common,
+        )
+
+
+def _text(logged: LoggedStep) -> str | None:
+    """Return the model's text, or what stands for it for people; None where it said nothing.
+
+    A model call that failed has left no message.
+    """
+    own = next((one for one in logged.messages if one.is_assistant()), None)
+    if own is None:
+        return None
+    if logged.progress and logged.progress.output is not None and not logged.result.tool_calls:
+        return logged.progress.output
+    return own.text if own.text or not logged.result.tool_calls else None
+
+
+def _answer(logged: LoggedStep) -> str | None:
+    """Return the text of an answer that the run's last turn gave by a tool call."""
+    progress, outcome = logged.progress, logged.outcome
+    goes_on = outcome is not None and outcome.should_continue
+    if progress is None or goes_on or not logged.result.tool_calls:
+        return None
+    return progress.output or (progress.answer.text if progress.answer else None)
+
+
+def _tool(run_id: str, record: ToolCallRecord, call: UIToolCall, common: UIMetadata) -> UIMessage:
+    shown = common.model_copy(
+        update={
+            "tool_calls": (call,),
+            "collapsed": True,
+            "tool_call_id": record.call_id,
+            "tool_name": record.tool_name,
+            "tool_result": None if record.is_error else record.result,
+            "tool_error": record.error.message if record.error else None,
+            "tool_duration_ms": record.duration_ms,
+        }
+    )
+    return UIMessage(
+        id=tool_id(run_id, common.step or 0, record.call_id),
+        role=UIRole.TOOL,
+        content=record.error.message if record.error else result_text(record),
+        timestamp=record.timestamp,
+        metadata=shown,
+    )
+
+
+def _call(record: ToolCallRecord) -> UIToolCall:
+    return UIToolCall(
+        id=record.call_id,
+        name=record.tool_name,
+        args=record.arguments,
+        args_summary=args_summary(record.arguments),
+    )

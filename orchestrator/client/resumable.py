@@ -1,0 +1,68 @@
+"""Whether a run that is taken up, forked or restored would get anywhere. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.agents.agent import criteria_of
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle
+
+_FIELDS = {
+    StopReason.STEPS_LIMIT: "max_steps",
+    StopReason.TOKEN_LIMIT: "token_limit",
+    StopReason.TIME_LIMIT: "time_limit (or cumulative_timeout)",
+    StopReason.GUARD: "budget_usd",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a retry makes of a run's configuration: all its `overrides`, and the limits then."""
+
+    overrides: dict[str, Any]
+    criteria: ContinuationCriteria
+
+
+def changes_of(
+    config: AgentConfig, overrides: Mapping[str, Any], given: Mapping[str, Any]
+) -> Changes:
+    """Return what `given` changes in a run with that configuration, its `overrides` in it.
+
+    Runs with the same configuration and overrides can share it. Raises `ConfigurationError` that
+    names the field where one is unknown or invalid.
+    """
+    own = stored_overrides(config, given)
+    criteria = criteria_of(config.with_overrides(own))
+    return Changes(merged_overrides(overrides, own), criteria)
+
+
+def check_goes_on(run_id: str, config: AgentConfig, state: AgentState, verb: str) -> None:
+    """Raise `ConfigurationError`, with the fix, if a limit would end the run at once again.
+
+    `verb` is what the caller does: `retry`, `fork`, `restore`.
+    """
+    check_allowed(run_id, criteria_of(config), state, verb)
+
+
+def check_allowed(
+    run_id: str, criteria: ContinuationCriteria, state: AgentState, verb: str
+) -> None:
+    """Raise as `check_goes_on` does, by the run's criteria."""
+    if not criteria.forbids(state):
+        return
+    outcome = criteria.evaluate(state)
+    field = _FIELDS.get(outcome.stop_reason)
+    fix = f"raise it: {verb} with {field}=..." if field else "change what it names"
+    raise ConfigurationError(f"run {run_id} would end at once again ({outcome.reason}); {fix}")
+
+
+def check_has_not_completed(run_id: str, state: AgentState) -> None:
+    """Raise `ConfigurationError` for a run of which nothing is left to be done."""
+    if state.status is Lifecycle.COMPLETED:
+        msg = f"run {run_id} completed; there is nothing to retry (submit it as a new run)"
+        raise ConfigurationError(msg)

@@ -1,6 +1,0 @@
-"""A private Redis for one machine: real, durable, without any set-up by the user."""
-
-from stepfleet.orchestrator.embedded.failure import EmbeddedRedisError
-from stepfleet.orchestrator.embedded.server import EmbeddedRedis
-
-__all__ = ["EmbeddedRedis", "EmbeddedRedisError"]

@@ -1,0 +1,1 @@
+"""Envelopes and domain events, and their way out."""

@@ -1,0 +1,47 @@
+"""Broadcasts over Redis pub/sub: whoever subscribes to `agent.<run id>` hears of the run.
+
+Pub/sub keeps nothing: who was not there reads the run's stream (`fleet.stream`).
+"""
+
+from typing import Any, Self
+
+import orjson
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import ConnectionError, RedisClusterException  # noqa: A004 - redis's own
+
+from stepfleet.orchestrator.events.broadcast.port import Envelope
+from stepfleet.orchestrator.redis_client.clients import cluster_client
+from stepfleet.orchestrator.redis_client.cluster_url import is_cluster
+from stepfleet.orchestrator.redis_client.sentinel import master_pool
+from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel
+
+SECONDS = 5.0
+
+
+class RedisPubSub:
+    """Publishes envelopes as JSON. Raises `redis.exceptions.RedisError` where Redis is away."""
+
+    def __init__(self, client: "Redis | RedisCluster") -> None:
+        self._client = client
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        """Return a broadcaster with a connection of its own to the Redis at `url`."""
+        bounds: dict[str, Any] = {"socket_timeout": SECONDS, "socket_connect_timeout": SECONDS}
+        if is_cluster(url):
+            return cls(cluster_client(url, **bounds))
+        if is_sentinel(url):
+            return cls(Redis.from_pool(master_pool(url, **bounds)))
+        return cls(Redis.from_url(url, **bounds))
+
+    async def broadcast(self, channel: str, envelope: Envelope) -> None:
+        """Publish one envelope."""
+        try:
+            await self._client.publish(channel, orjson.dumps(dict(envelope)))
+        except RedisClusterException as error:  # no node answers; the client's is no RedisError
+            raise ConnectionError(str(error)) from error
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+        await self._client.aclose()

@@ -1,0 +1,1 @@
+"""The interface of a model; what its answers cost, and which are shared."""

@@ -1,0 +1,48 @@
+"""What a model call costs: prices per million tokens, where they come from, a ledger of calls.
+
+Knows no provider and no store. Prices change without notice: the shipped table is a starting
+point, a file of your own (see `search`) is the truth.
+"""
+
+from stepfleet.orchestrator.models.pricing.agent_prices import Pricing, StatedPrice, stated_cost
+from stepfleet.orchestrator.models.pricing.ledger import (
+    CostLedger,
+    CostStatistics,
+    ModelCall,
+    ModelCosts,
+    statistics_of,
+)
+from stepfleet.orchestrator.models.pricing.loading import (
+    Glance,
+    current_prices,
+    find_pricing_file,
+    load_prices,
+)
+from stepfleet.orchestrator.models.pricing.prices import Price, Prices
+from stepfleet.orchestrator.records.usage import UsageStats
+
+__all__ = [
+    # prices
+    "Glance",
+    "Price",
+    "Prices",
+    "cost_of",
+    "current_prices",
+    "find_pricing_file",
+    "load_prices",
+    # prices of an agent's own
+    "Pricing",
+    "StatedPrice",
+    "stated_cost",
+    # the ledger
+    "CostLedger",
+    "CostStatistics",
+    "ModelCall",
+    "ModelCosts",
+    "statistics_of",
+]
+
+
+def cost_of(model: str, usage: UsageStats) -> float:
+    """Return what `usage` of `model` costs in USD, by the prices that the search finds."""
+    return current_prices().cost_of(model, usage)

@@ -1,0 +1,78 @@
+"""Prices that an agent states for its own model calls; they win over every table. Pure.
+
+Decides which of them a call has. Knows no file and no worker: what an agent does not state, the
+worker's prices say.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from stepfleet.orchestrator.models.pricing.prices import DEFAULT, Price, fitting_key
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.usage import UsageStats
+
+_VERSION = re.compile(r"([-@:/](v?\d.*|latest|preview.*))?")
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class StatedPrice(Record):
+    """USD per million tokens; without `cached_input` cached tokens cost what others cost."""
+
+    input: Amount
+    output: Amount
+    cached_input: Amount | None = None
+
+    def cost(self, usage: UsageStats) -> float:
+        """Return the cost of `usage` in USD."""
+        return Price(self.input, self.output, self.cached_input).cost(usage)
+
+
+def _by_model(given: Any) -> Any:
+    """Read one price as that of all models: what stands at the top is the default."""
+    if not isinstance(given, Mapping):
+        return given
+    models = {
+        name: price
+        for name, price in given.items()
+        if name not in StatedPrice.model_fields or isinstance(price, Mapping | StatedPrice)
+    }
+    alone = {name: amount for name, amount in given.items() if name not in models}
+    if not alone:
+        return models
+    before = models.get(DEFAULT, {})
+    earlier = before.to_dict() if isinstance(before, StatedPrice) else before
+    if not isinstance(earlier, Mapping):
+        msg = "'default' must be a table of input and output in USD per million tokens"
+        raise ValueError(msg)  # noqa: TRY004 - pydantic explains only these
+    for name, amount in models.items():
+        if not isinstance(amount, Mapping | StatedPrice):
+            known = ", ".join(StatedPrice.model_fields)
+            msg = f"{name!r} is neither a price's field ({known}) nor a model's table of them"
+            raise ValueError(msg)  # noqa: TRY004 - as above
+    return {**models, DEFAULT: {**earlier, **alone}}
+
+
+Pricing = Annotated[dict[str, StatedPrice], BeforeValidator(_by_model)]
+"""Prices by model id, with or without the provider; `default` is for all others."""
+
+
+def stated_cost(
+    pricing: Mapping[str, StatedPrice], models: Iterable[str], usage: UsageStats
+) -> float | None:
+    """Return what `usage` costs in USD by the first of `models` that has a price; None without.
+
+    `models` are the names that a call's model has: as the provider tells it, as it was asked for.
+    """
+    for model in models:
+        if (key := fitting_key(model, pricing)) is not None and _is_version(model, key):
+            return pricing[key].cost(usage)
+    default = pricing.get(DEFAULT)
+    return None if default is None else default.cost(usage)
+
+
+def _is_version(model: str, key: str) -> bool:
+    """Tell whether `model` is `key` or one of its versions: gpt-4o-2024-08-06, not gpt-4o-mini."""
+    return _VERSION.fullmatch(model.rpartition(key)[2]) is not None

@@ -1,0 +1,134 @@
+"""Which events a commit tells: the step, its tools, its evaluations, the end of the run.
+
+Other changes of status are told by the scripts that make them. Pure.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepfleet.orchestrator.events.envelope import (
+    Event,
+    Events,
+    EventType,
+    args_shown,
+    args_summary,
+    result_summary,
+    status_payload,
+)
+from stepfleet.orchestrator.protocol.attempt import Attempt
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.run.results import end_state
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+
+def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) -> Events:
+    """Return the events of one commit, in the order in which they happened."""
+    told: list[Event] = []
+    traced = claim.config.broadcast.include_continuation_trace
+    if verdict.logged:
+        told += _step(claim, verdict.logged.result, facts, verdict.outcome if traced else None)
+    if traced and verdict.outcome:
+        trace = _trace(claim, verdict.outcome)
+        told.append(_event(claim, EventType.CONTINUATION, facts.now, trace))
+    if verdict.move is Move.RETRY and verdict.failure:
+        payload = {
+            "step_number": claim.number,
+            "error": verdict.failure.message,
+            "error_code": verdict.failure.code,
+            "attempt": claim.attempts + claim.limited + 1,
+            "retry_in_seconds": round(verdict.delay, 3),
+            "duration_ms": round(attempt.span.seconds * 1000, 3),
+        }
+        told.append(_event(claim, EventType.STEP_RETRIED, facts.now, payload))
+    if verdict.move is Move.FINISH and verdict.stop_reason:
+        ended = status_payload(
+            end_state(verdict.stop_reason).value,
+            before=Lifecycle.IN_PROGRESS.value,
+            steps=verdict.state.step_count,
+            error=verdict.error,
+            last_response=verdict.state.last_output,
+        )
+        told.append(_event(claim, EventType.STATUS, facts.now, ended))
+    return Events(told)
+
+
+def _step(
+    claim: Claim, result: StepResult, facts: Facts, traced: ContinuationOutcome | None
+) -> list[Event]:
+    started = {
+        "step_number": result.step,
+        "message_count": len(claim.state.messages),
+        "available_tools": [tool.name for tool in claim.config.tools],
+    }
+    told = [_event(claim, EventType.STEP_STARTED, result.started_at, started)]
+    for call in result.tool_calls:
+        told += _call(claim, call)
+    completed: dict[str, Any] = {
+        "step_number": result.step,
+        "has_tool_calls": result.has_tool_calls,
+        "errors": [error.message for error in result.errors],
+        "finish_reason": result.finish_reason.value,
+        "usage": result.usage.to_dict() if result.usage else None,
+        "duration_ms": round(result.duration_ms, 3),
+    }
+    if result.errors:
+        completed["error_codes"] = [error.code for error in result.errors]
+    if result.cached:
+        completed["cached"] = True
+    if traced:
+        completed["continuation"] = _decision(traced)
+    return [*told, _event(claim, EventType.STEP_COMPLETED, facts.now, completed)]
+
+
+def _call(claim: Claim, call: ToolCallRecord) -> list[Event]:
+    base = {"tool_name": call.tool_name, "tool_call_id": call.call_id}
+    told = claim.config.broadcast
+    started: dict[str, Any] = dict(base)
+    if told.include_tool_args:
+        started["args"] = args_shown(call.arguments, told.max_arg_length)
+    else:
+        started["args_summary"] = args_summary(call.arguments)
+    completed: dict[str, Any] = {
+        **base,
+        "success": not call.is_error,
+        "error": call.error.message if call.error else None,
+        "duration_ms": call.duration_ms,
+        "result_summary": result_summary(call.result),
+    }
+    ended = call.timestamp + timedelta(milliseconds=call.duration_ms or 0)
+    return [
+        _event(claim, EventType.TOOL_STARTED, call.timestamp, started),
+        _event(claim, EventType.TOOL_COMPLETED, ended, completed),
+    ]
+
+
+def _decision(outcome: ContinuationOutcome) -> dict[str, Any]:
+    return {
+        "should_continue": outcome.should_continue,
+        "stop_reason": None if outcome.should_continue else outcome.stop_reason.value,
+        "resolved_by": outcome.resolved_by,
+    }
+
+
+def _trace(claim: Claim, outcome: ContinuationOutcome) -> dict[str, Any]:
+    return {
+        "step_number": claim.number,
+        **_decision(outcome),
+        "evaluations": [
+            {
+                "criterion": one.criterion.rpartition(".")[2],
+                "decision": one.decision.value,
+                "reason": one.reason,
+            }
+            for one in outcome.evaluations
+        ],
+    }
+
+
+def _event(claim: Claim, kind: EventType, at: datetime, payload: dict[str, Any]) -> Event:
+    state = claim.state
+    return Event(kind, claim.run_id, state.info.execution_id, at, payload, state.parent_agent_id)

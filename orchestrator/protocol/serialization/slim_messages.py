@@ -1,0 +1,86 @@
+"""One message in a snapshot: `{role, content, metadata}`, its calls and its place in `metadata`.
+
+Both directions stand here, so that they use the same names.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stepfleet.orchestrator.protocol.serialization.shortening import (
+    OMITTED_RESULT,
+    shortened,
+    shortened_arguments,
+)
+from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+
+CALLS, CALL_ID, TOOL_NAME, NAME = "tool_calls", "tool_call_id", "tool_name", "name"
+UNKNOWN = "unknown"
+
+
+def slim_message(message: Message, config: SlimSerializationConfig) -> dict[str, Any]:
+    """Return a message as a snapshot has it."""
+    if message.is_tool() and not config.include_tool_results:
+        content: Any = OMITTED_RESULT
+    else:
+        content = shortened(message.content, config.max_content_length)
+    return {"role": message.role.value, "content": content, "metadata": _metadata(message, config)}
+
+
+def whole_message(data: Mapping[str, Any]) -> Message:
+    """Return the message that a snapshot has. Raises `pydantic.ValidationError`."""
+    metadata = dict(data.get("metadata") or {})
+    fields = {name: value for name, value in data.items() if name != "metadata"}
+    if data.get("role") == "assistant" and isinstance(metadata.get(CALLS), list):
+        fields[CALLS] = tuple(_whole_call(one) for one in metadata.pop(CALLS))
+    if data.get("role") == "tool":
+        fields[CALL_ID] = metadata.pop(CALL_ID, None)
+        fields[NAME] = metadata.pop(TOOL_NAME, None)
+    elif NAME in metadata:
+        fields[NAME] = metadata.pop(NAME)
+    return Message.model_validate({**fields, "metadata": metadata})
+
+
+def slim_calls(calls: Iterable[ToolCallRecord]) -> list[dict[str, str]]:
+    """Return the calls of a step by id and name."""
+    return [{"id": call.call_id, "name": call.tool_name} for call in calls]
+
+
+def _metadata(message: Message, config: SlimSerializationConfig) -> dict[str, Any]:
+    metadata = copy.deepcopy(message.metadata)
+    if message.tool_calls:
+        metadata[CALLS] = [_call(call, config.max_content_length) for call in message.tool_calls]
+    if config.redact_tool_args and isinstance(metadata.get(CALLS), list):
+        metadata[CALLS] = [_redacted(call) for call in metadata[CALLS]]
+    if message.is_tool():
+        metadata[CALL_ID] = message.tool_call_id
+        metadata[TOOL_NAME] = message.name
+    elif message.name is not None:
+        metadata[NAME] = message.name
+    return metadata
+
+
+def _call(call: ToolCall, limit: int) -> dict[str, Any]:
+    told = {
+        "id": call.id,
+        "name": call.name,
+        "arguments": shortened_arguments(copy.deepcopy(call.arguments), limit),
+    }
+    return told if call.error is None else {**told, "error": call.error}
+
+
+def _redacted(call: Any) -> dict[str, Any]:
+    """Return only what identifies a call, also of one in a provider's form."""
+    entry = call if isinstance(call, Mapping) else {}
+    function = entry.get("function")
+    inner = function.get("name") if isinstance(function, Mapping) else None
+    return {"id": entry.get("id"), "name": entry.get("name") or inner or UNKNOWN}
+
+
+def _whole_call(entry: Any) -> Any:
+    """Return what a call is read from: our form, or a provider's by its id and name."""
+    if not isinstance(entry, Mapping) or "function" not in entry:
+        return entry
+    return {"id": entry.get("id"), "name": _redacted(entry)["name"]}

@@ -1,0 +1,1 @@
+"""Results and reports of a run, derived from its records."""

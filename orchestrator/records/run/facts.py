@@ -1,0 +1,138 @@
+"""A run's facts: the fields of a result, and what is counted from them. Knows no presentation."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, computed_field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
+from stepfleet.orchestrator.records.run.endings import RunStatus
+from stepfleet.orchestrator.records.run.origin import RunOrigin
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+class LostAttempt(Record):
+    """An attempt at a step that was not committed: what it took, and whether a call repeats.
+
+    `kind`: `crash` (its worker vanished), `late` (another worker had taken over), `deferred`
+    (a transient failure of the model, tried again), `failed` (the same, and it became a failed
+    step), `interrupted` (cancelled or handed back), `retried` (a failed step that was taken back).
+    `ambiguous` is true when a model call may have been paid for and nothing came of it;
+    `cost_usd` is its cost, or None when its usage never became known. Where `estimated` is
+    true, tokens and cost are counted from what was sent and had arrived, or else are those of
+    the call that was made in its place.
+    """
+
+    kind: str
+    step: int
+    seconds: float = 0.0
+    ambiguous: bool = False
+    tokens: int = 0
+    cost_usd: float | None = None
+    reason: str | None = None
+    estimated: bool = False
+
+    def estimated_by(self, steps: Sequence[StepResult]) -> Self:
+        """Return the attempt with the cost of the committed step, where its own is not known."""
+        if not self.ambiguous or self.cost_usd is not None or self.step > len(steps):
+            return self
+        made = steps[self.step - 1]
+        if made.usage is None:
+            return self
+        return self.model_copy(
+            update={
+                "tokens": made.usage.total_tokens,
+                "cost_usd": made.cost_usd,
+                "estimated": True,
+            }
+        )
+
+
+class RunFacts(Record):
+    """What is known of one run; `AgentRunResult` adds the ways to look at it.
+
+    Times are UTC; `duration_seconds` is `end_time - start_time`. `error` is set exactly when
+    the status is `error`. `stop_reason` and `status` are None while the run is active.
+    `structured` is JSON data that fits the schema of the name `schema_name`; the schema itself
+    is never part of a result.
+    """
+
+    # What `to_dict` computes may come back in.
+    model_config = ConfigDict(extra="ignore")
+
+    run_id: str
+    agent_name: str
+    lifecycle: Lifecycle
+    stop_reason: StopReason | None = None
+    status: RunStatus | None = None
+    output: str | None = None
+    structured: Any = None
+    schema_name: str | None = None
+    steps: tuple[StepResult, ...] = ()
+    usage: UsageStats = UsageStats()
+    cost_usd: float = 0.0
+    cumulative_execution_seconds: float = 0.0
+    start_time: datetime
+    end_time: datetime | None = None
+    error: str | None = None
+    max_iterations: int
+    batch_id: str | None = None
+    line_id: str | None = None
+    row: int | None = None
+    parent_agent_id: str | None = None
+    origin: RunOrigin | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    outcome: ContinuationOutcome | None = None
+    lost_attempts: tuple[LostAttempt, ...] = ()
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def steps_used(self) -> int:
+        """How many steps were committed."""
+        return len(self.steps)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def success(self) -> bool:
+        """Whether the run completed."""
+        return self.status is RunStatus.COMPLETED
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tool_calls_by_name(self) -> dict[str, int]:
+        """How often each tool was called."""
+        return dict(Counter(call.tool_name for step in self.steps for call in step.tool_calls))
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def tool_calls_total(self) -> int:
+        """How many tool calls there were."""
+        return sum(len(step.tool_calls) for step in self.steps)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def duration_seconds(self) -> float | None:
+        """Seconds from start to end; None while the run is active."""
+        return (self.end_time - self.start_time).total_seconds() if self.end_time else None
+
+    @property
+    def usage_estimated(self) -> bool:
+        """Whether tokens and cost hold estimates, since some call came without its usage."""
+        return any(step.usage_estimated for step in self.steps)
+
+    @property
+    def saved_usd(self) -> float:
+        """What calls would have cost that the response cache answered, as far as is known (USD)."""
+        return sum(step.cache.saved_usd for step in self.steps if step.cache)
+
+    @property
+    def last_failure(self) -> ErrorInfo | None:
+        """The first error of the last step, when that step failed."""
+        errors = self.steps[-1].errors if self.steps else ()
+        return errors[0] if errors else None

@@ -1,0 +1,222 @@
+"""A run told as text: one line, a trace, or everything. Decides wording and nothing else."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.endings import RunStatus
+from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts
+from stepfleet.orchestrator.records.run.trace import parts_of
+from stepfleet.orchestrator.records.run.trace_steps import one_line
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import FinishReason, StepResult
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+class StepErrors(Record):
+    """What went wrong in a step."""
+
+    step: int
+    errors: tuple[ErrorInfo, ...]
+
+
+class DebugSummary(Record):
+    """What a run came to. `finish_reason` is that of the last step; costs are in USD."""
+
+    run_id: str
+    agent_name: str
+    lifecycle: Lifecycle
+    status: RunStatus | None = None
+    steps: int = 0
+    max_iterations: int
+    stop_reason: StopReason | None = None
+    resolved_by: str | None = None
+    reason: str | None = None
+    errors: tuple[StepErrors, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: UsageStats = UsageStats()
+    cost_usd: float = 0.0
+    lost_attempts: int = 0
+
+    def __str__(self) -> str:
+        """Return a line per field, and one per error."""
+        ended = self.status or self.lifecycle
+        why = f"{self.stop_reason or 'not stopped'}, resolved by {self.resolved_by or 'nothing'}"
+        usage = self.usage
+        used = f"{usage.total_tokens} tokens, {usage.llm_calls} calls, {self.cost_usd:.6f} USD"
+        if usage.cached_calls:
+            used += f", {usage.cached_calls} cached"
+        lines = [
+            f"run {self.run_id} of {self.agent_name}: {ended}",
+            f"steps: {self.steps} of {self.max_iterations}, lost attempts: {self.lost_attempts}",
+            f"stop reason: {why}" + (f": {self.reason}" if self.reason else ""),
+            f"finish reason: {self.finish_reason or 'none'}",
+            f"usage: {used}",
+        ]
+        lines += [
+            f"error in step {failed.step}: {one.type.value} ({one.code}): {one.message}"
+            for failed in self.errors
+            for one in failed.errors
+        ]
+        return "\n".join(lines)
+
+
+def debugged(facts: RunFacts) -> DebugSummary:
+    """Return the summary of a run."""
+    outcome = facts.outcome
+    return DebugSummary(
+        run_id=facts.run_id,
+        agent_name=facts.agent_name,
+        lifecycle=facts.lifecycle,
+        status=facts.status,
+        steps=facts.steps_used,
+        max_iterations=facts.max_iterations,
+        stop_reason=facts.stop_reason,
+        resolved_by=outcome.resolved_by if outcome else None,
+        reason=facts.error or (outcome.reason if outcome else None),
+        errors=tuple(
+            StepErrors(step=step.step, errors=step.errors) for step in facts.steps if step.errors
+        ),
+        finish_reason=facts.steps[-1].finish_reason if facts.steps else None,
+        usage=facts.usage,
+        cost_usd=facts.cost_usd,
+        lost_attempts=len(facts.lost_attempts),
+    )
+
+
+def summarized(facts: RunFacts) -> str:
+    """Return status, agent, steps, tool calls by name, tokens and duration on one line."""
+    by_name = facts.tool_calls_by_name.items()
+    calls = ", ".join(f"{name}\u00d7{count}" for name, count in by_name) or "none"
+    parts = (
+        f"[{facts.status or facts.lifecycle}] {facts.agent_name}",
+        f"steps: {facts.steps_used}/{facts.max_iterations}",
+        f"tool calls: {facts.tool_calls_total} ({calls})",
+        f"tokens: {facts.usage.total_tokens}{_estimated(facts)}",
+        f"duration: {_duration(facts)}",
+    )
+    return " ".join(" | ".join(parts).split())
+
+
+def replayed(facts: RunFacts) -> str:
+    """Return the readable trace: figures, numbered steps, final and structured output."""
+    lines = [*_head(facts), "", "Steps:"]
+    for step in facts.steps:
+        told = [part.describe() for part in parts_of(facts, step)] + _model_failures(step)
+        lines += _numbered(step.step, told or ["(the model said nothing)"])
+    return "\n".join([*lines, *_tail(facts)]) + "\n"
+
+
+def explained(facts: RunFacts) -> str:
+    """Return the trace with each step's full fields, lost attempts, and why the run stopped."""
+    lines = [*_head(facts), *_ending(facts), "", "Steps:"]
+    for step in facts.steps:
+        lines += _numbered(step.step, list(_fields(step)))
+    if facts.lost_attempts:
+        lines += ["", "Lost attempts:", *(f"  {_lost(one)}" for one in facts.lost_attempts)]
+    return "\n".join([*lines, *_tail(facts)]) + "\n"
+
+
+def _head(facts: RunFacts) -> list[str]:
+    usage = facts.usage
+    split = f"{usage.prompt_tokens} prompt, {usage.completion_tokens} completion"
+    return [
+        f"Run {facts.run_id} of agent {facts.agent_name}: {facts.status or facts.lifecycle}",
+        f"Duration: {_duration(facts)}",
+        f"Iterations: {facts.steps_used} of {facts.max_iterations}",
+        f"Tokens: {usage.total_tokens} ({split}){_estimated(facts)}",
+    ]
+
+
+def _estimated(facts: RunFacts) -> str:
+    return " (estimated in part)" if facts.usage_estimated else ""
+
+
+def _tail(facts: RunFacts) -> list[str]:
+    lines = ["", "Final output:", "(none)" if facts.output is None else facts.output]
+    if facts.structured is not None:
+        name = f" ({facts.schema_name})" if facts.schema_name else ""
+        lines += ["", f"Structured output{name}:", _json(facts.structured, indent=2)]
+    if facts.error is not None:
+        lines += ["", "Error:", facts.error]
+    return lines
+
+
+def _ending(facts: RunFacts) -> Iterator[str]:
+    yield f"Cost: {facts.cost_usd:.6f} USD"
+    yield f"Time in steps: {facts.cumulative_execution_seconds:.2f} s"
+    if facts.stop_reason is not None:
+        yield f"Stop reason: {facts.stop_reason.value}"
+    outcome = facts.outcome
+    if outcome is None:
+        return
+    goes_on = "goes on" if outcome.should_continue else "stops"
+    yield f"Last decision: {goes_on}, resolved by {outcome.resolved_by}: {outcome.reason}"
+    for evaluation in outcome.evaluations:
+        yield (
+            f"  {evaluation.decision.value:7} {evaluation.criterion}: {evaluation.reason} "
+            f"{_json(evaluation.context)}"
+        )
+
+
+def _fields(step: StepResult) -> Iterator[str]:
+    usage = step.usage
+    tokens = f"{usage.total_tokens} tokens" if usage else "no usage"
+    if step.cached:
+        tokens += " (cached)"
+    if step.usage_estimated:
+        tokens += " (estimated)"
+    yield (
+        f"{step.type.value}, finish reason {step.finish_reason.value}, {tokens}, "
+        f"{step.cost_usd:.6f} USD, {step.duration_ms:.0f} ms, started {step.started_at.isoformat()}"
+    )
+    if step.model or step.worker:
+        yield f"model: {step.model or 'unknown'}, worker: {step.worker or 'unknown'}"
+    if step.thought:
+        yield f"thought: {step.thought}"
+    for call in step.tool_calls:
+        yield from _call(call)
+    yield from _model_failures(step)
+
+
+def _call(call: ToolCallRecord) -> Iterator[str]:
+    took = "unknown" if call.duration_ms is None else f"{call.duration_ms:.0f} ms"
+    repeated = ", repeated after a crash" if call.repeated else ""
+    yield f"tool call {call.call_id}: {call.tool_name}, duration {took}{repeated}"
+    yield f"  arguments: {_json(call.arguments)}"
+    yield f"  error: {'yes' if call.is_error else 'no'}"
+    if call.error is not None:
+        yield f"  failure: {call.error.type.value} ({call.error.code}): {call.error.message}"
+    yield f"  result: {_json(call.result)}"
+
+
+def _model_failures(step: StepResult) -> list[str]:
+    return [
+        f"Error: {error.type.value} ({error.code}): {one_line(error.message)}"
+        for error in step.errors
+        if error.call_id is None and error.tool_name is None
+    ]
+
+
+def _lost(lost: LostAttempt) -> str:
+    about = "about " if lost.estimated else ""
+    cost = "" if lost.cost_usd is None else f", {about}{lost.cost_usd:.6f} USD"
+    doubt = ", a model call may have been paid for" if lost.ambiguous else ""
+    why = f": {one_line(lost.reason)}" if lost.reason else ""
+    return f"step {lost.step}, {lost.kind}, {lost.seconds:.2f} s{cost}{doubt}{why}"
+
+
+def _numbered(number: int, told: list[str]) -> list[str]:
+    return [f"{number}. {told[0]}", *(f"   {line}" for line in told[1:])]
+
+
+def _duration(facts: RunFacts) -> str:
+    return "n/a" if facts.duration_seconds is None else f"{facts.duration_seconds:.2f}s"
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,0 +1,1 @@
+"""Text in records: valid Unicode, without secrets, errors in one sentence."""

@@ -1,0 +1,37 @@
+"""redis-py's own clients of a Redis Cluster, for questions asked now and then.
+
+Runs go over the store's connection; this is for what stands beside them.
+"""
+
+from typing import Any
+
+from redis import cluster as plain
+from redis.asyncio import cluster
+
+from stepfleet.orchestrator.redis_client.cluster_url import ClusterUrl, parse_cluster
+
+
+def plain_cluster_client(url: str, **options: Any) -> plain.RedisCluster:
+    """Return a synchronous client, connected. Raises `ValueError` for an unusable URL."""
+    parsed = parse_cluster(url)
+    node: Any = plain.ClusterNode  # redis-py gives it no types
+    nodes = [node(host, port) for host, port in parsed.nodes]
+    return plain.RedisCluster(startup_nodes=nodes, **_options(parsed), **options)
+
+
+def cluster_client(url: str, **options: Any) -> cluster.RedisCluster:
+    """Return an asynchronous client. Raises `ValueError` for an unusable URL."""
+    parsed = parse_cluster(url)
+    nodes = [cluster.ClusterNode(host, port) for host, port in parsed.nodes]
+    return cluster.RedisCluster(startup_nodes=nodes, **_options(parsed), **options)
+
+
+def _options(url: ClusterUrl) -> dict[str, Any]:
+    tls = {"ssl": True, **url.tls} if url.tls is not None else {}
+    return {
+        "username": url.username,
+        "password": url.password,
+        "require_full_coverage": False,
+        "protocol": 2,
+        **tls,
+    }

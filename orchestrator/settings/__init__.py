@@ -1,0 +1,1 @@
+"""Settings of a fleet, and the signing of its messages."""

@@ -1,0 +1,208 @@
+"""Settings of a fleet: arguments, then environment, then `stepfleet.toml`, then defaults."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
+from stepfleet.orchestrator.redis_client.cluster_url import is_cluster, parse_cluster
+from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel, parse_sentinel
+from stepfleet.orchestrator.settings.signing import SigningKeys, signing_keys
+
+CONFIG_FILE = "stepfleet.toml"
+AGENTS = "agents"
+"""The table of the file that describes agents."""
+QUEUE = "stepfleet"
+TASK = "stepfleet.step"
+TOOL_TASK = "stepfleet.tool"
+DAY = 24 * 3600
+LONGEST_SECONDS = 10 * 366 * DAY
+_NO_BROKER = (
+    "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
+    "beside it, or to RabbitMQ"
+)
+
+
+class Settings(BaseSettings):
+    """Every setting; in the environment with the prefix `STEPFLEET_`, times in seconds.
+
+    `redis_url` is the store; `broker_url` defaults to it. `enqueue` is `script` (the next
+    task is pushed by the commit itself; store and broker must be one Redis), `publish`
+    (sent after the commit) or `auto`. `transport` is how workers read a Redis broker: in
+    batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run,
+    `blocked_limit` how long one does whose event loop is blocked;
+    `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
+    stopping worker lets its steps finish. `retention` is how long ended runs are kept.
+    `message_bytes` is the largest task message that workers take from a Redis broker; hints are
+    small, tasks of your own may not be. `cache_bytes` is what answers may take that agents with
+    a cache policy keep.
+    Workers post all events to `webhooks`, signed with `webhook_secret`, and publish them on
+    the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
+    (several keys are separated by commas; the first signs) task messages are signed, and workers
+    put those aside that are not. `log_format` is how workers log: text, or lines of JSON with the
+    ids of run, step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
+    collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
+    serve metrics at `metrics_host`, each process at the next port that is free.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="STEPFLEET_", toml_file=CONFIG_FILE, extra="ignore", frozen=True
+    )
+
+    redis_url: SecretStr | None = None
+    broker_url: SecretStr | None = None
+    queue: str = Field(default=QUEUE, min_length=1)
+    enqueue: Literal["auto", "script", "publish"] = "auto"
+    transport: Literal["batch", "stock"] = "batch"
+    log_format: Literal["text", "json"] = "text"
+    telemetry: Literal["auto", "on", "off"] = "auto"
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    shards: int = Field(default=16, ge=1, le=4096)
+    slots: int = Field(default=1000, ge=1, le=100_000)
+    lease: float = Field(default=30.0, ge=0.5, le=DAY)
+    grace: float = Field(default=5.0, gt=0, le=DAY)
+    blocked_limit: float = Field(default=300.0, ge=0, le=DAY)
+    poison_limit: int = Field(default=3, ge=1)
+    rescue_interval: float = Field(default=2.0, gt=0, le=DAY)
+    drain: float = Field(default=20.0, ge=0, le=7 * DAY)
+    patience: float = Field(default=20.0, ge=0, le=LONGEST_SECONDS)
+    retention: int = Field(default=7 * DAY, ge=60, le=LONGEST_SECONDS)
+    tool_threads: int = Field(default=32, ge=1)
+    connections: int = Field(default=4, ge=1)
+    message_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024, le=512 * 1024 * 1024)
+    cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0, le=2**53)
+    webhooks: tuple[HttpUrl, ...] = ()
+    webhook_secret: SecretStr | None = None
+    events_url: SecretStr | None = None
+    signing_key: SecretStr | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read arguments first, then the environment, then the file."""
+        del dotenv_settings, file_secret_settings
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @field_validator("redis_url", "broker_url", "events_url")
+    @classmethod
+    def _is_usable(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and is_sentinel(url.get_secret_value()):
+            parse_sentinel(url.get_secret_value())
+        if url is not None and is_cluster(url.get_secret_value()):
+            parse_cluster(url.get_secret_value())
+        return url
+
+    @field_validator("broker_url")
+    @classmethod
+    def _can_carry(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and is_cluster(url.get_secret_value()):
+            raise ValueError(_NO_BROKER)
+        return url
+
+    @field_validator("signing_key")
+    @classmethod
+    def _is_long(cls, given: SecretStr | None) -> SecretStr | None:
+        signing_keys(given.get_secret_value() if given else None)
+        return given
+
+    @property
+    def signing(self) -> SigningKeys | None:
+        """The keys that sign task messages; None where they are not signed."""
+        return signing_keys(self.signing_key.get_secret_value()) if self.signing_key else None
+
+    def secrets(self) -> Iterator[tuple[str, str]]:
+        """Yield the secret settings that are set: the name of their variable, and the value."""
+        for name, value in self:
+            if isinstance(value, SecretStr):
+                yield f"STEPFLEET_{name.upper()}", value.get_secret_value()
+            elif name == "webhooks":
+                yield f"STEPFLEET_{name.upper()}", " ".join(map(str, value))
+
+    @property
+    def store(self) -> str:
+        """The store's URL. Raises `ConfigurationError` when none is set."""
+        if self.redis_url is None:
+            msg = "no Redis is named: set STEPFLEET_REDIS_URL, or pass redis_url=..."
+            raise ConfigurationError(msg)
+        return self.redis_url.get_secret_value()
+
+    @property
+    def broker(self) -> str:
+        """The broker's URL: the store's own unless another one is set.
+
+        Raises `ConfigurationError` where that is a cluster.
+        """
+        if self.broker_url is None and is_cluster(self.store):
+            raise ConfigurationError(_NO_BROKER)
+        return self.broker_url.get_secret_value() if self.broker_url else self.store
+
+    @property
+    def enqueues_in_script(self) -> bool:
+        """Whether a commit itself pushes the next task. Raises `ConfigurationError`."""
+        same = _same_redis(self.store, self.broker)
+        if self.enqueue == "script" and not same:
+            msg = "enqueue='script' needs store and broker in the same Redis database"
+            raise ConfigurationError(msg)
+        return same and self.enqueue != "publish"
+
+
+def load_settings(**given: Any) -> Settings:
+    """Return the settings. Raises `ConfigurationError` that names the field and the fix."""
+    _check_file(Path(CONFIG_FILE))
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(f"settings: {explain_invalid(error)}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{Path(CONFIG_FILE).name}: {error}") from None
+
+
+def _check_file(path: Path) -> None:
+    """Raise `ConfigurationError` for what is neither a setting nor the agents' table."""
+    try:
+        with path.open("rb") as file:
+            told = tomllib.load(file)
+    except (OSError, ValueError):
+        return  # read once more where the settings are made, which says what is wrong
+    known = {*Settings.model_fields, AGENTS}
+    if unknown := sorted(set(told) - known):
+        msg = f"{path.name}: {unknown[0]!r} is no setting{meant(unknown[0], known)}"
+        raise ConfigurationError(msg)
+
+
+def _same_redis(store: str, broker: str) -> bool:
+    return _address(store) == _address(broker)
+
+
+def _address(url: str) -> str:
+    """Return where `url` points to, whatever transport it names in front."""
+    for scheme, plain in (
+        ("rediss-batch://", "rediss://"),
+        ("redis-batch://", "redis://"),
+        ("redis-batch+socket://", "unix://"),
+        ("redis+socket://", "unix://"),
+    ):
+        if url.startswith(scheme):
+            url = plain + url.removeprefix(scheme)
+    if is_sentinel(url):
+        parsed = parse_sentinel(url)
+        return f"sentinel {sorted(parsed.sentinels)} {parsed.service} {parsed.db}"
+    base, _, query = url.partition("?")
+    return f"{base.rstrip('/').removesuffix('/0')}?{query}"

@@ -1,0 +1,1 @@
+"""Batches in Redis: manifests, requests to all their runs, expiry."""

@@ -1,0 +1,217 @@
+"""Batches in Redis: manifests, counters, and which runs have ended. Knows no input files."""
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from uuid import UUID, uuid5
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.batch import BatchProgress, Manifest, progress_of
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.keys import Keys
+
+MOST_TIDIED = 5
+_NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
+
+
+def batch_id_of(key: str) -> str:
+    """Return the id of the batch with that key: the same key is the same batch."""
+    return str(uuid5(_NAMESPACE, key))
+
+
+def run_id_of(batch_id: str, row: int) -> str:
+    """Return the id of a batch's run: no order of runs needs to be stored.
+
+    A UUID of version 5 (RFC 9562, 5.5), as `uuid5` makes it in three times the time.
+    """
+    name = _namespace(batch_id) + b"%d" % row
+    digest = bytearray(hashlib.sha1(name, usedforsecurity=False).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x50
+    digest[8] = digest[8] & 0x3F | 0x80
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+@lru_cache(maxsize=64)
+def _namespace(batch_id: str) -> bytes:
+    return UUID(batch_id).bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Runs that ended in one shard, in that order, and the place to go on from."""
+
+    shard: int
+    run_ids: tuple[str, ...]
+    place: int
+
+
+class Batches:
+    """Reads and writes what belongs to a batch as a whole."""
+
+    def __init__(self, connection: Connection, keys_: Keys, *, retention: int) -> None:
+        self._connection = connection
+        self._keys = keys_
+        self._retention = timedelta(seconds=retention)
+
+    async def find(self, batch_id: str) -> Manifest | None:
+        """Return a batch's manifest; None if there is none of that id."""
+        fields = await self._connection.execute("HGETALL", self._keys.manifest(batch_id))
+        # A submitter that notes behind a purge that it is alive makes no batch.
+        return Manifest.from_fields(batch_id, fields) if "created" in fields else None
+
+    async def get(self, batch_id: str) -> Manifest:
+        """Return a batch's manifest. Raises `ConfigurationError` if there is none of that id."""
+        manifest = await self.find(batch_id)
+        if manifest is None:
+            msg = f"no batch has the id {batch_id!r}; 'stepfleet status' lists those that are there"
+            raise ConfigurationError(msg)
+        return manifest
+
+    async def register(self, manifest: Manifest) -> None:
+        """Store a manifest that is not sealed. Doing it again changes nothing."""
+        key = self._keys.manifest(manifest.batch_id)
+        created = round(manifest.created.timestamp() * 1000)
+        fields = [item for pair in manifest.to_fields().items() for item in pair]
+        await self._connection.execute("HSETNX", key, "created", created)
+        await self._connection.execute("HSET", key, *fields)
+        await self._connection.execute("ZADD", keys.BATCHES, "NX", created, manifest.batch_id)
+
+    async def seal(self, batch_id: str) -> None:
+        """Note that every run of the batch was created."""
+        await self._connection.execute("HSET", self._keys.manifest(batch_id), "sealed", 1)
+        await self.look_at(batch_id)
+
+    async def submitting(self, batch_id: str) -> None:
+        """Note that the batch's submitter is alive."""
+        now = (await self.now()).timestamp()
+        await self._connection.execute(
+            "HSET", self._keys.manifest(batch_id), "submitting", f"{now:.3f}"
+        )
+
+    async def look_at(self, batch_id: str) -> None:
+        """Have workers look soon whether the batch has ended as a whole."""
+        await self._connection.execute("ZADD", self._keys.over(0), 0, batch_id)
+
+    async def progress(self, manifest: Manifest) -> BatchProgress:
+        """Return the sum of all shards' counters."""
+        # The manifest is read first: what is sealed gets no more runs. It may be gone by now.
+        manifest = await self.find(manifest.batch_id) or manifest
+        counters = await self.counters(manifest.batch_id)
+        return progress_of(manifest, counters, await self.now())
+
+    async def newest(self, limit: int) -> list[BatchProgress]:
+        """Return the newest batches; forget those whose runs are past their retention."""
+        ids = await self._connection.execute("ZREVRANGE", keys.BATCHES, 0, limit - 1)
+        found = []
+        for batch_id in ids:
+            manifest = await self.find(batch_id)
+            if manifest is None:
+                await self._connection.execute("ZREM", keys.BATCHES, batch_id)
+                continue
+            counters = await self.counters(batch_id)
+            if await self._is_past(manifest, counters):
+                await self.forget(batch_id)
+            else:
+                found.append(progress_of(manifest, counters, await self.now()))
+        return found
+
+    async def tidy(self) -> None:
+        """Forget some batches, if there are any, whose runs are past their retention.
+
+        A few drawn from all that are old enough: with every batch that is registered as many may
+        go, so that manifests do not pile up where nobody lists them.
+        """
+        before = (await self.now() - self._retention).timestamp() * 1000
+        old = int(await self._connection.execute("ZCOUNT", keys.BATCHES, "-inf", before))
+        if not old:
+            return
+        first = random.randrange(max(old - MOST_TIDIED, 0) + 1)  # noqa: S311 - no secret
+        found = await self._connection.execute(
+            "ZRANGEBYSCORE", keys.BATCHES, "-inf", before, "LIMIT", first, MOST_TIDIED
+        )
+        for batch_id in found:
+            manifest = await self.find(batch_id)
+            if not manifest or await self._is_past(manifest, await self.counters(batch_id)):
+                await self.forget(batch_id)
+
+    async def forget(self, batch_id: str) -> None:
+        """Remove a batch's manifest; its runs and counters stay as long as they stay."""
+        await self._connection.execute("ZREM", keys.BATCHES, batch_id)
+        await self._connection.execute("DEL", self._keys.manifest(batch_id))
+        await self._connection.execute("ZREM", keys.SWEEPS, batch_id)
+        await self.unflag(batch_id)
+
+    async def unflag(self, batch_id: str) -> None:
+        """Remove what was asked of a batch that is gone from all shards."""
+        names = [f"{part}:{batch_id}" for part in "boxd"]
+        await self._connection.execute_all(
+            *(("HDEL", self._keys.flags(shard), *names) for shard in self._shards)
+        )
+
+    async def has_runs(self, batch_id: str) -> bool:
+        """Return whether any shard still counts runs of the batch."""
+        return any(await self.counters(batch_id))
+
+    async def open_runs(self, batch_id: str) -> int:
+        """Return how many runs have been created and not ended."""
+        asked = [("HGET", self._keys.batch(shard, batch_id), "open") for shard in self._shards]
+        return sum(int(value or 0) for value in await self._connection.execute_all(*asked))
+
+    async def ended_after(
+        self, batch_id: str, places: Mapping[int, int], limit: int
+    ) -> list[Ended]:
+        """Return up to `limit` runs per shard that ended behind its place in `places`."""
+        asked = [
+            (
+                "ZRANGEBYSCORE",
+                self._keys.ended(shard, batch_id),
+                f"({places.get(shard, 0)}",
+                "+inf",
+                "WITHSCORES",
+                "LIMIT",
+                0,
+                limit,
+            )
+            for shard in self._shards
+        ]
+        replies = await self._connection.execute_all(*asked)
+        return [
+            Ended(shard, tuple(flat[::2]), int(float(flat[-1])))
+            for shard, flat in zip(self._shards, replies, strict=True)
+            if flat
+        ]
+
+    async def statuses(self, run_ids: Sequence[str]) -> list[Lifecycle | None]:
+        """Return the runs' statuses; None for a run that is not there (yet, or any more)."""
+        asked = [("HGET", self._keys.run(run_id), "status") for run_id in run_ids]
+        replies = await self._connection.execute_all(*asked)
+        return [Lifecycle(reply) if reply else None for reply in replies]
+
+    @property
+    def _shards(self) -> range:
+        return range(self._keys.shards)
+
+    async def counters(self, batch_id: str) -> list[dict[str, str]]:
+        """Return each shard's counters of a batch."""
+        asked = [("HGETALL", self._keys.batch(shard, batch_id)) for shard in self._shards]
+        return await self._connection.execute_all(*asked)
+
+    async def now(self) -> datetime:
+        """Return Redis's time."""
+        return await self._connection.now()
+
+    async def is_forgettable(self, manifest: Manifest) -> bool:
+        """Tell whether a batch and its runs are past retention."""
+        return await self._is_past(manifest, await self.counters(manifest.batch_id))
+
+    async def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
+        """Tell whether nothing is left; what has ended is remembered for as long once more."""
+        since = manifest.expires or manifest.created
+        past = await self.now() - since > self._retention
+        return past and manifest.total > 0 and not any(counters)

@@ -1,0 +1,163 @@
+"""Lets the runs of ended batches expire, page by page, when the last of them has ended.
+
+Decides when a batch is over, on all shards, and when it has begun anew. Whoever looks may be broken
+off at any place: the next look goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import orjson
+
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.records.batch import Manifest, summed
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.requests import BatchRequests
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import run_script
+
+PAGE = 200
+"""Runs in one call of the script: about a millisecond of Redis."""
+MOST_AT_ONCE = 50
+LOOK_SECONDS = 5.0
+"""One worker of a fleet looks so often."""
+NEXT_LOOK_MS = 60_000
+log = logging.getLogger(__name__)
+
+
+class BatchUpkeep:
+    """Looks after batches as wholes. `retention`: seconds that ended runs stay."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys_: Keys,
+        *,
+        retention: int,
+        requests: BatchRequests | None = None,
+    ) -> None:
+        self._requests = requests
+        self._connection = connection
+        self._keys = keys_
+        self._batches = Batches(connection, keys_, retention=retention)
+        self._retention_ms = retention * 1000
+
+    async def look(self) -> int:
+        """Settle batches that may be over, unless another worker just did; return how many.
+
+        Finishes beside it what was asked of batches by clients that are gone: neither waits for,
+        or fails with, the other.
+
+        Raises `StoreError` when Redis stays out of reach.
+        """
+        pause = round(LOOK_SECONDS * 1000)
+        if not await self._connection.execute("SET", keys.UPKEEP, "1", "NX", "PX", pause):
+            return 0
+        if not self._requests:
+            return await self.settle_all()
+        settled, finished = await asyncio.gather(
+            self.settle_all(), self._requests.go_on(), return_exceptions=True
+        )
+        if isinstance(finished, BaseException):
+            raise finished
+        if isinstance(settled, BaseException):
+            raise settled
+        return settled
+
+    async def settle_all(self) -> int:
+        """Settle what is to be looked at now; return how many batches that were.
+
+        One that cannot be settled is logged and looked at later. Raises as `look`.
+        """
+        limits = ("LIMIT", 0, MOST_AT_ONCE)
+        now = await self._now()
+        found = await self._connection.execute_all(
+            *(
+                ("ZRANGEBYSCORE", self._keys.over(shard), "-inf", now, *limits)
+                for shard in self._shards
+            )
+        )
+        batch_ids = sorted({batch_id for some in found for batch_id in some})
+        for batch_id in batch_ids:
+            try:
+                await self.settle(batch_id)
+            except StoreError:
+                raise
+            except Exception:
+                log.exception("batch %s cannot be settled", batch_id)
+                await self._look_later(batch_id)
+        return len(batch_ids)
+
+    async def settle(self, batch_id: str) -> None:
+        """Have the runs of a batch expire if all have ended, or stay if they have not."""
+        seen = await self._scores(batch_id)
+        manifest = await self._batches.find(batch_id)
+        if await self._is_over(batch_id, manifest):
+            await self._expire(batch_id, manifest, seen)
+            # Somebody may have taken a run up meanwhile.
+            if await self._is_over(batch_id, manifest):
+                return
+        if await self._expires(batch_id):
+            await self._sweep(batch_id, "")
+            if manifest:
+                stored = self._keys.manifest(batch_id)
+                await self._connection.execute("HDEL", stored, "final", "expires")
+        await self._look_later(batch_id)
+
+    async def _look_later(self, batch_id: str) -> None:
+        later = await self._now() + NEXT_LOOK_MS
+        await self._connection.execute_all(
+            *(("ZADD", self._keys.over(shard), "XX", later, batch_id) for shard in self._shards)
+        )
+
+    async def _is_over(self, batch_id: str, manifest: Manifest | None) -> bool:
+        is_whole = manifest is None or manifest.sealed or manifest.cancel_requested
+        return is_whole and not await self._batches.open_runs(batch_id)
+
+    async def _scores(self, batch_id: str) -> list[str]:
+        """Return the batch's score in each shard's index of what is to be looked at, or ''."""
+        found = await self._connection.execute_all(
+            *(("ZSCORE", self._keys.over(shard), batch_id) for shard in self._shards)
+        )
+        return ["" if score is None else str(score) for score in found]
+
+    async def _expire(self, batch_id: str, manifest: Manifest | None, seen: Sequence[str]) -> None:
+        till = await self._now() + self._retention_ms
+        if manifest:
+            final = orjson.dumps(summed(await self._batches.counters(batch_id))).decode()
+            fields = ("final", final, "expires", till)
+            await self._connection.execute("HSET", self._keys.manifest(batch_id), *fields)
+        await self._sweep(batch_id, str(till), seen)
+
+    async def _expires(self, batch_id: str) -> bool:
+        left = await self._connection.execute_all(
+            *(("PTTL", self._keys.ended(shard, batch_id)) for shard in self._shards)
+        )
+        return any(int(one) > 0 for one in left)
+
+    async def _sweep(self, batch_id: str, till: str, seen: Sequence[str] = ()) -> None:
+        scores = seen or [""] * len(self._shards)
+        await asyncio.gather(
+            *(
+                self._sweep_shard(shard, batch_id, till, score)
+                for shard, score in zip(self._shards, scores, strict=True)
+            )
+        )
+
+    async def _sweep_shard(self, shard: int, batch_id: str, till: str, score: str) -> None:
+        due, place = [self._keys.due(shard)], "0"
+        while place:
+            given = (batch_id, till, place, PAGE, score)
+            place = await run_script(self._connection, "expire", due, *given)
+
+    async def _now(self) -> int:
+        # Not carried on from before: what a script has just written is to be seen.
+        seconds, micros = await self._connection.execute("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    @property
+    def _shards(self) -> range:
+        return range(self._keys.shards)

@@ -1,0 +1,106 @@
+"""Forgets configurations that no run refers to and nobody has submitted for the retention time.
+
+Decides when one may go. Runs keep theirs for as long as they exist, whatever their age and state.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+
+from redis.asyncio import Redis
+
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.opening.clusters import ClusterConnection
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+
+LEAST_SECONDS = 24 * 3600
+"""However short the retention is: who submits notes the use of a configuration once an hour."""
+PAUSE_SECONDS = 6 * 3600
+"""One worker of a fleet looks so often: it reads the names of all keys where one is old."""
+PAGE = 1000
+LOOKS = 2
+
+
+async def forget_configs(store: OpenStore) -> int:
+    """Forget what is stale, if it is time to look; return how many configurations are gone.
+
+    Raises `StoreError` or `redis.exceptions.RedisError` when Redis stays out of reach.
+    """
+    lock = ("SET", keys.SWEPT, "1", "NX", "EX", PAUSE_SECONDS)
+    if not await store.connection.execute(*lock):
+        return 0
+    return await forget_stale_configs(store)
+
+
+async def forget_stale_configs(store: OpenStore) -> int:
+    """Forget what is stale now; return how many configurations are gone."""
+    connection = store.connection
+    stale = await _unused(connection, max(store.settings.retention, LEAST_SECONDS))
+    if stale:
+        for digest in await connection.execute("HVALS", keys.NAMES):
+            stale.pop(digest, None)
+    used: set[str] = set()
+    connects = connection.connects
+    # Twice: what moves between two servers meanwhile may be met by one look and not by the other.
+    for _ in range(LOOKS if stale else 0):
+        async for digests in _referred_to(connection):
+            used |= digests & stale.keys()
+    if connects != connection.connects:  # perhaps to another server, where the look began anew
+        return 0
+    if used:
+        now = (await connection.now()).timestamp()
+        fresh = [part for digest in used for part in (now, digest)]
+        await connection.execute("ZADD", keys.USED, "GT", *fresh)
+    for digest in used:
+        del stale[digest]
+    gone = [await _forget(connection, digest, used) for digest, used in stale.items()]
+    return sum(gone)
+
+
+async def _unused(connection: Connection, seconds: float) -> dict[str, str]:
+    """Return what was not used for so long, and when it was; unknown ones count from now on."""
+    now = (await connection.now()).timestamp()
+    known = await connection.execute("HKEYS", keys.AGENTS)
+    for at in range(0, len(known), PAGE):
+        fresh = [part for digest in known[at : at + PAGE] for part in (now, digest)]
+        await connection.execute("ZADD", keys.USED, "NX", *fresh)
+    flat = await connection.execute(
+        "ZRANGEBYSCORE", keys.USED, "-inf", f"({now - seconds}", "WITHSCORES"
+    )
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def _referred_to(connection: Connection) -> AsyncIterator[set[str]]:
+    """Yield the configurations of all runs, page by page."""
+    for server in await _servers(connection):
+        cursor = 0
+        while True:
+            cursor, found = await server.scan(cursor, f"{keys.PREFIX}:{{s*}}:run:*", PAGE, "HASH")
+            yield await _configs_of(connection, found)
+            if not int(cursor):
+                break
+
+
+async def _configs_of(connection: Connection, found: Iterable[str | bytes]) -> set[str]:
+    # Other hashes of a run have no such field; its id tells nothing, it may end as their names do.
+    replies = await connection.execute_all(*(("HGET", key, "config") for key in found))
+    return {digest for digest in replies if digest}
+
+
+async def _servers(connection: Connection) -> list[Redis]:
+    if isinstance(connection, ClusterConnection):
+        return await connection.cluster.master_clients()
+    return [connection.client]
+
+
+async def _forget(connection: Connection, digest: str, used: str) -> bool:
+    """Forget a configuration unless it is used meanwhile; tell whether it is gone."""
+    text = await connection.execute("HGET", keys.AGENTS, digest)
+    if not await run_script(connection, "unused", [keys.USED], digest, used):
+        return False
+    await connection.execute("HDEL", keys.AGENTS, digest)
+    # Who uses it notes so before, and writes it behind that: between the two it was there still.
+    again = await connection.execute("ZSCORE", keys.USED, digest)
+    if again is not None and text is not None:
+        await connection.execute("HSETNX", keys.AGENTS, digest, text)
+    return again is None

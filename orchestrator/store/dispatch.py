@@ -1,0 +1,284 @@
+"""Task messages of steps: hints `(run_id, step)`, named after the agent for people to read.
+
+The message is one that Celery and kombu built themselves, once; every further one is that
+message with other ids. A contract test compares them with what `send_task` puts on the wire.
+"""
+
+import asyncio
+import base64
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from celery import Celery
+from kombu.exceptions import ChannelError, OperationalError
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.redis_client.transient_errors import Trouble, Watch
+from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
+from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
+
+REST_SECONDS = 2.0
+"""How long a broker that could not be reached is left alone."""
+
+BROKER_ERRORS = (OperationalError, ChannelError, RedisError, OSError)
+
+
+def step_label(agent: str, step: int) -> str:
+    """Return the name under which Flower shows the step (counted from 1)."""
+    return f"{agent}: step {step + 1}"
+
+
+def call_label(agent: str, step: int, tool: str) -> str:
+    """Return the name under which Flower shows a tool call of the step (counted from 1)."""
+    return f"{step_label(agent, step)}, {tool}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallTask:
+    """A tool call to be dispatched: which one, to which queue, and how it is shown."""
+
+    hint: ToolHint
+    queue: str
+    label: str
+
+    @property
+    def args(self) -> list[Any]:
+        """The arguments of its Celery task."""
+        return [self.hint.run_id, self.hint.step, self.hint.index]
+
+
+class TaskMessages:
+    """Builds the wire form of one task's messages for one queue of a Redis broker."""
+
+    def __init__(
+        self, queue: str, task: str, example: list[Any], signing: SigningKeys | None = None
+    ) -> None:
+        self._queue = queue
+        self._task = task
+        self._signing = signing
+        self._template = _celerys_own_message(queue, task, example)
+
+    def filled(self, args: list[Any], label: str) -> str:
+        """Return the message (JSON) of a task with those arguments, shown as `label`."""
+        task_id = _random_id()
+        shown = repr(args)
+        headers = {
+            **self._template["headers"],
+            "id": task_id,
+            "root_id": task_id,
+            "shadow": label,
+            "argsrepr": shown,
+        }
+        if self._signing:
+            headers[HEADER] = self._signing.sign(self._task, self._queue, args)
+        properties = {
+            **self._template["properties"],
+            "correlation_id": task_id,
+            "delivery_tag": _random_id(),
+        }
+        body = orjson.dumps([args, {}, _EMBED])
+        message = {
+            **self._template,
+            "body": base64.b64encode(body).decode(),
+            "headers": headers,
+            "properties": properties,
+        }
+        return orjson.dumps(message).decode()
+
+
+class StepMessages(TaskMessages):
+    """Builds the wire form of step tasks for a Redis broker."""
+
+    def __init__(self, queue: str, signing: SigningKeys | None = None) -> None:
+        super().__init__(queue, TASK, ["run", 0], signing)
+
+    def build(self, hint: StepHint, agent: str) -> str:
+        """Return the message (JSON) that makes a worker look at `hint`."""
+        return self.filled([hint.run_id, hint.step], step_label(agent, hint.step))
+
+
+class CallMessages(TaskMessages):
+    """Builds the wire form of tool calls' tasks for one queue of a Redis broker."""
+
+    def __init__(self, queue: str, signing: SigningKeys | None = None) -> None:
+        super().__init__(queue, TOOL_TASK, ["run", 0, 0], signing)
+
+
+_NO_SUCH_QUEUE = "404"
+_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+
+def _random_id() -> str:
+    """Return the text of a random UUID; `uuid4` takes four times as long to say the same."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def _celerys_own_message(queue: str, task: str, args: list[Any]) -> dict[str, Any]:
+    app = Celery("stepfleet", broker="memory://", set_as_current=False)
+    with app.connection_for_write() as connection:
+        channel = connection.default_channel
+        app.send_task(
+            task,
+            args=args,
+            queue=queue,
+            shadow="agent: step 1",
+            ignore_result=True,
+            connection=connection,
+        )
+        message: dict[str, Any] = channel._get(queue)  # noqa: SLF001 - the virtual transport's own
+    message["properties"]["reply_to"] = ""
+    return message
+
+
+class Redis(Protocol):
+    """What sends one command to the broker's Redis."""
+
+    async def execute(self, *command: Any) -> Any:
+        """Return the reply to one command."""
+
+
+class Dispatch:
+    """Gets hints to the workers: pushed inside scripts, or published by plain Celery.
+
+    `in_script` is true where store and broker are one Redis; `signing` signs every message.
+    """
+
+    def __init__(
+        self,
+        app: Celery,
+        connection: Redis,
+        queue: str,
+        *,
+        in_script: bool,
+        signing: SigningKeys | None = None,
+    ) -> None:
+        self.queue = queue
+        self.in_script = in_script
+        self._app = app
+        self._rests_until = 0.0
+        self._watch = Watch("The broker, for publishing,")
+        self._connection = connection
+        self._signing = signing
+        self._messages = StepMessages(queue, signing) if in_script else None
+        self._calls: dict[str, CallMessages] = {}
+
+    @property
+    def queue_key(self) -> str | None:
+        """The broker list that scripts push to, or None where they do not."""
+        return self.queue if self.in_script else None
+
+    def message(self, hint: StepHint, agent: str) -> str:
+        """Return what a script pushes for `hint`; empty where it is published afterwards."""
+        return self._messages.build(hint, agent) if self._messages else ""
+
+    async def publish(self, hints: Sequence[tuple[StepHint, str]], *, behind: bool = False) -> None:
+        """Send hints (each with its agent's name) now, ahead of runs that were not begun.
+
+        `behind` sends them to the queue's end, as those of new runs.
+        """
+        if not hints:
+            return
+        if self._messages:
+            messages = [self._messages.build(hint, agent) for hint, agent in hints]
+            push = "LPUSH" if behind else "RPUSH"
+            await self._connection.execute(push, self.queue, *messages)
+        else:
+            await self._publish(self._send, hints)
+
+    async def published(self, hint: StepHint, agent: str) -> None:
+        """Send `hint` unless the script has pushed it already."""
+        if not self.in_script:
+            await self.publish([(hint, agent)])
+
+    def call_message(self, call: CallTask) -> str:
+        """Return what a script pushes for a tool call; empty where it is published afterwards."""
+        if not self.in_script:
+            return ""
+        if call.queue not in self._calls:
+            self._calls[call.queue] = CallMessages(call.queue, self._signing)
+        return self._calls[call.queue].filled(call.args, call.label)
+
+    async def publish_calls(self, calls: Sequence[CallTask]) -> None:
+        """Send tasks of tool calls now, each to its own queue, ahead of those that wait there."""
+        if not calls:
+            return
+        if self.in_script:
+            pushes = [("RPUSH", call.queue, self.call_message(call)) for call in calls]
+            await asyncio.gather(*(self._connection.execute(*push) for push in pushes))
+        else:
+            await self._publish(self._send_calls, calls)
+
+    async def waiting(self) -> int:
+        """Return how many messages wait in the queue."""
+        if self._messages:
+            return int(await self._connection.execute("LLEN", self.queue))
+        try:
+            return await asyncio.to_thread(self._count)
+        except BROKER_ERRORS as error:
+            raise StoreError(f"the broker cannot be reached: {error}") from None
+
+    async def _publish(self, send: Callable[[Any], None], what: Sequence[Any]) -> None:
+        """Send beside the store; what a broker that is away does not get, a rescuer sends again.
+
+        So it is no error of those who wrote what the hints are about, and nobody waits for it.
+        """
+        if time.monotonic() < self._rests_until:
+            return
+        try:
+            await asyncio.to_thread(send, what)
+        except BROKER_ERRORS as error:
+            self._rests_until = time.monotonic() + REST_SECONDS
+            self._watch.failed(Trouble.AWAY, error, time.monotonic())
+        else:
+            self._watch.answered(time.monotonic())
+
+    def _send(self, hints: Sequence[tuple[StepHint, str]]) -> None:
+        with self._app.producer_or_acquire() as producer:
+            for hint, agent in hints:
+                args = [hint.run_id, hint.step]
+                self._app.send_task(
+                    TASK,
+                    args=args,
+                    headers=self._headers(TASK, self.queue, args),
+                    queue=self.queue,
+                    shadow=step_label(agent, hint.step),
+                    ignore_result=True,
+                    producer=producer,
+                )
+
+    def _send_calls(self, calls: Sequence[CallTask]) -> None:
+        with self._app.producer_or_acquire() as producer:
+            for call in calls:
+                self._app.send_task(
+                    TOOL_TASK,
+                    args=call.args,
+                    headers=self._headers(TOOL_TASK, call.queue, call.args),
+                    queue=call.queue,
+                    shadow=call.label,
+                    ignore_result=True,
+                    producer=producer,
+                )
+
+    def _headers(self, task: str, queue: str, args: list[Any]) -> dict[str, str] | None:
+        return {HEADER: self._signing.sign(task, queue, args)} if self._signing else None
+
+    def _count(self) -> int:
+        with self._app.connection_for_read() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            try:
+                declared = connection.default_channel.queue_declare(self.queue, passive=True)
+            except ChannelError as error:
+                # An empty list is no key in Redis, and kombu then knows no queue of that name.
+                if str(error.reply_code) != _NO_SUCH_QUEUE:
+                    raise
+                return 0
+            return int(declared.message_count)

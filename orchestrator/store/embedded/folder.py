@@ -1,0 +1,208 @@
+"""The files of a private server: where they lie and what they say; starts and locks nothing.
+
+Everything is readable by its user only, since the address holds the password.
+"""
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepfleet.orchestrator.store.embedded.failure import EmbeddedRedisError
+from stepfleet.orchestrator.store.embedded.ownership import check_ownership
+
+_PASSWORD = re.compile(r"[A-Za-z0-9_-]{16,128}")
+_LARGEST_PORT = 65_535
+_LEFTOVERS = ("temp-*", "appendonlydir/temp-*", "*.new", ".writable-*")
+# A file of data may hold any command, and a server runs those that it loads. These
+# would load a program, or follow another server; nothing here needs them.
+_DISABLED = ("MODULE", "REPLICAOF", "SLAVEOF")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a folder's server listens, and the name of the program that writes its data.
+
+    It is read from a file: what could lead elsewhere than to a loopback port is refused.
+    """
+
+    port: int
+    password: str = field(repr=False)
+    server: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a port, password or name that no start of ours has written."""
+        if type(self.port) is not int or not 0 < self.port <= _LARGEST_PORT:
+            raise ValueError("port")
+        if not _PASSWORD.fullmatch(self.password):
+            raise ValueError("password")
+        if not isinstance(self.server, str):
+            raise TypeError("server")
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> "Address":
+        """Return what a file says; raises ValueError, TypeError or KeyError.
+
+        Earlier versions stored the program's path: its name says whose data it wrote.
+        """
+        earlier = Path(stored.get("binary", "")).name.partition("-")[0]
+        return cls(stored["port"], stored["password"], stored.get("server", f"{earlier} 0.0.0"))
+
+    @property
+    def url(self) -> str:
+        """The address with its password, database 0."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder of one private server."""
+
+    root: Path
+
+    @classmethod
+    def prepare(cls, root: Path) -> "Folder":
+        """Make the folder where it is missing.
+
+        Raises EmbeddedRedisError if it can't be written, or if others own or can write it.
+        """
+        folder = cls(root.expanduser().absolute())
+        check_ownership(folder.root)
+        try:
+            folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = folder.root / f".writable-{os.getpid()}"
+            probe.touch(mode=0o600)
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise EmbeddedRedisError(
+                f"The data folder {folder.root} cannot be written: {error.strerror}. "
+                "Fix: name a folder that you own."
+            ) from error
+        return folder
+
+    @property
+    def start_lock(self) -> Path:
+        """Held alone by whoever starts or leaves the server."""
+        return self.root / "start.lock"
+
+    @property
+    def users_lock(self) -> Path:
+        """Shared by all users of the server; held alone by the guardian that ends it."""
+        return self.root / "users.lock"
+
+    @property
+    def guardian_lock(self) -> Path:
+        """Held alone by the guardian of the server."""
+        return self.root / "guardian.lock"
+
+    @property
+    def server_lock(self) -> Path:
+        """Held alone by the server's process, without its knowledge, for as long as it lives."""
+        return self.root / "server.lock"
+
+    @property
+    def config(self) -> Path:
+        """The server's configuration file."""
+        return self.root / "redis.conf"
+
+    @property
+    def log(self) -> Path:
+        """The server's log since its last start; the one before is beside it."""
+        return self.root / "redis.log"
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a server has written here before."""
+        return (self.root / "appendonlydir").is_dir()
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the folder's server is rewriting its append-only file."""
+        return any(self.root.glob("temp-rewriteaof-*"))
+
+    def read_address(self) -> Address | None:
+        """Return the address of the last start, if there was one.
+
+        Raises EmbeddedRedisError where others own or can write the folder, or it was not us who
+        wrote the address.
+        """
+        check_ownership(self.root)
+        try:
+            return Address.of(json.loads((self.root / "address.json").read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise EmbeddedRedisError(
+                f"{self.root / 'address.json'} is damaged. Fix: delete that one file; the data "
+                "beside it is kept."
+            ) from error
+
+    def write_start(self, address: Address) -> None:
+        """Write what a start needs: the configuration, the address, and an empty log.
+
+        What killed servers and commands have left half written is removed: of a rewrite that is
+        as much as the data. No server may run.
+        """
+        for pattern in _LEFTOVERS:
+            for left in self.root.glob(pattern):
+                left.unlink(missing_ok=True)
+        if self.log.exists():
+            self.log.replace(self.root / "redis.log.1")
+        _write_private(self.log, "")
+        _write_private(self.config, render_config(self.root, self.log, address))
+        _write_private(self.root / "address.json", json.dumps(asdict(address)))
+
+    def log_tail(self, lines: int = 8) -> str:
+        """Return the log's last lines."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+
+def render_config(root: Path, log: Path, address: Address) -> str:
+    """Return the server's configuration: durable within a second, evicts nothing, loopback only.
+
+    A stream takes memory by the node; a run's events are few, so its nodes are small. The
+    append-only file is not rewritten until a user asks for it who stays: a rewrite at each start
+    would be work for nothing, since the end of a short command breaks it off.
+    """
+    settings = {
+        "bind": "127.0.0.1",
+        "port": str(address.port),
+        "protected-mode": "yes",
+        "requirepass": _quoted(address.password),
+        "daemonize": "no",
+        "dir": _quoted(str(root)),
+        "logfile": _quoted(str(log)),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "aof-load-truncated": "yes",
+        "auto-aof-rewrite-percentage": "0",
+        "save": '""',
+        "maxmemory-policy": "noeviction",
+        "stream-node-max-bytes": "1024",
+    }
+    lines = [f"{name} {value}" for name, value in settings.items()]
+    lines += [f'rename-command {command} ""' for command in _DISABLED]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_escaped(byte) for byte in os.fsencode(text)) + '"'
+
+
+def _escaped(byte: int) -> str:
+    plain = 0x20 <= byte < 0x7F and byte not in b'"\\'  # noqa: PLR2004 - printable ASCII
+    return chr(byte) if plain else f"\\x{byte:02x}"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Replace the file in one step, so that no reader sees half of it."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    fresh.replace(path)

@@ -1,0 +1,1 @@
+"""Event feeds and text chunks in Redis."""

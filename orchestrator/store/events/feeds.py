@@ -1,0 +1,186 @@
+"""The feeds of a store: one per shard, pointing to events that are to be broadcast.
+
+Switched on by workers that broadcast; scripts then add a pointer behind each write of events.
+An outlet (one webhook, one pub/sub server) has its place in each feed, kept here as well, and
+one owner at a time.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.events.envelope import numbered
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.keys import PREFIX, Keys
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.records.codec import Fields, moment, pairs
+from stepfleet.orchestrator.store.records.events import load_events
+
+ON_SECONDS = 7 * 24 * 3600
+JOINED_AT_ONCE = 100
+"""Runs, and events of theirs, that one script call takes into a feed."""
+START = "0-0"
+SHARD_SECONDS = 5.0
+"""So long `switch_on` waits for a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far an outlet is in one feed: the last entry's id, and its number from 1."""
+
+    entry: str = START
+    number: int = 0
+
+    @classmethod
+    def of(cls, stored: str | None) -> "Place":
+        """Read what `stored` wrote; None is the beginning."""
+        if not stored:
+            return cls()
+        entry, _, number = stored.partition(" ")
+        return cls(entry, int(number))
+
+    @property
+    def stored(self) -> str:
+        """The place as it is kept."""
+        return f"{self.entry} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Envelopes of one feed in order, the place behind them, and how many writes were missed.
+
+    A write is missed where an outlet stood still for so long that its pointer or the run's
+    events are gone.
+    """
+
+    shard: int
+    envelopes: tuple[dict[str, Any], ...]
+    place: Place
+    writes: int
+    lost: int = 0
+
+
+class Feeds:
+    """Reads the feeds of all shards and keeps the places of outlets."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._late: set[asyncio.Task[Any]] = set()
+
+    async def switch_on(self) -> None:
+        """Let active runs and those to come be fed; holds for a week unless it is renewed.
+
+        Active runs join page by page; whoever switches on again goes on with what is left.
+
+        Shards that are away for longer than `SHARD_SECONDS` are switched on when they are back.
+        """
+        asked = [asyncio.create_task(self._switch_on(shard)) for shard in self._shards]
+        for one in asked:
+            self._late.add(one)
+            one.add_done_callback(self._hear)
+        try:
+            done, _ = await asyncio.wait(asked, timeout=SHARD_SECONDS)
+        except asyncio.CancelledError:
+            for one in asked:
+                one.cancel()
+            raise
+        for one in done:
+            one.result()
+
+    async def _switch_on(self, shard: int) -> None:
+        due = [self._keys.due(shard)]
+        more = True
+        while more:
+            _, more = await run_script(self._connection, "feed", due, ON_SECONDS, JOINED_AT_ONCE)
+
+    def _hear(self, done: asyncio.Task[Any]) -> None:
+        self._late.discard(done)
+        if not done.cancelled():
+            done.exception()  # the connection has said what is wrong
+
+    async def own(
+        self,
+        outlet: str,
+        owner: str,
+        seconds: float,
+        moved_to: Mapping[int, Place] | None = None,
+        lost: int = 0,
+    ) -> dict[int, Place] | None:
+        """Own an outlet for some time and note the places that it has reached, by shard.
+
+        Returns all its places, or None while somebody else owns it.
+        """
+        moved = [item for shard, at in (moved_to or {}).items() for item in (shard, at.stored)]
+        if lost:
+            moved += ["lost", lost]
+        reply = await run_script(
+            self._connection, "courier", _keys(outlet), owner, round(seconds * 1000), *moved
+        )
+        if reply[0] != "owner":
+            return None
+        stored = pairs(reply[1:])
+        return {shard: Place.of(stored.get(str(shard))) for shard in self._shards}
+
+    async def disown(self, outlet: str, owner: str) -> None:
+        """Let others own an outlet at once, if `owner` does."""
+        held = _keys(outlet)[0]
+        if await self._connection.execute("GET", held) == owner:
+            await self._connection.execute("DEL", held)
+
+    async def lost(self, outlet: str) -> int:
+        """Return how many writes of events an outlet has missed."""
+        return int(await self._connection.execute("HGET", _keys(outlet)[1], "lost") or 0)
+
+    async def read(self, places: dict[int, Place], most: int) -> list[Page]:
+        """Return what lies behind these places, `most` writes of each feed; no empty pages."""
+        replies = await self._connection.execute_all(
+            *(
+                ("XRANGE", self._feed(shard), f"({place.entry}", "+", "COUNT", most)
+                for shard, place in places.items()
+            )
+        )
+        found = [
+            (shard, place, [(entry, _fields(fields)) for entry, fields in entries])
+            for (shard, place), entries in zip(places.items(), replies, strict=True)
+            if entries
+        ]
+        return [await self._page(shard, place, entries) for shard, place, entries in found]
+
+    async def _page(self, shard: int, place: Place, entries: list[tuple[str, Fields]]) -> Page:
+        writes = await self._connection.execute_all(
+            *(
+                ("XRANGE", f"{self._keys.run(fields['run'])}:events", fields["at"], fields["at"])
+                for _, fields in entries
+            )
+        )
+        envelopes: list[dict[str, Any]] = []
+        for (_, pointer), found in zip(entries, writes, strict=True):
+            for entry, raw in found:
+                fields = _fields(raw)
+                written = moment(entry.partition("-")[0])
+                told = load_events(pointer["run"], fields["events"])
+                envelopes += numbered(told, int(fields["first"]), written)
+        last, fields = entries[-1]
+        number = int(fields["n"])
+        gone = sum(not found for found in writes)
+        # Numbers start anew where Redis lost its data: then nothing is known to be missing.
+        skipped = max(number - place.number - len(entries), 0)
+        reached = Place(last, number)
+        return Page(shard, tuple(envelopes), reached, len(entries), gone + skipped)
+
+    @property
+    def _shards(self) -> range:
+        return range(self._keys.shards)
+
+    def _feed(self, shard: int) -> str:
+        return f"{self._keys.tag(shard)}feed"
+
+
+def _keys(outlet: str) -> list[str]:
+    return [f"{PREFIX}:{{outlet:{outlet}}}:owner", f"{PREFIX}:{{outlet:{outlet}}}:places"]
+
+
+def _fields(raw: Any) -> Fields:
+    return dict(raw) if isinstance(raw, dict) else pairs(list(raw))

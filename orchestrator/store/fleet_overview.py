@@ -1,0 +1,193 @@
+"""Reads what is going on: active runs, waiting messages, workers. Decides nothing."""
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import orjson
+from pydantic import Field
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.health import server_info
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+
+
+class WorkerSeen(Record):
+    """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
+
+    `queues` are those that it serves (None where it does not say), `tool_queues` those that its
+    agents' tools need.
+    """
+
+    name: str
+    seen_seconds_ago: float
+    held: int = 0
+    slots: int = 0
+    agents: tuple[str, ...] = ()
+    queues: tuple[str, ...] | None = None
+    tool_queues: tuple[str, ...] = ()
+    alive: bool = True
+
+
+class FleetOverview(Record):
+    """The fleet at one moment.
+
+    `active` counts runs that are ready, held or waiting for a time; `queue_length` the task
+    messages that wait (None where the broker does not say); `oldest_due_seconds` how long
+    the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
+    living worker serves and some need, each with the number of runs that wait for it.
+    """
+
+    redis_version: str
+    active: int
+    queue_length: int | None
+    oldest_due_seconds: float
+    workers: tuple[WorkerSeen, ...] = Field(default=())
+    quarantined: int = 0
+    unserved: dict[str, int] = Field(default_factory=dict)
+
+
+def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> list[WorkerSeen]:
+    """Return the workers behind `reports`; one that is silent for longer counts as gone.
+
+    `now` and `silence` are in seconds.
+    """
+    found = []
+    for name, report in sorted(reports.items()):
+        told = orjson.loads(report)
+        ago = max(now - float(told.get("seen", 0)), 0.0)
+        found.append(
+            WorkerSeen(
+                name=name,
+                seen_seconds_ago=round(ago, 1),
+                held=int(told.get("held", 0)),
+                slots=int(told.get("slots", 0)),
+                agents=tuple(told.get("agents", ())),
+                queues=tuple(told["queues"]) if "queues" in told else None,
+                tool_queues=tuple(told.get("tool_queues", ())),
+                alive=ago <= silence and not is_gone_here(name),
+            )
+        )
+    return found
+
+
+def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...]:
+    """Return the queues that no living worker serves: of steps, and of the agents' tools.
+
+    Nothing where no worker lives, or one does not say what it serves.
+    """
+    served: set[str] = set()
+    needed = {steps}
+    alive = [one for one in workers if one.alive]
+    for one in alive:
+        if one.queues is None:
+            return ()
+        served.update(one.queues)
+        needed.update(one.tool_queues)
+    return tuple(sorted(needed - served)) if alive else ()
+
+
+def is_gone_here(name: str) -> bool:
+    """Return whether a worker `host:pid` was a process of this machine that is gone."""
+    host, _, pid = name.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+FORGOTTEN_SECONDS = 24 * 3600.0
+LOOKED_AT = 10_000
+"""So many active runs are looked at, at most, where a queue has no worker."""
+TOGETHER = 500
+
+
+async def overview(store: OpenStore) -> FleetOverview:
+    """Return the fleet at this moment."""
+    info = await server_info(store.connection)
+    active, oldest = await _due(store)
+    seen, waiting = await workers(store), await _waiting(store)
+    return FleetOverview(
+        redis_version=str(info.get("redis_version", "unknown")),
+        active=active,
+        queue_length=waiting,
+        oldest_due_seconds=oldest,
+        workers=tuple(seen),
+        quarantined=await _quarantined(store),
+        unserved=await _unserved(store, seen, active if waiting is None else waiting),
+    )
+
+
+async def workers(store: OpenStore) -> list[WorkerSeen]:
+    """Return the workers as they last reported."""
+    reports = await store.connection.execute("HGETALL", keys.WORKERS)
+    now = (await store.connection.now()).timestamp()
+    return workers_seen(reports, now=now, silence=store.settings.lease / 2)
+
+
+async def forget_workers(store: OpenStore) -> None:
+    """Remove the reports of workers that have been silent for a day."""
+    gone = [one.name for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
+    if gone:
+        await store.connection.execute("HDEL", keys.WORKERS, *gone)
+
+
+async def _due(store: OpenStore) -> tuple[int, float]:
+    shards = [store.keys.due(shard) for shard in range(store.keys.shards)]
+    run = store.connection.execute_all
+    counts = await run(*(("ZCARD", key) for key in shards))
+    firsts = await run(*(("ZRANGE", key, 0, 0, "WITHSCORES") for key in shards))
+    seconds, _ = await store.connection.execute("TIME")
+    times = [float(flat[1]) / 1000 for flat in firsts if flat]
+    oldest = max(int(seconds) - min(times), 0.0) if times else 0.0
+    return sum(counts), round(oldest, 1)
+
+
+async def _unserved(store: OpenStore, seen: Iterable[WorkerSeen], steps: int) -> dict[str, int]:
+    """Return how many runs wait for each queue that nobody serves; `steps` for that of steps."""
+    own = store.settings.queue
+    lacking = unserved_queues(seen, own)
+    if not lacking:
+        return {}
+    waits = await _waits_for_tools(store)
+    return {queue: steps if queue == own else waits[queue] for queue in lacking}
+
+
+async def _waits_for_tools(store: OpenStore) -> Counter[str]:
+    """Return how many runs wait for tools of each queue, among the first that are due."""
+    found: Counter[str] = Counter()
+    last = LOOKED_AT // store.keys.shards
+    for shard in range(store.keys.shards):
+        runs = await store.connection.execute("ZRANGE", store.keys.due(shard), 0, last)
+        for some in (runs[at : at + TOGETHER] for at in range(0, len(runs), TOGETHER)):
+            headers = await store.connection.execute_all(
+                *(("HMGET", store.keys.run(run_id), "waiting", "step") for run_id in some)
+            )
+            for text, step in headers:
+                found.update({wait.queue for wait in waits_in(text or "", step or "")})
+    return found
+
+
+async def _waiting(store: OpenStore) -> int | None:
+    try:
+        return await store.dispatch.waiting()
+    except (AgentException, RedisError):
+        raise
+    except Exception:  # noqa: BLE001 - every broker has exceptions of its own
+        return None
+
+
+async def _quarantined(store: OpenStore) -> int:
+    kind = await store.connection.execute("TYPE", keys.QUARANTINE)
+    asks = {"list": "LLEN", "stream": "XLEN", "hash": "HLEN", "set": "SCARD", "zset": "ZCARD"}
+    return int(await store.connection.execute(asks[kind], keys.QUARANTINE)) if kind in asks else 0

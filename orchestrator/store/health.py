@@ -1,0 +1,123 @@
+"""Something about a set-up that is not right, and what to do about it. Pure."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.redis_client.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Worry:
+    """What was found to be wrong, and its fix; `about` names the thing."""
+
+    about: str
+    found: str
+    fix: str
+
+    @property
+    def text(self) -> str:
+        """The worry as one message."""
+        return f"{self.found}. Fix: {self.fix}"
+
+
+OLDEST = (7, 0)
+_WORST: dict[str, Callable[[Any], Any]] = {
+    "redis_version": lambda version: version_of(str(version)),
+    "aof_enabled": lambda enabled: str(enabled) != "0",
+    "maxmemory_policy": lambda policy: policy == "noeviction",
+}
+"""Of facts that are judged: what is least for the worst."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """A server's version and the settings that matter; None where it does not say."""
+
+    version: str | None = None
+    append_only: bool | None = None
+    eviction: str | None = None
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Self:
+        """Return the facts in what `INFO` says. Valkey names the Redis that it stands for."""
+        version, append_only = info.get("redis_version"), info.get("aof_enabled")
+        return cls(
+            version=None if version is None else str(version),
+            append_only=None if append_only is None else str(append_only) != "0",
+            eviction=info.get("maxmemory_policy"),
+        )
+
+
+async def server_info(connection: Connection) -> dict[str, Any]:
+    """Return what the server says of itself; empty where it may not be asked.
+
+    Of a cluster's masters each fact is that of the one which is worst off.
+    """
+    try:
+        parts = await asyncio.gather(
+            *(connection.everywhere("INFO", part) for part in ("server", "persistence", "memory"))
+        )
+    except (RedisError, AgentException):
+        return {}
+    servers = [
+        {name: value for part in server for name, value in part.items()}
+        for server in zip(*parts, strict=False)
+    ]
+    return worst_of(servers)
+
+
+def worst_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one server's facts for several: those that are judged as the worst server has them."""
+    found = dict(servers[0])
+    for name, rank in _WORST.items():
+        told = [server[name] for server in servers if server.get(name) is not None]
+        if told:
+            found[name] = min(told, key=rank)
+    return found
+
+
+def warnings(info: Mapping[str, Any]) -> list[str]:
+    """Return what about the server endangers runs, each with its fix; nothing for a sound one."""
+    return [worry.text for worry in worries(ServerFacts.of(info))]
+
+
+def worries(facts: ServerFacts) -> list[Worry]:
+    """Return what about the server endangers runs; nothing for a sound one."""
+    found = []
+    numbers = version_of(facts.version or "")
+    if numbers and numbers < OLDEST:
+        found.append(
+            Worry("version", f"Redis is version {facts.version}", "use 7.0 or newer, or Valkey")
+        )
+    if facts.append_only is False:
+        found.append(
+            Worry(
+                "durability",
+                "Redis has its append-only file off: a restart loses committed steps",
+                "redis-cli CONFIG SET appendonly yes, and 'appendonly yes' in redis.conf",
+            )
+        )
+    if facts.eviction not in (None, "noeviction"):
+        found.append(
+            Worry(
+                "eviction",
+                f"Redis evicts keys when memory is short ({facts.eviction}): runs would vanish",
+                "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
+            )
+        )
+    return found
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version."""
+    numbers = []
+    for part in text.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

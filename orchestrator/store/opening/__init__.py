@@ -1,0 +1,1 @@
+"""Opens a store or a broker from the settings."""

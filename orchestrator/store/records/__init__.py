@@ -1,0 +1,1 @@
+"""Records as bytes in Redis, and back. Pure."""

@@ -1,0 +1,266 @@
+"""Stored fields to records and back. Pure: bytes and text in, records out."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.memory.window import History, Messages, Part
+from stepfleet.orchestrator.protocol.claim import Journal
+from stepfleet.orchestrator.protocol.serialization.handoff import handoff
+from stepfleet.orchestrator.records.base import SCHEMA_VERSION
+from stepfleet.orchestrator.records.logged_calls import LoggedCalls
+from stepfleet.orchestrator.records.memory_window import Remembered, Window
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle, ToolResults
+from stepfleet.orchestrator.records.steps import LoggedStep, SaidStep
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.store.records.compression import packed, unpacked
+
+Fields = dict[str, str]
+READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
+MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
+EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def moment(milliseconds: str | float) -> datetime:
+    """Return Redis's time in milliseconds as UTC."""
+    return EPOCH + timedelta(milliseconds=int(milliseconds))
+
+
+def milliseconds(at: datetime) -> int:
+    """Return a time as Redis's time in milliseconds."""
+    return round((at - EPOCH).total_seconds() * 1000)
+
+
+def in_milliseconds(at: datetime) -> datetime:
+    """Return a time with the precision of stored ones."""
+    return moment(milliseconds(at))
+
+
+def pairs(flat: list[str]) -> Fields:
+    """Return the field-value list of a Lua reply as a dict."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def slim(state: AgentState, *, ended: bool = False) -> str:
+    """Return the hand-off form of a state: all counters, no messages.
+
+    Scripts look into that of a run which goes on; that of one which has `ended` is packed.
+    """
+    return packed(handoff(state)) if ended else handoff(state)
+
+
+def check_version(header: Fields) -> bool:
+    """Return whether the run's records are of an older version; then the first writer notes ours.
+
+    Raises `SerializationError` for a run written by a newer or a far older version.
+    """
+    version = int(header.get("v", "0"))
+    if version not in READABLE_VERSIONS:
+        msg = (
+            f"the run's records have version {version}; this version reads "
+            f"{SCHEMA_VERSION - 1} and {SCHEMA_VERSION}: upgrade this worker or client"
+        )
+        raise SerializationError(msg)
+    return version < SCHEMA_VERSION
+
+
+def stored_step(logged: LoggedStep) -> str:
+    """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
+    return packed(logged.model_copy(update={"outcome": None}).to_json())
+
+
+def stored_outcome(outcome: ContinuationOutcome | None) -> str:
+    """Return an outcome as it is stored; '' for none."""
+    return packed(outcome.to_json()) if outcome else ""
+
+
+def log_end(window: Window | None) -> str:
+    """Return what a claim has to read of the log, as the scripts take it; '' for all of it.
+
+    The log from the window's beginning on, and from before it: the first input, which may hold
+    instructions, the task, and the step with the summary.
+    """
+    if window is None or window.since == 0:
+        return ""
+    names = [str(window.since), "input:0"]
+    if window.task:
+        names.append(f"input:{window.task}")
+    if window.summary is not None and window.summary < window.since:
+        names.append(str(window.summary))
+    return " ".join(names)
+
+
+def log_begin(header: Fields) -> int:
+    """Return the first step that a claim with this header has read (see `log_end`)."""
+    return int((header.get("since") or "0").partition(" ")[0])
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        msg = f"a record of the run cannot be read: {error}"
+        raise SerializationError(msg) from error
+
+
+def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> list[LoggedStep]:
+    """Return the committed steps from `first` on, with their outcomes where those were read too.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    with _reading():
+        log = [LoggedStep.from_json(step) for step in _steps(fields, first)]
+        return [_with_outcome(step, outcomes) for step in log] if outcomes else log
+
+
+def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
+    """Return what a claim needs of the same steps: each one's messages, and calls to look up.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    with _reading():
+        steps = _steps(fields, first)
+        # Without pydantic's wrapper, a tenth of it: a claim does this for every earlier step.
+        read = SaidStep.__pydantic_validator__.validate_json
+        return [read(one).messages for one in steps], LoggedCalls(steps)
+
+
+def _steps(fields: Fields, first: int) -> list[bytes]:
+    numbers = sorted(int(name) for name in fields if name.isdigit())
+    return [unpacked(fields[str(number)]) for number in numbers if number >= first]
+
+
+def load_outcome(stored: str | None) -> ContinuationOutcome | None:
+    """Return a stored outcome, if there is one. Raises `SerializationError`."""
+    if not stored:
+        return None
+    with _reading():
+        return ContinuationOutcome.from_json(unpacked(stored))
+
+
+def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
+    outcome = load_outcome(outcomes.get(str(step.result.step - 1)))
+    return step.model_copy(update={"outcome": outcome})
+
+
+def load_messages(
+    system: str, fields: Fields, said: Sequence[Messages], first: int = 0
+) -> Messages:
+    """Return the conversation: instructions, then inputs and what steps said, in their order.
+
+    Where the log was read from a later step on, what was read of earlier inputs comes first.
+    Raises `SerializationError` when a record cannot be read.
+    """
+    messages = [Message.system(system)] if system else []
+    with _reading():
+        for number in _earlier_inputs(fields, first):
+            messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
+        for number in range(len(said) + 1):
+            given = fields.get(f"input:{first + number}")
+            if given:
+                messages.extend(MESSAGES.validate_json(given))
+            if number < len(said):
+                messages.extend(said[number])
+    return tuple(messages)
+
+
+def load_history(
+    fields: Fields, said: Sequence[Messages], system: str, window: Window | None, first: int = 0
+) -> History:
+    """Return the conversation as memory policies see it: step by step.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    with _reading():
+        inputs = {
+            int(name[6:]): MESSAGES.validate_json(given)
+            for name, given in fields.items()
+            if name.startswith("input:")
+        }
+        summary = None
+        if window and window.summary is not None:
+            made = LoggedStep.from_json(unpacked(fields[str(window.summary)]))
+            summary = made.remembered.summary if made.remembered else None
+    told = tuple(one for one in inputs.get(0, ()) if one.is_system())
+    if told:
+        inputs[0] = tuple(one for one in inputs[0] if not one.is_system())
+    parts = tuple(
+        Part(inputs.get(first + place, ()), messages) for place, messages in enumerate([*said, ()])
+    )
+    return History(
+        parts=parts,
+        system=((Message.system(system),) if system else ()) + told,
+        first=first,
+        earlier={number: given for number, given in inputs.items() if number < first},
+        summary=summary,
+    )
+
+
+def _earlier_inputs(fields: Fields, first: int) -> list[int]:
+    if not first:
+        return []
+    numbers = (int(name[6:]) for name in fields if name.startswith("input:"))
+    return sorted(number for number in numbers if number < first)
+
+
+def load_state(header: Fields, messages: Messages, calls: ToolResults, now: datetime) -> AgentState:
+    """Return the run's state at `now`, with what the log has of its conversation and its calls.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    check_version(header)
+    with _reading():
+        state = AgentState.from_json(unpacked(header["slim"]))
+        started = header.get("execution_started")
+        info = state.info.model_copy(
+            update={
+                "started_at": moment(header["created"]),
+                "updated_at": now,
+                "execution_started_at": moment(started) if started else None,
+            }
+        )
+        update: dict[str, Any] = {
+            "info": info,
+            "status": Lifecycle(header["status"]),
+            "messages": messages,
+            "tool_results": calls,
+            "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,
+        }
+        return state.model_copy(update=update)
+
+
+def load_journal(fields: Fields) -> Journal:
+    """Return what the open step has done already. Raises `SerializationError`."""
+    if not fields:
+        return Journal()
+    response, memory = fields.get("response"), fields.get("memory")
+    try:
+        return Journal(
+            response=LLMResponse.from_json(response) if response else None,
+            remembered=Remembered.from_json(memory) if memory else None,
+            started=frozenset(int(name[2:]) for name in fields if name.startswith("s:")),
+            results={
+                int(name[2:]): ToolCallRecord.from_json(value)
+                for name, value in fields.items()
+                if name.startswith("r:")
+            },
+            spent=int(fields.get("spent", "0")) / 1000,
+            began=moment(fields["began"]) if "began" in fields else None,
+        )
+    except ValidationError as error:
+        msg = f"the journal of the run's open step cannot be read: {error}"
+        raise SerializationError(msg) from error
+
+
+def load_lost(fields: Fields) -> tuple[LostAttempt, ...]:
+    """Return the ledger of attempts that were not committed."""
+    return tuple(LostAttempt.from_json(value) for value in fields.values())

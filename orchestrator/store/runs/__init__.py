@@ -1,0 +1,1 @@
+"""Runs in Redis: steps, tool calls, control, reading."""

@@ -1,0 +1,191 @@
+"""Creates runs that begin with a log: forks, and runs read from checkpoints. All or nothing."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.serialization.handoff import handoff
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.dispatch import Dispatch
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.records.codec import log_end
+from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.store.runs.submission import NewRun, header_of
+
+PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
+"""What one script writes of a log: Redis serves nobody else meanwhile. What is longer is staged."""
+STAGED_SECONDS = 600
+"""How long a staged page waits for the next, where a client has died."""
+_TRIES = 3
+_STAGED = ("log", "outcomes", "lost")
+_AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """A run to create, and what it begins with.
+
+    `log`, `outcomes` and `lost` are fields as they are stored; `step` is the step at which the
+    run goes on, or stands. `header` are further fields of the header (times in milliseconds).
+    """
+
+    run: NewRun
+    state: AgentState
+    step: int
+    log: Mapping[str, str]
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Adoption:
+    """Writes such runs, each by one call. Long parts are staged before, under keys that expire."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        dispatch: Dispatch,
+        *,
+        grace: float,
+        retention: int,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._dispatch = dispatch
+        self._grace_ms = round(grace * 1000)
+        self._retention = retention
+
+    async def adopt(self, legacy: Legacy) -> bool:
+        """Create the run; return False if the very same was created before.
+
+        Raises `ConfigurationError` if another run has its id, `StoreError` when Redis stays out
+        of reach or refuses because its memory is full.
+        """
+        try:
+            word = await self._adopt(legacy)
+        except ResponseError as error:
+            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
+            raise StoreError(msg) from None
+        if word == "exists":
+            msg = (
+                f"a run of the id {legacy.run.run_id} is there already; "
+                "choose another id (uuid.uuid4()) for this one"
+            )
+            raise ConfigurationError(msg)
+        # Also behind a repetition, whose first reply was lost: a second hint harms nobody.
+        if legacy.state.status in _AT_WORK:
+            await self._dispatch.published(_hint(legacy), legacy.run.agent)
+        return bool(word == "created")
+
+    async def _adopt(self, legacy: Legacy) -> str:
+        run, state = legacy.run, legacy.state
+        header = [*header_of(run, handoff(state)), *_flat(legacy.header)]
+        if since := log_end(state.window):
+            header += ["since", since]
+        log, outcomes = legacy.log, legacy.outcomes
+        parts = [header, *map(_flat, (log, outcomes, legacy.lost))]
+        # Other releases may pack the same records in another way.
+        content = [header, *(_flat(_plain(part)) for part in (log, outcomes)), parts[3]]
+        digest = _digest(content)
+        told = _status(state, await self._connection.now())
+        # Where a staged page has expired meanwhile, or another call for the same run took them.
+        for _ in range(_TRIES):
+            counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
+            sent = [part for part, count in zip(parts, counts, strict=True) if count > 0]
+            (word,) = await self._publish(legacy, digest, told, counts, sent)
+            if word != "missing":
+                return str(word)
+        msg = f"what run {run.run_id} is to begin with does not stay in Redis; try again"
+        raise StoreError(msg)
+
+    async def _stage_all(
+        self, run_id: str, digest: str, parts: Sequence[Sequence[Any]]
+    ) -> list[int]:
+        """Stage what is long; return the number of values of each part, or of fields below 0."""
+        counts = []
+        for name, part in zip(_STAGED, parts[1:], strict=True):
+            parted = list(pages(part))
+            for page in parted if len(parted) > 1 else ():
+                keys = self._keys.script_keys(run_id, None)
+                told = (run_id, digest, name, STAGED_SECONDS * 1000)
+                await run_script(self._connection, "stage", keys, *told, *page)
+            counts.append(-len(part) // 2 if len(parted) > 1 else len(part))
+        return counts
+
+    async def _publish(
+        self, legacy: Legacy, digest: str, told: Events, counts: list[int], sent: list[list[Any]]
+    ) -> Any:
+        run, state = legacy.run, legacy.state
+        return await run_script(
+            self._connection,
+            "adopt",
+            self._keys.script_keys(run.run_id, self._dispatch.queue_key),
+            run.run_id,
+            digest,
+            state.status.value,
+            legacy.step,
+            self._grace_ms,
+            self._retention,
+            self._dispatch.message(_hint(legacy), run.agent),
+            stored_events(told),
+            len(told),
+            *counts,
+            *(value for part in sent for value in part),
+        )
+
+
+def _hint(legacy: Legacy) -> StepHint:
+    return StepHint(legacy.run.run_id, legacy.step)
+
+
+def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield field, value, ... in pages that one script may write, each with one pair at least."""
+    begin = size = 0
+    for at in range(0, len(part), 2):
+        own = len(part[at]) + len(part[at + 1])
+        if at > begin and (size + own > PAGE_BYTES or at - begin >= 2 * PAGE_FIELDS):
+            yield part[begin:at]
+            begin, size = at, 0
+        size += own
+    if part:
+        yield part[begin:]
+
+
+def _plain(stored: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: unpacked(value) for name, value in stored.items()}
+
+
+def _digest(parts: list[list[Any]]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        for value in part:
+            digest.update(value if isinstance(value, bytes) else str(value).encode())
+            digest.update(b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _status(state: AgentState, now: datetime) -> Events:
+    payload = status_payload(
+        state.status.value,
+        before=None,
+        steps=state.step_count,
+        error=state.last_error if state.status is Lifecycle.FAILED else None,
+        last_response=state.last_output,
+    )
+    info, parent = state.info, state.parent_agent_id
+    return Events([Event(EventType.STATUS, info.id, info.execution_id, now, payload, parent)])
+
+
+def _flat(fields: Mapping[str, Any]) -> list[Any]:
+    return [item for pair in fields.items() for item in pair]

@@ -1,0 +1,94 @@
+"""Removes ended runs before their retention is over: page by page, and from a full Redis too."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import keys as names
+from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.opening.clusters import ClusterConnection
+from stepfleet.orchestrator.store.records.codec import milliseconds
+
+PAGE = 500
+_RUN = "run:"
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Which ended runs are to go: of one batch, of these end states, ended `older_than` s ago."""
+
+    batch_id: str | None = None
+    statuses: tuple[str, ...] = ()
+    older_than: float = 0.0
+    dry_run: bool = False
+
+    @property
+    def is_whole_batch(self) -> bool:
+        """Whether nothing of the batch is to stay."""
+        return bool(self.batch_id) and not (self.statuses or self.older_than or self.dry_run)
+
+
+class Purging:
+    """Purges one store."""
+
+    def __init__(self, connection: Connection, keys: Keys, batches: Batches) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._batches = batches
+
+    async def purge(self, what: Purge) -> AsyncIterator[int]:
+        """Remove what fits, or count it in a dry run; yield after each page how many it was so far.
+
+        Repeating it is harmless. Raises `StoreError` when Redis stays out of reach.
+        """
+        before = milliseconds(await self._connection.now()) - round(what.older_than * 1000)
+        statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
+        asked = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
+        done = 0
+        async for page in self._pages(what.batch_id):
+            found = (self._one(run_key, asked) for run_key in page)
+            done += sum(await asyncio.gather(*found))
+            yield done
+        if what.is_whole_batch and what.batch_id:
+            await self._forget(what.batch_id)
+
+    async def _one(self, run_key: str, asked: tuple[object, ...]) -> int:
+        tag, _, run_id = run_key.partition(_RUN)
+        keys = [run_key, f"{tag}due"]
+        return int(await run_script(self._connection, "purge", keys, run_id, *asked))
+
+    async def _pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
+        """Yield keys of runs that may have ended; other keys among them are no harm."""
+        if batch_id is None:
+            for server in await self._servers():
+                cursor = 0
+                while True:
+                    match = f"{names.PREFIX}:{{s*}}:{_RUN}*"
+                    cursor, found = await server.scan(cursor, match, PAGE, "HASH")
+                    yield [str(key) for key in found]
+                    if not int(cursor):
+                        break
+            return
+        places: dict[int, int] = {}
+        while ended := await self._batches.ended_after(batch_id, places, PAGE):
+            places |= {one.shard: one.place for one in ended}
+            yield [self._keys.run(run_id) for one in ended for run_id in one.run_ids]
+
+    async def _forget(self, batch_id: str) -> None:
+        """Remove what is known of a batch, unless runs of it are open."""
+        if await self._batches.open_runs(batch_id):
+            return
+        for shard in range(self._keys.shards):
+            counters = self._keys.batch(shard, batch_id)
+            await self._connection.execute("UNLINK", counters, self._keys.ended(shard, batch_id))
+        await self._batches.forget(batch_id)
+
+    async def _servers(self) -> list[Redis]:
+        if isinstance(self._connection, ClusterConnection):
+            return await self._connection.cluster.master_clients()
+        return [self._connection.client]

@@ -1,0 +1,311 @@
+"""Claim, journal, commit: the scripts of a step, bound to records."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stepfleet.orchestrator.agents.overrides import with_stored_overrides
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.guards import cancelled_outcome
+from stepfleet.orchestrator.protocol.suspicion import losses
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
+from stepfleet.orchestrator.records.memory_window import Remembered
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.run.results import LostAttempt, end_state
+from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.usage import nano_usd
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.dispatch import Dispatch
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import load, run_script
+from stepfleet.orchestrator.store.records.codec import (
+    Fields,
+    check_version,
+    load_history,
+    load_journal,
+    load_messages,
+    load_said,
+    load_state,
+    log_begin,
+    log_end,
+    moment,
+    pairs,
+    slim,
+    stored_outcome,
+    stored_step,
+)
+from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.store.runs.log_pages import LOST_WHILE_READ, WHOLE, read_on
+from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
+from stepfleet.orchestrator.store.runs.versions import note_version
+
+MOST_DOUBLINGS = 3
+"""Newer workers that come up meanwhile should not wait for minutes for what older ones refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Times of the protocol, in seconds, and who the worker is."""
+
+    lease: float = 30.0
+    grace: float = 5.0
+    retention: int = 604_800
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Answer to a journal entry: whether the step is still ours, and what is wanted of the run."""
+
+    ours: bool
+    want: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Answer to a commit. `status` is the run's; `wanted` asks to decide again."""
+
+    applied: bool
+    status: str = ""
+    wanted: str = ""
+
+
+_HEADER = (
+    *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
+    *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
+    *("want", "want_note"),
+)
+"""What a claim reads of a run's header."""
+
+
+class StepStore:
+    """The store as a worker's steps see it. `crash` is called at points where tests end it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        configs: Configs,
+        dispatch: Dispatch,
+        terms: Terms,
+        crash: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._configs = configs
+        self._dispatch = dispatch
+        self.terms = terms
+        self._crash = crash
+        self.calls = ToolCalls(
+            connection,
+            keys,
+            configs,
+            dispatch,
+            lease=terms.lease,
+            grace=terms.grace,
+            crash=crash,
+        )
+        self.calls.worker = terms.worker
+
+    async def prepare(self) -> None:
+        """Have Redis know the scripts of a step."""
+        await load(self._connection, "claim", "journal", "commit")
+
+    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+        """Take the step: fence, lease, load, in one round trip; a long log takes more.
+
+        Raises `StoreError` when Redis stays out of reach or the records cannot be read.
+        """
+        asked = (hint.step, token, _ms(self.terms.lease), self.terms.worker, *_HEADER)
+        reply = await self._run("claim", hint.run_id, *asked)
+        if reply[0] != "claimed":
+            return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
+        if len(reply) > WHOLE:
+            keys = self._keys.script_keys(hint.run_id, None)
+            about = (hint.run_id, hint.step, token, _ms(self.terms.lease))
+            if not await read_on(self._connection, keys, about, reply):
+                return Refusal(Refused.STALE, LOST_WHILE_READ)
+        header = dict(
+            given for given in zip(_HEADER, reply[2], strict=True) if given[1] is not None
+        )
+        try:
+            return await self._load(hint, token, moment(reply[1]), header, reply)
+        except (SerializationError, ConfigurationError) as error:
+            await self._give_back(hint, token, header)
+            return Refusal(Refused.UNREADABLE, str(error))
+
+    async def journal(
+        self,
+        claim: Claim,
+        seconds: float,
+        *,
+        response: LLMResponse | None = None,
+        started: tuple[int, ...] = (),
+        results: Mapping[int, ToolCallRecord] | None = None,
+        remembered: Remembered | None = None,
+    ) -> Held:
+        """Renew the lease and note what must not be done twice. `seconds`: since the claim."""
+        entries: list[str] = []
+        if response is not None:
+            entries += ["response", response.to_json()]
+        if remembered is not None:
+            entries += ["memory", remembered.to_json()]
+        for index in started:
+            entries += [f"s:{index}", "1"]
+        for index, record in (results or {}).items():
+            entries += [f"r:{index}", record.to_json()]
+        reply = await self._run(
+            "journal" if entries else "renew",
+            claim.run_id,
+            claim.step,
+            claim.token,
+            _ms(self.terms.lease),
+            _ms(seconds),
+            *entries,
+            push=False,
+        )
+        return Held(ours=reply[0] == "held", want=reply[1] if len(reply) > 1 else "")
+
+    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
+        """Write what `verdict` says, all or nothing, and make the next step due."""
+        if verdict.waiting is not None:
+            return _told(await self.calls.park(claim, verdict, verdict.waiting, events))
+        following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
+        goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
+        message = self._dispatch.message(following, claim.config.name) if goes_on else ""
+        fields = self._commit_fields(verdict, events, message)
+        if verdict.state.window and claim.config.memory.trim_log:
+            fields += ["trim", "1"]
+        reply = await self._run("commit", claim.run_id, claim.step, claim.token, *fields)
+        if reply[0] in ("committed", "mine"):
+            self._crash("end-applied" if verdict.move is Move.FINISH else "commit-applied")
+            if goes_on and reply[1] == "in_progress":
+                await self._dispatch.published(following, claim.config.name)
+        return _told(reply)
+
+    def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> list[Any]:
+        result = verdict.logged.result if verdict.logged else None
+        usage = result.usage if result else None
+        state = verdict.state
+        fields: dict[str, Any] = {
+            "verdict": verdict.move,
+            "slim": slim(state, ended=verdict.move is Move.FINISH),
+            "outcome": stored_outcome(verdict.outcome),
+            "log": stored_step(verdict.logged) if verdict.logged else "",
+            "want": "cancel" if state.stop_requested else "",
+            "delay": _ms(verdict.delay),
+            "grace": _ms(self.terms.grace),
+            "message": message,
+            "events": stored_events(events),
+            "event_count": len(events),
+            "tokens": usage.total_tokens if usage else 0,
+            "calls": usage.llm_calls if usage else 0,
+            "cost": nano_usd(result.cost_usd) if result else 0,
+            "attempt": int(verdict.attempt),
+            "limited": int(verdict.limited),
+            "lost": _ledger(verdict.lost),
+            "dropped": _ledger(verdict.dropped),
+        }
+        if state.window and (since := log_end(state.window)):
+            fields["since"] = since
+        if verdict.move is Move.FINISH:
+            fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
+        return [item for pair in fields.items() for item in pair]
+
+    async def _load(
+        self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
+    ) -> Claim:
+        if check_version(header):
+            await note_version(self._connection, self._keys, hint.run_id)
+        config = await self._configs.load(header["config"])
+        config = with_stored_overrides(config, header.get("overrides"))
+        fields = pairs(reply[3])
+        first = log_begin(header) if header.get("since") else 0
+        said, calls = load_said(fields, first)
+        messages = load_messages(config.instructions, fields, said, first)
+        state = load_state(header, messages, calls, now)
+        history = None
+        if config.memory.active or state.window:
+            history = load_history(fields, said, config.instructions, state.window, first)
+        waiting = header.get("waiting")
+        return Claim(
+            run_id=hint.run_id,
+            step=hint.step,
+            token=token,
+            now=now,
+            state=state,
+            config=config,
+            journal=load_journal(pairs(reply[4])),
+            attempts=int(header["attempt"]),
+            limited=int(header["limited"]),
+            losses=losses(
+                int(header["crashes"]), header.get("losses", ""), hint.step, new=reply[5] == "1"
+            ),
+            decided=bool(header.get("outcome")),
+            batch_id=header.get("batch") or None,
+            line_id=header.get("line") or None,
+            overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
+            history=history,
+        )
+
+    async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
+        """Leave a run that this worker cannot read to one that can, at growing intervals."""
+        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
+        fields = {
+            "verdict": "retry",
+            "slim": header.get("slim", ""),
+            "outcome": header.get("outcome", ""),
+            "log": "",
+            "want": header.get("want", ""),
+            "delay": _ms(delay),
+            "grace": _ms(self.terms.grace),
+            "limited": 1,
+            "lost": "",
+            "dropped": "",
+        }
+        if header.get("want") == "cancel":
+            outcome = cancelled_outcome(header.get("want_note", ""))
+            reason = StopReason.USER_REQUESTED
+            fields |= {"verdict": "finish", "outcome": outcome.to_json()}
+            fields |= ending(reason, None, self.terms.retention)
+        flat = [item for pair in fields.items() for item in pair]
+        reply = await self._run("commit", hint.run_id, hint.step, token, *flat)
+        if reply[0] == "wanted":
+            await self._give_back(hint, token, header | {"want": reply[1]})
+
+    async def _run(self, script: str, run_id: str, *args: Any, push: bool = True) -> Any:
+        keys = self._keys.script_keys(run_id, self._dispatch.queue_key if push else None)
+        return await run_script(self._connection, script, keys, run_id, *args)
+
+
+def ending(reason: StopReason | None, error: str | None, retention: int) -> dict[str, Any]:
+    """Return the fields with which a script enters an end state."""
+    if reason is None:
+        msg = "a run cannot end without a stop reason"
+        raise StoreError(msg)
+    return {
+        "status": end_state(reason),
+        "stop_reason": reason,
+        "error": error or "",
+        "retention": retention,
+    }
+
+
+def _told(reply: list[str]) -> Committed:
+    if reply[0] == "wanted":
+        return Committed(applied=False, wanted=reply[1])
+    return Committed(applied=reply[0] != "lost", status=reply[1])
+
+
+def _ledger(lost: LostAttempt | None) -> str:
+    return lost.to_json() if lost else ""
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 0)

@@ -1,0 +1,204 @@
+"""The schema of an answer's data: made of a type or a dict, found again by its name anywhere.
+
+A configuration stores the schema, so that any worker checks data without the type.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, get_origin
+
+import orjson
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
+from stepfleet.orchestrator.tools.schemas.budget import check_patterns
+from stepfleet.orchestrator.tools.schemas.patterns import compiled
+from stepfleet.orchestrator.tools.schemas.subschemas import Schema, changed, each
+from stepfleet.orchestrator.tools.schemas.validation import problems_of, validator_of
+
+LARGEST = 64 * 1024
+"""Bytes that a schema may have as JSON."""
+UNNAMED = "structured"
+_REMEMBERED = 256
+_COMBINED = ("anyOf", "oneOf", "allOf")
+
+
+class _Untitled(GenerateJsonSchema):
+    """Leaves out the titles that pydantic makes of field names: tokens without information."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the base's signature
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class SchemaHandle:
+    """A schema of an object, by its name; `schema["title"]` is that name."""
+
+    name: str
+    schema: Schema = field(repr=False)
+
+    @cached_property
+    def _validator(self) -> Any:
+        return validator_of(self.schema)
+
+    def problems(self, data: Any) -> str | None:
+        """Return what is wrong with JSON data, or None. See `validation.problems_of`."""
+        return problems_of(self._validator, data)
+
+
+_handles: dict[bytes, SchemaHandle] = {}
+
+
+def schema_of(output_type: Any) -> SchemaHandle:
+    """Return the schema of a type that pydantic knows, or of a JSON Schema given as a dict.
+
+    One type has one handle. Raises `ConfigurationError` that names the fix where the data would
+    be no object, or the schema cannot be used.
+    """
+    if isinstance(output_type, Mapping):
+        return handle_of(output_type)
+    try:
+        return _of_type(output_type)
+    except TypeError:  # not hashable: a type made on the spot
+        return _of_type.__wrapped__(output_type)
+
+
+def handle_of(schema: Any) -> SchemaHandle:
+    """Return the handle of a JSON Schema; equal schemas have the same. Raises as `schema_of`."""
+    key = _key(schema)
+    known = _handles.get(key) if key else None
+    if known is not None:
+        return known
+    try:
+        handle = _made(plain_json(schema, limit=LARGEST))
+    except BoundsError as error:
+        raise ConfigurationError(_wrong(str(error))) from None
+    if key:
+        if len(_handles) >= _REMEMBERED:
+            _handles.pop(next(iter(_handles)), None)
+        _handles[key] = handle
+    return handle
+
+
+def _key(schema: Any) -> bytes | None:
+    """Return the text that equal schemas share; None for what is no JSON."""
+    try:
+        return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    except (TypeError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _of_type(output_type: Any) -> SchemaHandle:
+    try:
+        schema = TypeAdapter(output_type).json_schema(schema_generator=_Untitled)
+    except PydanticUserError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"{output_type!r} has no JSON Schema: {reason}; give a pydantic model, a "
+            "dataclass, a TypedDict or a JSON Schema"
+        ) from None
+    name = getattr(output_type, "__name__", None) if get_origin(output_type) is None else None
+    return handle_of({**schema, "title": name} if name else schema)
+
+
+def _made(schema: Any) -> SchemaHandle:
+    """Return a new handle; refuses what could not be checked when the answer is there."""
+    if not isinstance(schema, dict):
+        raise ConfigurationError(_wrong("must be a JSON Schema, given as an object"))
+    _check_references(schema)
+    _check_patterns(schema)
+    schema = _closed(_with_root(changed(schema, _without_dialect)))
+    name = schema.get("title")
+    name = name if isinstance(name, str) and name.strip() else UNNAMED
+    handle = SchemaHandle(name, {**schema, "title": name})
+    try:
+        handle.problems({})  # builds the validator, which checks the schema itself
+    except ConfigurationError as error:
+        raise ConfigurationError(_wrong(error.message)) from None
+    return handle
+
+
+def _without_dialect(schema: Schema) -> Schema:
+    """Leave out what would choose another draft, or another place for references."""
+    return {key: one for key, one in schema.items() if key not in ("$schema", "$id")}
+
+
+def _with_root(schema: Schema) -> Schema:
+    """Put the definition that the root refers to in the root's place."""
+    seen: set[str] = set()
+    while isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+        seen.add(reference)
+        rest = {key: one for key, one in schema.items() if key != "$ref"}
+        schema = {**_target(schema, reference), **rest}
+    return schema
+
+
+def _closed(schema: Schema) -> Schema:
+    """Refuse data that is no object, and properties that the schema does not name."""
+    combined = any(keyword in schema for keyword in _COMBINED)
+    if schema.get("type") != "object" and not ("type" not in schema and combined):
+        raise ConfigurationError(
+            _wrong('must describe an object ("type": "object"); wrap other data in one field')
+        )
+    if combined or "additionalProperties" in schema or not schema.get("properties"):
+        return schema
+    return {**schema, "additionalProperties": False}
+
+
+def _check_references(schema: Schema) -> None:
+    """Refuse references to what the walk over the schema does not reach, and so nobody checks."""
+    inside = list(each(schema))
+    known = {id(one) for one in inside}
+    for one in inside:
+        reference = one.get("$ref")
+        if reference is not None and id(_target(schema, reference)) not in known:
+            raise ConfigurationError(_wrong(f"refers to {reference!r}; put that under $defs"))
+
+
+def _check_patterns(schema: Schema) -> None:
+    patterns = [pattern for one in each(schema) for pattern in _patterns(one)]
+    try:
+        check_patterns(patterns)
+    except ConfigurationError as error:
+        raise ConfigurationError(_wrong(error.message)) from None
+    for pattern in patterns:
+        try:
+            compiled(pattern)
+        except ConfigurationError as error:
+            raise ConfigurationError(_wrong(f"has a {error.message}")) from None
+
+
+def _target(schema: Schema, reference: Any) -> Schema:
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        raise ConfigurationError(
+            _wrong(f"refers to {reference!r}; put that schema under $defs, nothing is fetched")
+        )
+    found: Any = schema
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = _inside(found, name)
+    if not isinstance(found, dict):
+        raise ConfigurationError(_wrong(f"refers to {reference!r}, which it does not hold"))
+    return found
+
+
+def _inside(found: Any, name: str) -> Any:
+    if isinstance(found, list):
+        return found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def _patterns(schema: Schema) -> list[str]:
+    named = schema.get("patternProperties")
+    single = schema.get("pattern")
+    patterns = list(named) if isinstance(named, dict) else []
+    return [*patterns, single] if isinstance(single, str) else patterns
+
+
+def _wrong(why: str) -> str:
+    return f"the JSON Schema {why}"

@@ -1,0 +1,123 @@
+"""Commands whose Redis is away: those that wait wait for it too, the others say it in a line."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from support.deadlines import wait_until
+from support.servers.redis_servers import RedisServer, free_port
+from support.workers.command_line import CommandLine
+
+from stepfleet.orchestrator.cli.main import build
+
+LONG = 60.0
+COMMANDS = {
+    "run": ("questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules"),
+    "up": ("--agents", "agents.py", "--simulate", "rules.py:rules"),
+    "worker": ("--agents", "agents.py"),
+    "flower": (),
+    "submit": ("questions.jsonl", "--agent", "solver"),
+    "watch": ("batch",),
+    "status": (),
+    "results": ("batch", "--wait"),
+    "show": ("run", "--follow"),
+    "explain": ("run",),
+    "events": ("run", "--follow"),
+    "checkpoint": ("run", "--out", "kept", "--every", "1", "--follow"),
+    "snapshot": ("run",),
+    "fork": ("run",),
+    "compare": ("run", "other"),
+    "cancel": ("batch",),
+    "pause": ("batch",),
+    "resume": ("batch",),
+    "retry": ("batch",),
+    "send": ("run", "hello"),
+    "cache": ("clear",),
+    "purge": ("--yes",),
+}
+WITHOUT_A_REDIS = {"bench", "restore", "doctor"}
+"""`restore` reads its file first; `bench` starts its own; `doctor` prints a table, see below."""
+WAITING = {
+    "watch": COMMANDS["watch"],
+    "results": COMMANDS["results"],
+    "show": COMMANDS["show"],
+    "events": COMMANDS["events"],
+    "checkpoint": COMMANDS["checkpoint"],
+}
+ABSENT = {
+    "server": "redis://:secret-word@127.0.0.1:{port}/0",
+    "cluster": "redis+cluster://:secret-word@127.0.0.1:{port}",
+    "sentinel": "sentinel://:secret-word@127.0.0.1:{port}/mymaster/0",
+}
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[CommandLine]:
+    made = CommandLine(tmp_path)
+    made.questions("one")
+    yield made
+    made.end()
+
+
+def test_every_command_that_needs_a_redis_is_tried() -> None:
+    app = typer.main.get_group(build())
+    assert set(app.commands) == set(COMMANDS) | WITHOUT_A_REDIS
+
+
+@pytest.mark.parametrize("kind", ABSENT)
+def test_an_absent_redis_is_one_line_and_exit_code_2_for_every_command(
+    commands: CommandLine, kind: str
+) -> None:
+    commands = CommandLine(
+        commands.folder,
+        STEPFLEET_REDIS_URL=ABSENT[kind].format(port=free_port()),
+        STEPFLEET_BROKER_URL=f"redis://127.0.0.1:{free_port()}/0",
+        STEPFLEET_PATIENCE="0",
+    )
+    for name, arguments in COMMANDS.items():
+        done = commands(name, *arguments)
+        assert done.returncode == 2, (name, done.stderr)
+        lines = done.stderr.strip().splitlines()
+        assert len(lines) == 1, (name, done.stderr)
+        assert lines[0].startswith("Error: Redis at ")
+        assert "cannot be reached" in lines[0]
+        assert "secret-word" not in lines[0]
+        assert "<redis" not in lines[0]
+    found = commands("doctor")
+    assert found.returncode == 2
+    assert "cannot be reached" in " ".join(found.stdout.split())
+    assert not found.stderr
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_command_that_waits_for_runs_waits_for_a_redis_that_is_away(
+    commands: CommandLine, own_redis: Callable[..., RedisServer], name: str
+) -> None:
+    server = own_redis()
+    server.stop()
+    waiting = commands.start(
+        name, *WAITING[name], STEPFLEET_REDIS_URL=server.url, STEPFLEET_PATIENCE="120"
+    )
+    wait_until(
+        lambda: "is asked again" in commands.said or waiting.poll() is not None,
+        within=LONG,
+        what="word of the wait",
+    )
+    assert waiting.poll() is None, commands.said
+    server.start()
+    assert waiting.wait(LONG) == 2
+    assert "cannot be reached; it is asked again" in commands.said
+    # Which it is: only the batch or the run is missing.
+    assert commands.said.splitlines()[-1].startswith("Error: no ")
+
+
+def test_a_command_that_waits_gives_up_when_its_patience_ends(commands: CommandLine) -> None:
+    done = commands(
+        "watch",
+        "batch",
+        STEPFLEET_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0",
+        STEPFLEET_PATIENCE="0.3",
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("Error: Redis at ")

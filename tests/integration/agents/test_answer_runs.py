@@ -1,0 +1,338 @@
+"""Runs under an answer contract: what ends them, what does not, and what the model reads."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from support.runs.opened_runs import opened_run
+from support.runs.scripted_steps import Script, call, say
+
+from stepfleet.orchestrator.agents.answers import (
+    Continue,
+    ErrorSink,
+    Outcome,
+    ReturnAnswer,
+    ReturnResult,
+    SpecialTool,
+)
+from stepfleet.orchestrator.agents.answers.contract import DEFAULT_TEXT
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.responses import ModelRequest
+from stepfleet.orchestrator.records.run.raising import StructuredDataError
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.tools import tool
+
+Ran = tuple[AgentRunResult, tuple[Message, ...], list[ModelRequest]]
+RAN: list[str] = []
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+class Village(City):
+    """Another schema."""
+
+
+CITY = {"name": "Oslo", "people": 700_000}
+ANSWER = call(("final_answer", {"answer": "42"}))
+DATA = call(("structured_response", {"structured": CITY}))
+
+
+@tool
+def look(what: str) -> str:
+    """Look something up."""
+    RAN.append(what)
+    return f"seen {what}"
+
+
+async def ran(url: str, *answers: Any, **config: Any) -> Ran:
+    """Return what became of a run, its conversation and its requests."""
+    RAN.clear()
+    async with opened_run(url, *answers, tools=(look,), **config) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+        script = hands.agent.llm
+        assert isinstance(script, Script)
+        return stored.result(), stored.state.messages, script.requests
+
+
+def told(messages: tuple[Message, ...]) -> list[str]:
+    """Return what tools and reminders said, in order."""
+    return [one.text for one in messages[1:] if one.is_tool() or one.is_user()]
+
+
+async def test_final_answer_ends_the_run_with_its_text(redis_url: str) -> None:
+    """ANS-08, ANS-16"""
+    result, messages, _ = await ran(redis_url, ANSWER, require_final_answer=True)
+    assert (result.status, result.stop_reason) == (RunStatus.COMPLETED, StopReason.COMPLETED)
+    assert (result.output, result.structured, result.steps_used) == ("42", None, 1)
+    assert result.outcome is not None
+    assert result.outcome.resolved_by == "AnswerContractCheck"
+    assert result.steps[0].type is StepType.FINAL_RESPONSE
+    assert told(messages)[-1] == "accepted"
+
+
+async def test_the_terminal_step_is_listed_and_its_tokens_are_counted(redis_url: str) -> None:
+    """ANS-16"""
+    asked = call(("look", {"what": "a"}))
+    result, _, _ = await ran(redis_url, asked, ANSWER, require_final_answer=True)
+    assert [step.step for step in result.steps] == [1, 2]
+    assert result.steps[-1].tool_calls[0].tool_name == "final_answer"
+    spent = [step.usage.total_tokens for step in result.steps if step.usage]
+    assert result.usage.total_tokens == sum(spent) == 30
+    assert result.usage.llm_calls == 2
+
+
+async def test_an_answer_with_the_last_allowed_step_completes_the_run(redis_url: str) -> None:
+    """ANS-08"""
+    result, _, _ = await ran(redis_url, ANSWER, require_final_answer=True, max_steps=1)
+    assert result.status is RunStatus.COMPLETED
+
+
+async def test_only_the_tool_that_gives_the_answer_is_offered_beside_the_agents_own(
+    redis_url: str,
+) -> None:
+    """ANS-03"""
+    _, _, plain = await ran(redis_url, say("hi"))
+    _, _, text = await ran(redis_url, ANSWER, require_final_answer=True)
+    _, _, data = await ran(redis_url, DATA, output_type=City)
+    offered = [[spec.name for spec in one[0].tools] for one in (plain, text, data)]
+    assert offered == [["look"], ["look", "final_answer"], ["look", "structured_response"]]
+
+
+async def test_the_instructions_stand_once_in_the_system_message_of_each_request(
+    redis_url: str,
+) -> None:
+    """ANS-04"""
+    asked = call(("look", {"what": "a"}))
+    answers = (asked, asked, asked, asked, DATA)
+    given = {"output_type": City, "instructions": "Be brief."}
+    result, messages, requests = await ran(redis_url, *answers, **given)
+    assert result.steps_used == len(requests) == 5
+    systems = [[one for one in request.messages if one.is_system()] for request in requests]
+    assert all(len(one) == 1 for one in systems)
+    assert {one[0].text for one in systems} == {systems[0][0].text}
+    assert systems[0][0].text.count("call the tool structured_response") == 1
+    assert systems[0][0].text.startswith("Be brief.\n\n")
+    assert messages[0].text == "Be brief."
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (call(("final_answer", {"answer": "  "})), "is blank"),
+        (call(("final_answer", {"text": "42"})), "'answer' is a required property"),
+        (call(("final_answer", {"answer": "1"}), ("look", {"what": "a"})), "only call of its turn"),
+        (call(("look", {"what": "a"}), ("final_answer", {"answer": "1"})), "only call of its turn"),
+        (call(("final_answer", {"answer": "1"}), ("final_answer", {"answer": "2"})), "only call"),
+    ],
+)
+async def test_a_wrong_final_answer_is_an_observation_and_the_run_goes_on(
+    redis_url: str, wrong: Any, error: str
+) -> None:
+    """ANS-07"""
+    result, messages, _ = await ran(redis_url, wrong, ANSWER, require_final_answer=True)
+    assert (result.status, result.output, result.steps_used) == (RunStatus.COMPLETED, "42", 2)
+    assert RAN == []
+    assert any(error in text for text in told(messages))
+    assert result.steps[0].type is StepType.TOOL_EXECUTION
+    assert not result.steps[0].errors
+    assert all(record.is_error for record in result.steps[0].tool_calls)
+
+
+async def test_calls_of_a_mixed_turn_are_each_answered_and_can_be_made_again(
+    redis_url: str,
+) -> None:
+    """ANS-07"""
+    mixed = call(("look", {"what": "a"}), ("final_answer", {"answer": "1"}))
+    again = call(("look", {"what": "a"}))
+    result, messages, _ = await ran(redis_url, mixed, again, ANSWER, require_final_answer=True)
+    assert RAN == ["a"]
+    assert "not run: the same turn gave an answer" in told(messages)[0]
+    assert result.steps_used == 3
+
+
+async def test_with_a_schema_an_answer_without_data_is_noted_and_data_is_awaited(
+    redis_url: str,
+) -> None:
+    """ANS-08, ANS-09"""
+    result, messages, _ = await ran(redis_url, ANSWER, DATA, output_type=City)
+    assert told(messages)[0].startswith("The answer is noted.")
+    assert (result.output, result.structured, result.schema_name) == ("42", CITY, "City")
+    assert result.steps_used == 2
+
+
+async def test_with_a_schema_an_answer_with_valid_data_ends_the_run(redis_url: str) -> None:
+    """ANS-08"""
+    both = call(("final_answer", {"answer": "Oslo", "structured": CITY}))
+    result, _, _ = await ran(redis_url, both, output_type=City)
+    assert (result.output, result.structured, result.steps_used) == ("Oslo", CITY, 1)
+
+
+async def test_final_answer_comes_once(redis_url: str) -> None:
+    """ANS-07"""
+    again = call(("final_answer", {"answer": "43"}))
+    result, messages, _ = await ran(redis_url, ANSWER, again, DATA, output_type=City)
+    assert "was given already" in told(messages)[1]
+    assert (result.output, result.steps_used) == ("42", 3)
+
+
+async def test_structured_response_ends_the_run_with_typed_data(redis_url: str) -> None:
+    """ANS-09, ANS-15, RUN-21, RUN-22, RUN-23: the data and the schema's name, and no schema."""
+    result, _, _ = await ran(redis_url, DATA, output_type=City)
+    written = result.to_dict()
+    assert (written["structured"], written["schema_name"]) == (CITY, "City")
+    assert "properties" not in json.dumps(written)
+    assert "Structured output (City):" in result.replay().splitlines()
+    with pytest.raises(StructuredDataError, match="'<root>' has the schema 'City'"):
+        result.structured_as(Village)
+    assert (result.output, result.structured) == (DEFAULT_TEXT, CITY)
+    assert result.structured_as(City) == City(name="Oslo", people=700_000)
+    assert result.agent_steps()[-1] == FinalAnswer(answer=DEFAULT_TEXT, structured=CITY)
+
+
+async def test_data_that_does_not_fit_is_told_by_place_and_can_be_mended(redis_url: str) -> None:
+    """ANS-09"""
+    wrong = call(("structured_response", {"structured": {"name": "Oslo", "people": "many"}}))
+    result, messages, _ = await ran(redis_url, wrong, DATA, output_type=City)
+    assert "people: 'many' is not of type 'integer'" in told(messages)[0]
+    assert (result.structured, result.steps_used) == (CITY, 2)
+
+
+async def test_structured_response_without_a_schema_is_an_error_observation(redis_url: str) -> None:
+    """ANS-10"""
+    result, messages, _ = await ran(redis_url, DATA, ANSWER, require_final_answer=True)
+    assert "no schema for structured data" in told(messages)[0]
+    assert (result.output, result.structured, result.steps_used) == ("42", None, 2)
+    with pytest.raises(StructuredDataError, match="holds no structured data"):
+        result.structured_as(City)
+
+
+async def test_text_alone_is_answered_by_a_reminder_and_costs_a_step(redis_url: str) -> None:
+    """ANS-11"""
+    result, messages, requests = await ran(
+        redis_url, say("it is 42"), ANSWER, require_final_answer=True
+    )
+    assert (result.output, result.steps_used) == ("42", 2)
+    assert [one.role for one in messages] == ["user", "assistant", "user", "assistant", "tool"]
+    assert "Call final_answer" in messages[2].text
+    assert requests[1].messages[-1] == messages[2]
+
+
+async def test_reminders_end_at_the_step_limit_and_the_status_says_so(redis_url: str) -> None:
+    """ANS-11"""
+    result, _, _ = await ran(redis_url, say("it is 42"), require_final_answer=True, max_steps=3)
+    assert (result.status, result.steps_used) == (RunStatus.MAX_ITERATIONS_REACHED, 3)
+    assert result.stop_reason is StopReason.STEPS_LIMIT
+    assert result.output == "it is 42"
+
+
+async def test_a_run_without_a_contract_ends_with_its_text_as_ever(redis_url: str) -> None:
+    """ANS-11"""
+    result, messages, requests = await ran(redis_url, say("it is 42"), instructions="Be brief.")
+    assert (result.output, result.steps_used, len(messages)) == ("it is 42", 1, 3)
+    assert requests[0].messages[0].text == "Be brief."
+
+
+NATIVE = {"output_type": City, "answer_mode": "native"}
+
+
+async def test_in_native_mode_a_valid_message_completes_the_run(redis_url: str) -> None:
+    """ANS-17"""
+    text = '{"name": "Oslo", "people": 700000}'
+    asked = call(("look", {"what": "a"}))
+    result, messages, requests = await ran(redis_url, asked, say(text), **NATIVE)
+    assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 2)
+    assert (result.structured, result.output) == (CITY, text)
+    assert result.structured_as(City).people == 700_000
+    assert RAN == ["a"]
+    assert sum(one.is_user() for one in messages) == 1
+    assert requests[0].output is not None
+    assert requests[0].output.name == "City"
+    assert [spec.name for spec in requests[0].tools] == ["look"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"name": "Oslo"}', "<root>: 'people' is a required property"),
+        ("Oslo", "not valid JSON"),
+        ('"Oslo"', "<root>: must be a JSON object"),
+        ("[" * 100_000, "nested deeper than"),
+        ('{"name": "' + "x" * 300_000 + '", "people": 1}', "longer than the limit"),
+    ],
+)
+async def test_in_native_mode_a_message_that_does_not_fit_is_corrected(
+    redis_url: str, text: str, error: str
+) -> None:
+    """ANS-17"""
+    fenced = '```json\n{"name": "Oslo", "people": 700000}\n```'
+    result, messages, _ = await ran(redis_url, say(text), say(fenced), **NATIVE)
+    assert error in told(messages)[0]
+    assert (result.structured, result.steps_used) == (CITY, 2)
+
+
+async def test_a_strategy_in_json_mode_answers_by_the_same_tool(redis_url: str) -> None:
+    """ANS-09, ANS-11: the tool is told in words, and called by an action."""
+
+    def thinks(action: dict[str, Any] | None) -> Any:
+        return say(json.dumps({"thought": "hm", "action": action, "done": False}))
+
+    action = {"tool": "structured_response", "arguments": {"structured": CITY}}
+    script = (thinks(None), thinks(action))
+    result, messages, requests = await ran(redis_url, *script, strategy="react", output_type=City)
+    assert (result.status, result.structured, result.steps_used) == (RunStatus.COMPLETED, CITY, 2)
+    assert requests[0].tools == ()
+    assert "- structured_response: " in requests[0].messages[0].text
+    assert any("Call structured_response" in text for text in told(messages))
+
+
+def stop_here(call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
+    match call.arguments.get("how"):
+        case "data":
+            return ReturnResult({"steps": state.step_count + 1})
+        case "later":
+            sink.report_observation(call, {"wait": True})
+            return Continue()
+        case how:
+            return ReturnAnswer(f"stopped: {how}")
+
+
+STOP = SpecialTool(
+    name="stop_here",
+    description="Stop.",
+    parameters={"type": "object", "properties": {"how": {"type": "string"}}},
+    handler=stop_here,
+)
+
+
+@pytest.mark.parametrize("contract", [{}, {"require_final_answer": True}])
+async def test_a_special_tool_of_the_agents_own_ends_a_run(
+    redis_url: str, contract: dict[str, Any]
+) -> None:
+    """TOOL-21"""
+    later, now = (call(("stop_here", {"how": how})) for how in ("later", "now"))
+    result, messages, requests = await ran(redis_url, later, now, special_tools=(STOP,), **contract)
+    assert (result.status, result.output) == (RunStatus.COMPLETED, "stopped: now")
+    assert told(messages) == ['{"wait": true}', "accepted"]
+    assert requests[0].tools[-1].name == "stop_here"
+
+
+async def test_a_special_tool_can_end_a_run_with_data(redis_url: str) -> None:
+    """TOOL-21"""
+    result, _, _ = await ran(redis_url, call(("stop_here", {"how": "data"})), special_tools=(STOP,))
+    assert (result.structured, result.output) == ({"steps": 1}, DEFAULT_TEXT)
+
+
+async def test_beside_special_tools_alone_text_still_ends_a_run(redis_url: str) -> None:
+    """TOOL-21"""
+    result, _, _ = await ran(redis_url, say("done"), special_tools=(STOP,))
+    assert (result.output, result.steps_used) == ("done", 1)

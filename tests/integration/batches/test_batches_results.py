@@ -1,0 +1,243 @@
+"""A batch's results and numbers while its runs end, one commit at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from support.deadlines import until
+from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+
+from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+
+AGENT = plain_agent(max_steps=2)
+
+
+@pytest.fixture
+async def desk(redis_url: str) -> AsyncIterator[Bench]:
+    async with bench(redis_url, AGENT) as opened:
+        yield opened
+
+
+async def submitted(fleet: AsyncFleet, count: int) -> AsyncBatch:
+    lines = [{"id": f"q{n}", "input": f"question {n}"} for n in range(count)]
+    return await fleet.submit_batch(lines, AGENT)
+
+
+async def complete(desk: Bench, batch: AsyncBatch, *rows: int) -> None:
+    for row in rows:
+        claim = await desk.claim(run_id_of(batch.id, row))
+        assert (await desk.commit(claim, answered(claim, text=f"answer {row}"))).applied
+
+
+async def fail(desk: Bench, batch: AsyncBatch, row: int, step: int = 0) -> None:
+    claim = await desk.claim(run_id_of(batch.id, row), step)
+    assert (await desk.commit(claim, failed(claim))).applied
+
+
+async def go_to_limit(desk: Bench, batch: AsyncBatch, row: int) -> None:
+    for step in (0, 1):
+        claim = await desk.claim(run_id_of(batch.id, row), step)
+        assert (await desk.commit(claim, called(claim))).applied
+
+
+async def collect(batch: AsyncBatch, **options: bool) -> list[AgentRunResult]:
+    return [result async for result in batch.results(**options)]
+
+
+async def test_progress_counts_every_way_to_end_and_equals_the_recount(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """Counters are exact under duplicates: they move inside the guarded scripts."""
+    batch = await submitted(fleet, 10)
+    await complete(desk, batch, 0, 1, 2)
+    await fail(desk, batch, 3)
+    await go_to_limit(desk, batch, 4)
+    await fleet.cancel(run_id_of(batch.id, 5))
+    await fleet.pause(run_id_of(batch.id, 6))
+    await desk.claim(run_id_of(batch.id, 7))
+    progress = await batch.progress()
+    assert progress.by_reason == {
+        "completed": 3,
+        "error": 1,
+        "steps_limit": 1,
+        "user_requested": 1,
+    }
+    assert (progress.completed, progress.failed, progress.stopped, progress.cancelled) == (
+        3,
+        1,
+        1,
+        1,
+    )
+    assert (progress.queued, progress.in_progress, progress.paused) == (2, 1, 1)
+    assert progress.done + progress.open == progress.total == 10
+    results = await collect(batch, follow=False)
+    assert progress.steps == sum(result.steps_used for result in results) == 6
+    assert progress.tokens == sum(result.usage.total_tokens for result in results) == 75
+    assert progress.cost_usd == sum(result.cost_usd for result in results) == 1.25
+    assert progress.llm_calls == sum(result.usage.llm_calls for result in results)
+
+
+async def test_results_come_as_runs_end_and_stop_behind_the_last_one(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    batch = await submitted(fleet, 6)
+    seen: list[int | None] = []
+
+    async def follow() -> None:
+        async for result in batch.results():
+            seen.append(result.row)  # noqa: PERF401 - looked at meanwhile
+
+    following = asyncio.create_task(follow())
+    for row in (4, 0, 5, 2):
+        await complete(desk, batch, row)
+        await until(lambda row=row: _is_in(row, seen), within=60)  # type: ignore[misc]
+    assert not following.done()
+    await complete(desk, batch, 1, 3)
+    await asyncio.wait_for(following, 60)
+    assert sorted(row for row in seen if row is not None) == list(range(6))
+
+
+async def _is_in(row: int, seen: list[int | None]) -> bool:
+    return row in seen
+
+
+async def test_ordered_results_come_in_the_order_of_the_lines(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    batch = await submitted(fleet, 5)
+    seen: list[int | None] = []
+
+    async def follow() -> None:
+        async for result in batch.results(ordered=True):
+            seen.append(result.row)  # noqa: PERF401 - looked at meanwhile
+
+    following = asyncio.create_task(follow())
+    await complete(desk, batch, 1, 2)
+    assert [result.row for result in await collect(batch, ordered=True, follow=False)] == [1, 2]
+    assert seen == []
+    await complete(desk, batch, 0)
+    await until(lambda: _has(seen, 3), within=60)
+    assert seen == [0, 1, 2]
+    await complete(desk, batch, 4, 3)
+    await asyncio.wait_for(following, 60)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+async def _has(seen: list[int | None], count: int) -> bool:
+    return len(seen) >= count
+
+
+async def test_only_what_has_ended_comes_without_following(fleet: AsyncFleet, desk: Bench) -> None:
+    batch = await submitted(fleet, 4)
+    assert await collect(batch, follow=False) == []
+    await complete(desk, batch, 3)
+    (result,) = await collect(batch, follow=False)
+    assert (result.row, result.output, result.status) == (3, "answer 3", RunStatus.COMPLETED)
+
+
+async def test_only_runs_that_did_not_complete_come_on_request(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    batch = await submitted(fleet, 4)
+    await complete(desk, batch, 0, 2)
+    await fail(desk, batch, 1)
+    await go_to_limit(desk, batch, 3)
+    for ordered in (False, True):
+        results = await collect(batch, failed=True, ordered=ordered)
+        assert sorted(result.row or 0 for result in results) == [1, 3]
+
+
+async def test_a_retried_run_leaves_the_ended_ones_and_comes_again(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    batch = await submitted(fleet, 2)
+    await complete(desk, batch, 0)
+    await fail(desk, batch, 1)
+    assert len(await collect(batch)) == 2
+    assert await batch.retry() == 1
+    assert [result.row for result in await collect(batch, follow=False)] == [0]
+    progress = await batch.progress()
+    assert (progress.failed, progress.in_progress, progress.open) == (0, 1, 1)
+    assert progress.by_reason == {"completed": 1}
+    assert (progress.steps, progress.lost) == (1, 1)
+    await complete(desk, batch, 1)
+    results = await collect(batch)
+    assert sorted(result.row or 0 for result in results) == [0, 1]
+    assert (await batch.progress()).ok
+
+
+async def test_more_results_than_are_read_at_once_all_come_once(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    batch = await submitted(fleet, 1200)
+    assert await batch.cancel() == 1200
+    rows = [result.row async for result in batch.results()]
+    assert sorted(row for row in rows if row is not None) == list(range(1200))
+    assert [r.row async for r in batch.results(ordered=True)] == list(range(1200))
+
+
+async def test_results_are_there_for_a_client_that_comes_later(redis_url: str, desk: Bench) -> None:
+    """RUN-33"""
+    async with AsyncFleet(redis_url) as first:
+        batch = await submitted(first, 1)
+        await complete(desk, batch, 0)
+    async with AsyncFleet(redis_url) as second:
+        (result,) = await collect(await second.batch(batch.id))
+        assert result == await second.result(run_id_of(batch.id, 0))
+        assert result.output == "answer 0"
+
+
+async def test_waiting_for_a_batch_ends_with_its_last_run(fleet: AsyncFleet, desk: Bench) -> None:
+    batch = await submitted(fleet, 2)
+    with pytest.raises(TimeoutError):
+        await batch.wait(timeout=0.2)
+    waiting = asyncio.create_task(batch.wait(timeout=60))
+    await complete(desk, batch, 0, 1)
+    assert (await waiting).ok
+
+
+async def test_requests_reach_all_runs_of_a_batch(fleet: AsyncFleet, desk: Bench) -> None:
+    batch = await submitted(fleet, 5)
+    await complete(desk, batch, 0)
+    claim = await desk.claim(run_id_of(batch.id, 1))
+    assert await batch.pause() == 4
+    assert (await batch.progress()).paused == 3
+    await desk.commit(claim, called(claim))
+    assert (await batch.progress()).paused == 4
+    assert await batch.resume() == 4
+    progress = await batch.progress()
+    assert (progress.paused, progress.open) == (0, 4)
+    assert await batch.cancel() == 4
+    progress = await batch.progress()
+    assert (progress.cancelled, progress.completed, progress.ended) == (4, 1, True)
+    assert await batch.cancel() == 0
+    assert await batch.retry() == 0
+    assert await batch.retry(failed_only=False) == 4
+    assert (await batch.progress()).open == 4
+
+
+async def test_runs_at_a_limit_are_retried_only_with_a_higher_one(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    batch = await submitted(fleet, 2)
+    await go_to_limit(desk, batch, 0)
+    await complete(desk, batch, 1)
+    with pytest.raises(ConfigurationError, match=r"would end at once again .*max_steps=\.\.\."):
+        await batch.retry()
+    assert await batch.retry(max_steps=4) == 1
+    run = await fleet.show(run_id_of(batch.id, 0))
+    assert (run.step, run.config.max_steps) == (2, 4)
+    claim = await desk.claim(run.run_id, 2)
+    await desk.commit(claim, answered(claim))
+    result = await fleet.result(run.run_id)
+    assert (result.stop_reason, result.steps_used) == (StopReason.COMPLETED, 3)
+    assert (await batch.progress()).ok
+
+
+async def test_an_unknown_batch_is_told(fleet: AsyncFleet) -> None:
+    with pytest.raises(ConfigurationError, match="no batch has the id 'x'"):
+        await fleet.batch("x")

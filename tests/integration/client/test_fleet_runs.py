@@ -1,0 +1,267 @@
+"""Single runs through the client: submitted, followed, read by anyone; plain and asynchronous."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deadlines import until, wait_until
+from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.records.state import Lifecycle
+
+AGENT = plain_agent()
+
+
+@pytest.fixture
+async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
+    async with AsyncFleet(redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def desk(redis_url: str) -> AsyncIterator[Bench]:
+    async with bench(redis_url, AGENT) as opened:
+        yield opened
+
+
+async def next_run(desk: Bench) -> str:
+    """Return the id of the only run that is due."""
+
+    async def found() -> str | None:
+        for shard in range(desk.opened.keys.shards):
+            due = await desk.opened.connection.execute("ZRANGE", desk.opened.keys.due(shard), 0, 0)
+            if due:
+                return str(due[0])
+        return None
+
+    run_id = await until(found, within=60)
+    assert run_id is not None
+    return run_id
+
+
+async def answer_next(desk: Bench, text: str = "fine") -> str:
+    run_id = await next_run(desk)
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, answered(claim, text=text))
+    return run_id
+
+
+async def test_a_prompt_a_conversation_and_a_run_with_steps_are_the_same_run(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """RUN-31"""
+    work = asyncio.create_task(fleet.run(AGENT, "hi", timeout=60))
+    await answer_next(desk, "hello")
+    assert await work == "hello"
+    talk = asyncio.create_task(
+        fleet.run_with_messages(AGENT, [Message.user("hi"), Message.assistant("?")], timeout=60)
+    )
+    await answer_next(desk, "hello again")
+    assert await talk == "hello again"
+    whole = asyncio.create_task(fleet.run_with_steps(AGENT, "hi", timeout=60))
+    run_id = await answer_next(desk, "hello")
+    result = await whole
+    assert (result.run_id, result.steps_used, result.status) == (run_id, 1, RunStatus.COMPLETED)
+
+
+async def test_a_run_that_fails_raises_only_where_text_is_asked_for(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    async def fail_next() -> None:
+        claim = await desk.claim(await next_run(desk))
+        await desk.commit(claim, failed(claim))
+
+    work = asyncio.create_task(fleet.run(AGENT, "hi"))
+    await fail_next()
+    with pytest.raises(RunFailed, match="no answer") as caught:
+        await work
+    assert isinstance(caught.value.result, AgentRunResult)
+    whole = asyncio.create_task(fleet.run_with_steps(AGENT, "hi"))
+    await fail_next()
+    assert (await whole).status is RunStatus.ERROR
+
+
+async def test_a_run_goes_on_when_waiting_for_it_ends(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = await fleet.submit(AGENT, "hi")
+    with pytest.raises(TimeoutError):
+        await fleet.wait(run_id, timeout=0.1)
+    await answer_next(desk)
+    assert (await fleet.wait(run_id, timeout=60)).output == "fine"
+
+
+async def test_a_run_id_of_ones_own_is_submitted_once(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = "12345678-1234-5678-1234-567812345678"
+    assert await fleet.submit(AGENT, "hi", run_id=run_id, metadata={"n": 1}) == run_id
+    assert await fleet.submit(AGENT, "other", run_id=run_id) == run_id
+    assert (await fleet.show(run_id)).state.messages[-1].text == "hi"
+    assert (await fleet.result(run_id)).metadata == {"n": 1}
+    assert await desk.queued() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"input": ""}, "field 'input' is empty"),
+        ({"input": "x" * 1_048_577}, "the limit is 1,048,576"),
+        ({"input": [{"role": "boss"}]}, "field 'input.0'"),
+        ({"input": "x", "run_id": "mine"}, "run_id 'mine' is no UUID"),
+        ({"input": "x", "delay": -1}, "delay is -1"),
+        ({"input": "x", "delay": float("nan")}, "delay is nan"),
+        ({"input": "x", "speed": 2}, "field 'speed' is not known"),
+        ({"input": "x", "max_steps": 0}, "field 'max_steps'"),
+        ({"input": "x", "agent": "nobody"}, "no agent is named 'nobody'"),
+    ],
+)
+async def test_a_wrong_submission_is_told_and_leaves_nothing(
+    fleet: AsyncFleet, desk: Bench, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        await fleet.submit(**{"agent": AGENT, **arguments})
+    assert said in caught.value.message
+    assert await desk.queued() == 0
+
+
+async def test_events_are_followed_until_the_run_has_ended(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = await fleet.submit(AGENT, "hi")
+    (queued,) = [event async for event in fleet.events(run_id)]
+    assert (queued["type"], queued["payload"]["status"]) == ("agent.status", "queued")
+    told: list[dict[str, object]] = []
+
+    async def follow() -> None:
+        async for event in fleet.events(run_id, follow=True):
+            told.append(event)  # noqa: PERF401 - looked at meanwhile
+
+    following = asyncio.create_task(follow())
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, called(claim))
+
+    async def has_tool() -> bool:
+        return any(event["type"] == "agent.tool.completed" for event in told)
+
+    await until(has_tool, within=60)
+    claim = await desk.claim(run_id, 1)
+    await desk.commit(claim, answered(claim))
+    await asyncio.wait_for(following, 60)
+    assert [event["sequence"] for event in told] == list(range(1, len(told) + 1))
+    assert told[-1]["payload"]["status"] == "completed"  # type: ignore[index]
+
+
+async def test_the_overview_counts_runs_messages_and_overdue_seconds(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    await fleet.submit(AGENT, "hi")
+    overdue = await fleet.submit(AGENT, "hi")
+    await fleet.submit(AGENT, "later", delay=100)
+    due = desk.opened.keys.due(desk.opened.keys.shard_of(overdue))
+    now = (await desk.runs.now()).timestamp()
+    await desk.opened.connection.execute("ZADD", due, round((now - 60) * 1000), overdue)
+    seen = await fleet.overview()
+    assert (seen.active, seen.queue_length) == (3, 2)
+    assert 59 <= seen.oldest_due_seconds < 90
+    assert seen.redis_version[0].isdigit()
+    assert seen.workers == ()
+
+
+def test_the_plain_fleet_submits_waits_and_reads(redis_url: str) -> None:
+    with Fleet(redis_url) as fleet:
+        worker = threading.Thread(target=_answer_in_a_thread, args=(redis_url, 3))
+        worker.start()
+        batch = fleet.submit_batch([{"input": "a"}, {"input": "b"}], AGENT)
+        assert sorted(result.row or 0 for result in batch.results()) == [0, 1]
+        assert batch.wait(timeout=60).ok
+        assert fleet.run(AGENT, "hi", timeout=60) == "fine"
+        worker.join()
+        assert [one.batch_id for one in fleet.batches()] == [batch.id]
+        again = fleet.batch(batch.id)
+        assert [result.row for result in again.results(ordered=True)] == [0, 1]
+        run_id = fleet.submit(AGENT, "hi")
+        assert fleet.pause(run_id).word == "paused"
+        assert fleet.resume(run_id).word == "resumed"
+        assert fleet.cancel(run_id).word == "cancelled"
+        assert fleet.retry(run_id).word == "retried"
+        assert fleet.result(run_id).lifecycle is Lifecycle.IN_PROGRESS
+        statuses = [event["payload"]["status"] for event in fleet.events(run_id)]
+        assert statuses[0] == "queued"
+        with pytest.raises(ConfigurationError):
+            fleet.show("nothing")
+
+
+def _answer_in_a_thread(url: str, count: int) -> None:
+    async def answer() -> None:
+        async with bench(url, AGENT) as desk:
+            for _ in range(count):
+                await answer_next(desk)
+
+    asyncio.run(answer())
+
+
+def test_a_batch_keeps_its_forgotten_fleet_alive(redis_url: str) -> None:
+    batch = Fleet(redis_url).submit_batch([{"input": "a"}], AGENT)
+    gc.collect()
+    assert batch.cancel() == 1
+    results = batch.results()
+    del batch
+    gc.collect()
+    assert [result.lifecycle for result in results] == [Lifecycle.CANCELLED]
+
+
+def test_a_forgotten_fleet_ends_its_thread(redis_url: str) -> None:
+    before = set(threading.enumerate())
+    fleet = Fleet(redis_url)
+    fleet.check()
+    (thread,) = set(threading.enumerate()) - before
+    del fleet
+    gc.collect()
+    wait_until(lambda: not thread.is_alive(), within=60)
+
+
+def test_a_result_is_read_by_another_process_after_its_client_was_killed(redis_url: str) -> None:
+    """RUN-33"""
+    program = (
+        "import sys, os, signal\n"
+        "from stepfleet.orchestrator import Agent, Fleet\n"
+        "fleet = Fleet(sys.argv[1])\n"
+        "agent = Agent('plain', model='openai:none')\n"
+        "print(fleet.submit(agent, 'hi'), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    client = subprocess.run(
+        [sys.executable, "-c", program, redis_url], capture_output=True, text=True, check=False
+    )
+    assert client.returncode == -9
+    _answer_in_a_thread(redis_url, 1)
+    with Fleet(redis_url) as fleet:
+        assert fleet.result(client.stdout.strip()).output == "fine"
+
+
+def test_a_client_of_the_fleet_imports_no_worker_and_ends_without_a_word(
+    redis_url: str, tmp_path: Path
+) -> None:
+    program = (
+        "import sys\n"
+        "from stepfleet.orchestrator import Agent, Fleet\n"
+        "batch = Fleet(sys.argv[1]).submit_batch([{'input': 'x'}], "
+        "Agent('plain', model='openai:none'))\n"
+        "assert not [name for name in sys.modules if name.startswith('stepfleet.worker')]\n"
+        "print(batch.progress().queued)\n"
+    )
+    client = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, redis_url],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert (client.stdout, client.stderr, client.returncode) == ("1\n", "", 0)

@@ -1,0 +1,177 @@
+"""Runs whose records are packed: what they take in Redis, and that they are read as plain ones."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.runs.packed_records import as_version_1, hidden
+from support.runs.stored_runs import Bench, answered, bench, called, plain_agent
+
+from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
+from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.verdict import Facts
+from stepfleet.orchestrator.records.base import SCHEMA_VERSION
+from stepfleet.orchestrator.store.events.feeds import Feeds, Place
+from stepfleet.orchestrator.store.records.compression import LARGEST, packed
+
+PARTS = ("", ":log", ":outcomes", ":events", ":journal", ":lost")
+
+
+@pytest.fixture
+async def desk(redis_url: str) -> AsyncIterator[Bench]:
+    async with bench(redis_url, plain_agent(max_steps=100), grace=60) as opened:
+        yield opened
+
+
+async def taken(desk: Bench, run_id: str) -> int:
+    """Return the bytes that Redis takes for a run."""
+    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
+    sizes = [await execute("MEMORY", "USAGE", f"{key}{part}", "SAMPLES", 0) for part in PARTS]
+    return sum(size or 0 for size in sizes)
+
+
+async def drive(desk: Bench, run_id: str, steps: int, *, ends: bool = True) -> None:
+    """Commit the run's remaining steps up to `steps`; the last one is its answer if it `ends`."""
+    for step in range((await desk.stored(run_id)).step, steps):
+        claim = await desk.claim(run_id, step)
+        is_last = ends and step == steps - 1
+        await desk.commit(claim, answered(claim) if is_last else called(claim))
+
+
+@pytest.mark.parametrize("steps", [5, 20])
+async def test_an_ended_run_takes_a_third_of_what_plain_records_take(
+    desk: Bench, steps: int
+) -> None:
+    """With the private server's settings of streams."""
+    setting = ("CONFIG", "SET", "stream-node-max-bytes")
+    await desk.opened.connection.execute(*setting, 1024)
+    run_id = await desk.create()
+    await drive(desk, run_id, steps)
+    now = await taken(desk, run_id)
+    await as_version_1(desk.opened.connection, desk.opened.keys.run(run_id))
+    before = await taken(desk, run_id)
+    await desk.opened.connection.execute(*setting, 4096)
+    assert now <= before / 3, f"{now} bytes, plain ones {before}"
+
+
+async def test_what_scripts_look_into_stays_plain(desk: Bench) -> None:
+    """The state of an active run, and what it was given."""
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, called(claim))
+    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
+    assert (await desk.header(run_id))["slim"].startswith("{")
+    log = await execute("HGETALL", f"{key}:log")
+    assert log["input:0"].startswith("[")
+    assert not log["0"].startswith("{")
+
+
+async def test_envelopes_are_those_that_were_told_for_readers_and_couriers(desk: Bench) -> None:
+    """The events of commits, and of scripts, with their numbers."""
+    feeds = Feeds(desk.opened.connection, desk.opened.keys)
+    await feeds.switch_on()
+    run_id = await desk.create()
+    told: list[dict[str, Any]] = []
+    for step in range(3):
+        claim = await desk.claim(run_id, step)
+        attempt = answered(claim) if step == 2 else called(claim)
+        verdict = desk.verdict(claim, attempt)
+        events = events_of(claim, attempt, verdict, Facts(claim.now + timedelta(seconds=1)))
+        told += [event.to_dict() for event in events]
+        await desk.steps.commit(claim, verdict, events)
+    found, _ = await desk.runs.events(run_id)
+    assert [one["sequence"] for one in found] == list(range(1, len(told) + 3))
+    assert {one["event_id"] for one in found} == {
+        f"{run_id}:{number + 1}" for number in range(len(found))
+    }
+    bare = [{name: one[name] for name in told[0]} for one in found]
+    assert bare[2:] == told
+    assert [one["payload"]["status"] for one in bare[:2]] == ["queued", "in_progress"]
+    pages = await feeds.read({shard: Place() for shard in range(desk.opened.keys.shards)}, 100)
+    assert [one for page in pages for one in page.envelopes] == found
+
+
+async def test_scripts_tell_changes_of_status_as_they_told_runs_of_version_1(desk: Bench) -> None:
+    heard = []
+    for version in ("1", str(SCHEMA_VERSION)):
+        run_id = await desk.create()
+        key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
+        claim = await desk.claim(run_id)
+        await desk.commit(claim, called(claim))
+        await execute("HSET", key, "v", version)
+        await desk.control.pause(run_id)
+        await desk.control.resume(await desk.stored(run_id))
+        await desk.control.cancel(await desk.stored(run_id), "enough")
+        stream = await execute("XRANGE", f"{key}:events", "-", "+")
+        assert [plainly_told(raw) for _, raw in stream[-3:]] == [version == "1"] * 3
+        events, _ = await desk.runs.events(run_id)
+        text = [{**one, "timestamp": ""} for one in events[-3:]]
+        heard.append(str(sorted(map(sorted_items, text))).replace(run_id, "RUN"))
+    assert heard[0] == heard[1]
+
+
+def plainly_told(raw: Any) -> bool:
+    fields = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
+    return str(fields["events"]).startswith("[")
+
+
+def sorted_items(event: dict[str, Any]) -> list[Any]:
+    payload = sorted(event["payload"].items(), key=str)
+    return [event["sequence"], payload, sorted((k, v) for k, v in event.items() if k != "payload")]
+
+
+async def test_a_run_of_version_1_goes_on_and_is_read_as_a_whole(desk: Bench) -> None:
+    """SER-24: its plain records beside packed ones."""
+    run_id = await desk.create()
+    await drive(desk, run_id, 2, ends=False)
+    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
+    before, (told, _) = await desk.stored(run_id), await desk.runs.events(run_id)
+    await as_version_1(desk.opened.connection, key)
+    assert (await desk.stored(run_id)).result() == before.result()
+    assert (await desk.runs.events(run_id))[0] == told
+    await drive(desk, run_id, 4)
+    stored = await desk.stored(run_id)
+    assert stored.header["v"] == str(SCHEMA_VERSION)
+    assert [step.result.step for step in stored.log] == [1, 2, 3, 4]
+    assert all(step.outcome is not None for step in stored.log)
+    assert stored.log[:2] == before.log
+    assert len(stored.state.messages) == 2 + 2 * 3 + 1
+    log = await execute("HGETALL", f"{key}:log")
+    assert [log[str(step)][0] for step in range(4)] == ["{", "{", "a", "a"]
+
+
+async def test_a_bomb_in_a_record_harms_neither_worker_nor_client(
+    desk: Bench, redis_url: str
+) -> None:
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, called(claim))
+    bomb = packed(f'["{" " * (LARGEST - 4)}"]')
+    assert len(bomb) < 10_000
+    key = f"{desk.opened.keys.run(run_id)}:log"
+    for hostile in (bomb, bomb[:-4], "b" + bomb[1:]):
+        await desk.opened.connection.execute("HSET", key, 0, hostile)
+        refusal = await desk.refused(run_id, step=1)
+        assert refusal.why is Refused.UNREADABLE
+        async with AsyncFleet(redis_url) as fleet:
+            with pytest.raises(SerializationError, match="cannot be read"):
+                await fleet.show(run_id)
+        header = desk.opened.keys.run(run_id)
+        await desk.opened.connection.execute("HSET", header, "not_before", "0")
+    assert (await desk.header(run_id))["token"] == ""
+    assert await desk.due(run_id) is not None
+
+
+async def test_a_long_history_is_claimed_whole(desk: Bench) -> None:
+    """What was packed step by step is one conversation again."""
+    run_id = await desk.create()
+    await drive(desk, run_id, 60, ends=False)
+    claim = await desk.steps.claim(StepHint(run_id, 60), desk.token())
+    assert isinstance(claim, Claim)
+    assert len(claim.state.messages) == 2 + 2 * 60
+    assert [call.result for call in claim.state.tool_results] == list(range(60))
+    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
+    assert "looking" in hidden(await execute("HGETALL", f"{key}:log"))

@@ -1,0 +1,152 @@
+"""What a worker process is made of: how it opens, opens again after a failure, and ends."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.deadlines import until
+from support.servers.redis_servers import RedisServer
+
+from stepfleet.orchestrator import Agent
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.opening.opening import client_app
+from stepfleet.worker.engine.bridge import PerLoop
+from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
+from stepfleet.worker.events import outlets
+from stepfleet.worker.events.subscribers import Listening
+from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.runtime import services
+from stepfleet.worker.runtime.services import LoopServices
+
+LONG = 60.0
+
+
+def made(redis_url: str) -> LoopServices:
+    settings = load_settings(redis_url=redis_url)
+    agents = [Agent("plain", model="openai:any")]
+    app = client_app(settings)
+    return LoopServices(settings, agents, app, Leases(time.monotonic), patience=math.inf)
+
+
+def watches() -> list[str]:
+    return [one.get_name() for one in asyncio.all_tasks() if one.get_name().startswith("stepfleet")]
+
+
+def test_a_pool_that_ends_tells_subscribers_all_and_takes_its_leave(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EVT-20: what was told before the end is heard, and nothing waits for its time to run out."""
+    gate, told = asyncio.Event(), []
+    settle = Listening.settle
+
+    async def opened_settle(listening: Listening, seconds: float) -> None:
+        gate.set()
+        await settle(listening, seconds)
+
+    async def hear() -> None:
+        await gate.wait()
+        told.append("one")
+
+    async def begin() -> None:
+        mine = per_loop()
+        await mine.ports()
+        for _ in range(3):
+            mine._listening.offer(hear)
+
+    monkeypatch.setattr(Listening, "settle", opened_settle)
+    per_loop = PerLoop(lambda: made(redis_url), LoopServices.aclose)
+    thread = LoopThread("ends")
+    thread.start()
+    asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
+    with caplog.at_level(logging.WARNING):
+        thread.stop(_close_everything(), within=LONG)
+    assert told == ["one"] * 3
+    assert caplog.text == ""
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.hlen(keys.WORKERS) == 0
+
+
+async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
+    own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis()
+    couriers = outlets.couriers
+
+    async def fail(*_: Any) -> Any:
+        raise StoreError("no feeds")
+
+    monkeypatch.setattr(services, "couriers", fail)
+    mine = made(server.url)
+    with redis.Redis.from_url(server.url) as client:
+
+        async def is_alone() -> bool:
+            return len(client.client_list()) == 1
+
+        for _ in range(3):
+            with pytest.raises(StoreError, match="no feeds"):
+                await mine.ports()
+            assert watches() == []
+            await until(is_alone, what="the end of its connections")
+        monkeypatch.setattr(services, "couriers", couriers)
+        await mine.ports()
+        assert len(watches()) == len(set(watches())) == 5
+        await mine.aclose()
+        await until(is_alone, what="the end of its connections")
+
+
+async def test_what_ran_already_ends_with_an_opening_that_fails_last(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def watch(self) -> Any:
+            raise RuntimeError("broken")
+
+        async def aclose(self) -> None:
+            closed.append("courier")
+
+    async def broken(*_: Any) -> Any:
+        return [Broken()]
+
+    closed: list[str] = []
+    monkeypatch.setattr(services, "couriers", broken)
+    mine = made(redis_url)
+    with pytest.raises(RuntimeError, match="broken"):
+        await mine.ports()
+    assert watches() == []
+    assert closed == ["courier"]
+    with pytest.raises(StoreError, match="not open yet"):
+        _ = mine.store
+
+
+async def test_services_that_end_while_they_open_connect_no_more(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = asyncio.Event()
+
+    async def hang(*_: Any) -> Any:
+        opening.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(services, "couriers", hang)
+    mine = made(redis_url)
+    asked = asyncio.create_task(mine.ports())
+    await opening.wait()
+    await mine.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert watches() == []
+
+
+async def test_services_that_have_ended_are_not_opened(redis_url: str) -> None:
+    mine = made(redis_url)
+    await mine.aclose()
+    with pytest.raises(StoreError, match="is ending"):
+        await mine.ports()

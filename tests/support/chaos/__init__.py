@@ -1,0 +1,1 @@
+"""Chaos runs: a plan, a fleet, clients, and the recount afterwards."""

@@ -1,0 +1,1 @@
+"""Pages, samples, the public names and the table of requirements."""

@@ -1,0 +1,1 @@
+"""Broker messages, forged and hostile."""

@@ -1,0 +1,1 @@
+"""Records, stores and single runs for tests."""

@@ -1,0 +1,139 @@
+"""Whole steps run in the test's own loop: real store, real tools, a model that follows a script."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.runs.stored_runs import Bench
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.agents.local import LocalAgents
+from stepfleet.worker.attempt.tool_task import CallReport, run_call
+from stepfleet.worker.engine.concurrency import Pacing
+from stepfleet.worker.leases.call_lease import CallLeases
+from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.models import Models
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.toolbox.box import LocalToolbox
+
+USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
+
+
+def say(text: str, **fields: Any) -> LLMResponse:
+    """Return an answer without tool calls."""
+    return LLMResponse(content=text, usage=USAGE, model="script", **fields)
+
+
+def call(*names_and_arguments: tuple[str, dict[str, Any]], text: str = "") -> LLMResponse:
+    """Return an answer that asks for tools."""
+    calls = tuple(
+        ToolCall(id=f"c{index}", name=name, arguments=arguments)
+        for index, (name, arguments) in enumerate(names_and_arguments)
+    )
+    return LLMResponse(
+        content=text,
+        tool_calls=calls,
+        usage=USAGE,
+        model="script",
+        finish_reason=FinishReason.TOOL_CALLS,
+    )
+
+
+@dataclass
+class Script(LLM):
+    """Answers the n-th request of a conversation by its number of assistant messages.
+
+    An entry is an answer, an exception to raise, or a coroutine function to ask.
+    """
+
+    answers: Sequence[Any]
+    requests: list[ModelRequest] = field(default_factory=list)
+
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        self.requests.append(request)
+        turn = sum(message.is_assistant() for message in request.messages)
+        answer = self.answers[min(turn, len(self.answers) - 1)]
+        if isinstance(answer, Exception):
+            raise answer
+        if callable(answer):
+            answer = await answer(request)
+        assert isinstance(answer, LLMResponse)
+        return answer
+
+
+class Crash(BaseException):
+    """What stands for the end of the process at a crash point; no code catches it."""
+
+
+@dataclass
+class Hands:
+    """A worker's hands: does single steps of runs."""
+
+    desk: Bench
+    agent: Agent
+    crash_at: str = ""
+    leases: Leases = field(default_factory=lambda: Leases(time.monotonic))
+    call_leases: CallLeases = field(default_factory=lambda: CallLeases(time.monotonic))
+    models: Models = field(default_factory=Models)
+    pacing: Pacing = field(default_factory=Pacing)
+
+    async def step(self, run_id: str, step: int) -> StepReport:
+        """Do one step."""
+        return await run_step(StepHint(run_id, step), self.ports(), self.leases)
+
+    async def call(self, run_id: str, step: int, index: int) -> CallReport:
+        """Make one tool call that the run waits for, as a task of its own."""
+        hint = ToolHint(run_id, step, index)
+        return await run_call(hint, self.desk.steps.calls, self.ports(), self.call_leases)
+
+    async def finish(self, run_id: str, most: int = 20) -> None:
+        """Do steps until the run has ended."""
+        for _ in range(most):
+            stored = await self.desk.stored(run_id)
+            if stored.state.status.is_terminal:
+                return
+            await self.step(run_id, stored.step)
+        raise AssertionError(f"run {run_id} did not end in {most} steps")
+
+    def ports(self) -> Ports:
+        """Return ports over the desk's store."""
+        return Ports(
+            store=self.desk.steps,
+            agent=LocalAgents([self.agent], self.models).find,
+            toolbox=LocalToolbox(4),
+            cost=lambda _model, usage: usage.total_tokens / 1000,
+            elapsed=time.monotonic,
+            jitter=random.random,
+            token=self.desk.token,
+            crash=self._crash(),
+            worker="test",
+            pacing=self.pacing,
+        )
+
+    def _crash(self) -> Callable[[str], None]:
+        name, _, nth = self.crash_at.partition(":")
+        visits = itertools.count(1)
+
+        def visit(point: str) -> None:
+            if point == name and next(visits) == int(nth or 1):
+                self.crash_at = ""
+                raise Crash(point)
+
+        return visit
+
+
+def requests(hands: Hands) -> list[ModelRequest]:
+    """Return what the scripted model was asked."""
+    assert isinstance(hands.agent.llm, Script)
+    return hands.agent.llm.requests

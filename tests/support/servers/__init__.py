@@ -1,0 +1,1 @@
+"""Real servers and proxies for tests: Redis, Cluster, Sentinel, brokers, models, receivers."""

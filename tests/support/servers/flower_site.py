@@ -1,0 +1,79 @@
+"""A running Flower as a browser sees it."""
+
+import base64
+from http.client import HTTPConnection
+from typing import Any
+
+import orjson
+from celery import Celery
+from support.deadlines import wait_until
+from support.servers.redis_servers import free_port
+from support.workers.command_line import CommandLine
+
+AUTH = "me:flower-secret"
+LONG = 180.0
+
+
+class Site:
+    """Gets pages, with the right password unless told otherwise."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def get(self, path: str, auth: str | None = AUTH, host: str = "127.0.0.1") -> tuple[int, str]:
+        """Return status and body of a page; status 0 while nobody listens."""
+        return self.ask("GET", path, auth, host)
+
+    def ask(
+        self, verb: str, path: str, auth: str | None = AUTH, host: str = "127.0.0.1"
+    ) -> tuple[int, str]:
+        """Return status and body of an answer to any verb, as `get` does."""
+        headers = {"Host": f"{host}:{self.port}"}
+        if auth:
+            headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(verb, path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        except ConnectionError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """Return what Flower knows of tasks."""
+        status, body = self.get("/api/tasks")
+        assert status == 200, body
+        found: dict[str, dict[str, Any]] = orjson.loads(body)
+        return found
+
+    def until_it_hears(self, broker: str) -> None:
+        """Return when Flower shows what it is told: what came before that, nobody tells it again.
+
+        That somebody subscribes says less: it may be another one than Flower.
+        """
+        with (
+            Celery(broker=broker, set_as_current=False) as app,
+            app.connection_for_write() as connection,
+            app.events.Dispatcher(connection, hostname="a-probe") as teller,
+        ):
+
+            def is_shown() -> bool:
+                teller.send("worker-heartbeat")
+                return "a-probe" in self.get("/workers?json=1")[1]
+
+            wait_until(is_shown, within=LONG, what="Flower to hear")
+
+
+def started_flower(
+    commands: CommandLine, redis_url: str, *, auth: str | None = AUTH, **environment: str
+) -> Site:
+    """Start `stepfleet flower`, with a password, and return when it has said its address."""
+    port = free_port()
+    given = {"STEPFLEET_REDIS_URL": redis_url, **environment}
+    if auth:
+        given["STEPFLEET_FLOWER_BASIC_AUTH"] = auth
+    commands.start("flower", "--port", str(port), **given)
+    commands.until_said("Flower: http", within=LONG)
+    return Site(port)

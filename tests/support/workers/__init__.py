@@ -1,0 +1,1 @@
+"""Worker processes and commands for tests."""

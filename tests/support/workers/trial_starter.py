@@ -1,0 +1,88 @@
+"""A worker's part in a trial, as a process of its own that a test can end: claim, and start.
+
+Arguments: the store's address, a file of agents, an agent's name, a run, the index of a tool call
+or -1 for the step itself, and the lease in seconds.
+"""
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import Callable
+
+from support.deadlines import until
+from support.runs.stored_runs import Bench, bench
+
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.worker.leases.call_lease import CallLeases
+from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.leases.renewal import Renewals
+from stepfleet.worker.runtime.isolation.processes import Isolation
+from stepfleet.worker.runtime.isolation.trials import Trials
+
+LIMIT = 3
+
+
+def trials(
+    desk: Bench,
+    *command: str,
+    limit: int = LIMIT,
+    grace: float = 1.0,
+    places: int = 4,
+    draining: Callable[[], bool] = lambda: False,
+) -> Trials:
+    """Return trials whose processes are started by `command`, or as workers do."""
+    marks = TrialMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
+    isolation = Isolation(command, places, sure=0.1, draining=draining)
+    return Trials(limit, grace, Renewals(desk.steps), marks, isolation)
+
+
+async def claimed(desk: Bench, run_id: str) -> Claim:
+    """Take a run's first step, as soon as nobody holds it."""
+
+    async def taken() -> Claim | None:
+        claim = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+        return claim if isinstance(claim, Claim) else None
+
+    claim = await until(taken, within=60)
+    assert claim is not None
+    return claim
+
+
+async def call_taken(desk: Bench, run_id: str, index: int) -> TakenCall:
+    """Take a call of a run's first step, as soon as nobody holds it."""
+
+    async def taken() -> TakenCall | None:
+        found = await desk.steps.calls.take(ToolHint(run_id, 0, index), desk.token())
+        return found if isinstance(found, TakenCall) else None
+
+    found = await until(taken, within=60)
+    assert found is not None
+    return found
+
+
+async def start(desk: Bench, run_id: str, index: int) -> None:
+    """Try the step, or its call `index`, elsewhere."""
+    desk.tokens = itertools.count(1000)  # those of the test are below
+    if index < 0:
+        claim = await claimed(desk, run_id)
+        with Leases(time.monotonic).hold(claim) as lease:
+            await trials(desk).tried(lease, desk.steps)
+    else:
+        found = await call_taken(desk, run_id, index)
+        with CallLeases(time.monotonic).hold(found) as held:
+            await trials(desk).tried_call(held, desk.steps.calls)
+
+
+async def main(url: str, file: str, name: str, run_id: str, *others: str) -> None:
+    """Open the store, and do it."""
+    index, lease = others
+    async with bench(url, load_agents(file)[name], lease=float(lease), grace=0.2) as desk:
+        await start(desk, run_id, int(index))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

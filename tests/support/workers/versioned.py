@@ -1,0 +1,58 @@
+"""Runs a module as a release would whose records have the version that RECORD_VERSION names.
+
+`python versioned.py MODULE ARGUMENT...`. A version after ours also writes a field that ours does
+not know, and reads it, as a real one would.
+"""
+
+import os
+import runpy
+import sys
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.records import base
+from stepfleet.orchestrator.store.records import compression
+
+OURS = base.SCHEMA_VERSION
+NEWS = "news_of_the_next_version"
+TOLD = ("LoggedStep", "LLMResponse", "ToolCallRecord")
+
+
+def become(version: int) -> None:
+    """Have everything that is imported from here on believe that this is the version."""
+    base.SCHEMA_VERSION = version
+    if version <= OURS:
+        return
+    write, read = base.Record.to_json, base.Record.from_json.__func__  # type: ignore[attr-defined]
+
+    def to_json(record: base.Record) -> str:
+        text = write(record)
+        if type(record).__name__ not in TOLD:
+            return text
+        return orjson.dumps({**orjson.loads(text), NEWS: "kept"}).decode()
+
+    def from_json(cls: type[base.Record], data: str | bytes) -> Any:
+        fields = orjson.loads(data)
+        fields.pop(NEWS, None)
+        return read(cls, orjson.dumps(fields))
+
+    unpack = compression.unpacked
+
+    def unpacked(stored: str) -> bytes:
+        record = unpack(stored)
+        if NEWS.encode() not in record:
+            return record
+        fields = orjson.loads(record)
+        fields.pop(NEWS, None)
+        return orjson.dumps(fields)
+
+    compression.unpacked = unpacked
+    base.Record.to_json = to_json  # type: ignore[assignment, method-assign]
+    base.Record.from_json = classmethod(from_json)  # type: ignore[assignment, method-assign]
+
+
+if __name__ == "__main__":
+    become(int(os.environ["RECORD_VERSION"]))
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,23 @@
+from stepfleet.orchestrator.cli.local.restarts import QUICK_DEATHS, QUICK_SECONDS, Restarts
+
+
+def test_each_quick_death_in_a_row_doubles_the_pause() -> None:
+    once = Restarts().after_death(1.0)
+    twice = once.after_death(1.0)
+
+    assert twice.pause == 2 * once.pause
+
+
+def test_a_worker_that_keeps_dying_at_its_start_is_hopeless() -> None:
+    restarts = Restarts()
+    for _ in range(QUICK_DEATHS - 1):
+        restarts = restarts.after_death(0.5)
+    assert not restarts.hopeless
+
+    assert restarts.after_death(0.5).hopeless
+
+
+def test_a_long_life_forgives_earlier_deaths() -> None:
+    restarts = Restarts(quick_deaths=QUICK_DEATHS - 1).after_death(QUICK_SECONDS + 1)
+
+    assert restarts == Restarts()

@@ -1,0 +1,271 @@
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.deadlines import wait_until
+
+from stepfleet.orchestrator.cli.results.result_file import (
+    Replacement,
+    ResultFile,
+    check_writable,
+    is_empty,
+    replacing,
+)
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.batch import BatchFormat
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.records.state import Lifecycle
+
+
+def result(run_id: str, line_id: str | None = None) -> AgentRunResult:
+    return AgentRunResult(
+        run_id=run_id,
+        line_id=line_id,
+        agent_name="solver",
+        lifecycle=Lifecycle.COMPLETED,
+        stop_reason=StopReason.COMPLETED,
+        status=RunStatus.COMPLETED,
+        output="42",
+        start_time=datetime.now(UTC),
+        end_time=datetime.now(UTC),
+        max_iterations=10,
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_a_result_is_a_line_with_the_inputs_own_id(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path, "stepfleet") as file:
+        file.add(result("r1", "q-7"))
+
+    (line,) = lines(path)
+    assert (line["id"], line["run_id"], line["output"]) == ("q-7", "r1", "42")
+    assert line["status"] == "completed"
+
+
+def test_openai_batches_are_answered_in_their_own_format(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path, "openai") as file:
+        file.add(result("r1", "q-7"))
+
+    (line,) = lines(path)
+    assert line["custom_id"] == "q-7"
+    assert line["response"]["body"]["choices"][0]["message"]["content"] == "42"
+
+
+@pytest.mark.parametrize("kind", ["stepfleet", "openai"])
+def test_what_is_there_already_is_kept_and_not_written_again(
+    tmp_path: Path, kind: BatchFormat
+) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path, kind) as file:
+        file.add(result("r1", "a"))
+        file.add(result("r1", "a"))
+    before = path.read_bytes()
+
+    with ResultFile(path, kind) as file:
+        assert file.count == 1
+        file.add(result("r1", "a"))
+        file.add(result("r2", "b"))
+
+    assert path.read_bytes().startswith(before)
+    assert len(lines(path)) == 2
+
+
+def test_a_line_cut_off_by_a_crash_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path, "stepfleet") as file:
+        file.add(result("r1"))
+        file.add(result("r2"))
+    path.write_bytes(path.read_bytes()[:-20])
+
+    with ResultFile(path, "stepfleet") as file:
+        assert file.count == 1
+        file.add(result("r2"))
+
+    assert [line["run_id"] for line in lines(path)] == ["r1", "r2"]
+
+
+def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary\n")
+
+    with pytest.raises(ConfigurationError, match="line 1 is no result"):
+        ResultFile(path, "stepfleet")
+
+    assert path.read_text() == "dear diary\n"
+
+
+def test_a_path_that_cannot_be_written_is_refused_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be written.*folder that exists"):
+        check_writable(tmp_path / "nowhere" / "out.jsonl")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        check_writable(tmp_path)
+
+
+def test_checking_leaves_no_file_behind(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    check_writable(path)
+
+    assert is_empty(path)
+    assert not path.exists()
+
+
+def test_a_replacement_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("old\n")
+
+    with Replacement(path, "stepfleet") as fresh:
+        fresh.add(result("r1"))
+        assert path.read_text() == "old\n"
+
+    assert lines(path)[0]["run_id"] == "r1"
+    assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("old\n")
+
+    replacement = Replacement(path, "stepfleet")
+    replacement.add(result("r1"))
+    replacement.__exit__(RuntimeError, RuntimeError(), None)
+
+    assert path.read_text() == "old\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@pytest.fixture
+def _open_to_all() -> Iterator[None]:
+    """Files are made for everybody where nothing else is said."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_open_to_all")
+def test_a_file_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
+    with ResultFile(tmp_path / "grows.jsonl", "stepfleet") as file:
+        file.add(result("r1"))
+    assert mode(tmp_path / "grows.jsonl") == 0o600
+    with Replacement(tmp_path / "whole.jsonl", "stepfleet") as fresh:
+        fresh.add(result("r1"))
+        assert [mode(path) for path in tmp_path.glob(".whole*")] == [0o600]
+    assert mode(tmp_path / "whole.jsonl") == 0o600
+
+
+@pytest.mark.usefixtures("_open_to_all")
+@pytest.mark.parametrize("given", [0o640, 0o600, 0o666])
+def test_a_file_that_was_there_keeps_its_mode(tmp_path: Path, given: int) -> None:
+    path = tmp_path / "out.jsonl"
+    path.touch()
+    path.chmod(given)
+    with ResultFile(path, "stepfleet") as file:
+        file.add(result("r1"))
+    assert mode(path) == given
+    with Replacement(path, "stepfleet") as fresh:
+        fresh.add(result("r1"))
+    assert mode(path) == given
+
+
+def test_a_link_beside_the_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # it is made behind the removal
+    (tmp_path / f".out.jsonl.{os.getpid()}.new").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="cannot be written: File exists"):
+        Replacement(tmp_path / "out.jsonl", "stepfleet")
+    assert not (tmp_path / "other").exists()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_device_without_end_is_never_read_to_go_on_from() -> None:
+    """A full disk's device gives zeros for ever to whoever reads it."""
+    path = Path("/dev/full")
+    check_writable(path)
+    assert is_empty(path)
+
+    with ResultFile(path, "stepfleet") as file:
+        assert file.count == 0
+        with pytest.raises(ConfigurationError, match="No space left"):
+            file.add(result("r1"))
+
+
+def test_a_pipe_gets_the_lines_and_no_end_before_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    seen: list[bytes] = []
+    reader = threading.Thread(target=lambda: seen.append(path.read_bytes()))
+    reader.start()
+    check_writable(path)
+
+    with opened(path) as file:
+        file.add(result("r1"))
+        file.add(result("r2"))
+
+    reader.join(timeout=60)
+    (text,) = seen
+    assert [orjson.loads(line)["run_id"] for line in text.splitlines()] == ["r1", "r2"]
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def opened(path: Path) -> ResultFile:
+    """Open a pipe as soon as its reader is there."""
+
+    def attempt() -> ResultFile | None:
+        with contextlib.suppress(ConfigurationError):
+            return ResultFile(path, "stepfleet")
+        return None
+
+    found = wait_until(attempt, within=60)
+    assert found is not None
+    return found
+
+
+def test_a_pipe_that_nobody_reads_is_told_and_nobody_waits(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    with pytest.raises(ConfigurationError, match="start its reader first"):
+        ResultFile(path, "stepfleet")
+
+
+def test_results_for_a_device_do_not_replace_the_device(tmp_path: Path) -> None:
+    link = tmp_path / "null"
+    link.symlink_to("/dev/null")
+
+    with replacing(link, "stepfleet") as sink:
+        sink.add(result("r1"))
+
+    assert link.is_symlink()
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert [one.name for one in tmp_path.iterdir()] == ["null"]
+
+
+def test_a_replacement_of_a_linked_file_keeps_the_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target = tmp_path / "there" / "out.jsonl"
+    target.write_text("old\n")
+    link = tmp_path / "out.jsonl"
+    link.symlink_to(target)
+
+    with replacing(link, "stepfleet") as sink:
+        sink.add(result("r1"))
+
+    assert link.is_symlink()
+    assert lines(target)[0]["run_id"] == "r1"

@@ -1,0 +1,163 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
+from stepfleet.orchestrator.cli.views.explain import Explanation, explain, picture
+from stepfleet.orchestrator.records.outcome import (
+    ContinuationDecision,
+    ContinuationEvaluation,
+    ContinuationOutcome,
+    StopReason,
+)
+from stepfleet.orchestrator.records.run.results import AgentRunResult, end_state, run_status
+from stepfleet.orchestrator.records.state import Lifecycle
+
+FORBID = ContinuationDecision.FORBID_CONTINUATION
+ALLOW = ContinuationDecision.ALLOW_CONTINUATION
+STOP = ContinuationDecision.ALLOW_STOP
+REQUEST = ContinuationDecision.REQUEST_CONTINUATION
+
+
+def evaluation(
+    criterion: str, decision: ContinuationDecision, **fields: Any
+) -> ContinuationEvaluation:
+    return ContinuationEvaluation(
+        criterion=criterion, decision=decision, reason=f"{criterion} says {decision}", **fields
+    )
+
+
+def ended(reason: StopReason, outcome: ContinuationOutcome | None) -> AgentRunResult:
+    return AgentRunResult(
+        run_id="r1",
+        agent_name="solver",
+        lifecycle=end_state(reason),
+        stop_reason=reason,
+        status=run_status(reason),
+        error="it broke" if run_status(reason).value == "error" else None,
+        start_time=datetime.now(UTC),
+        max_iterations=10,
+        outcome=outcome,
+    )
+
+
+def active(lifecycle: Lifecycle, outcome: ContinuationOutcome | None = None) -> AgentRunResult:
+    return AgentRunResult(
+        run_id="r1",
+        agent_name="solver",
+        lifecycle=lifecycle,
+        start_time=datetime.now(UTC),
+        max_iterations=10,
+        outcome=outcome,
+    )
+
+
+def rendered(explanation: Explanation) -> str:
+    console = Console(width=200, markup=False)
+    with console.capture() as captured:
+        console.print(picture(explanation))
+    return captured.get()
+
+
+def forbidding(reason: StopReason) -> ContinuationOutcome:
+    return ContinuationOutcome(
+        decision=FORBID,
+        should_continue=False,
+        resolved_by="StepsLimit",
+        stop_reason=reason,
+        evaluations=(
+            evaluation("TokenUsageLimit", ALLOW, context={"used": 30, "limit": 100}),
+            evaluation(
+                "StepsLimit", FORBID, context={"steps": 10, "limit": 10}, stop_reason=reason
+            ),
+            evaluation("BudgetLimit", FORBID, context={}),
+        ),
+    )
+
+
+@pytest.mark.parametrize("reason", list(StopReason))
+def test_every_stop_reason_is_explained_with_all_criteria_and_the_decisive_one(
+    reason: StopReason,
+) -> None:
+    """CONT-28: every stopped run names criterion, reason and context."""
+    found = explain(ended(reason, forbidding(reason)))
+
+    assert found.stop_reason == reason.value
+    assert [one.criterion for one in found.criteria] == [
+        "TokenUsageLimit",
+        "StepsLimit",
+        "BudgetLimit",
+    ]
+    assert [one.decisive for one in found.criteria] == [False, True, False]
+    text = rendered(found)
+    assert reason.value in text
+    assert "steps=10, limit=10" in text
+
+
+def test_a_run_without_more_work_is_stopped_by_all_that_saw_none() -> None:
+    outcome = ContinuationOutcome(
+        decision=STOP,
+        should_continue=False,
+        resolved_by="aggregate",
+        evaluations=(evaluation("A", STOP), evaluation("B", ALLOW), evaluation("C", STOP)),
+    )
+
+    found = explain(ended(StopReason.COMPLETED, outcome))
+
+    assert [one.decisive for one in found.criteria] == [True, False, True]
+
+
+def test_an_active_run_says_what_keeps_it_going() -> None:
+    outcome = ContinuationOutcome(
+        decision=REQUEST,
+        should_continue=True,
+        resolved_by="ToolCallPresenceCheck",
+        evaluations=(evaluation("ToolCallPresenceCheck", REQUEST),),
+    )
+
+    found = explain(active(Lifecycle.IN_PROGRESS, outcome))
+
+    assert found.says.startswith("in_progress")
+    assert found.criteria[0].decisive
+
+
+def test_a_queued_run_says_that_nothing_was_evaluated_yet() -> None:
+    found = explain(active(Lifecycle.QUEUED))
+
+    assert "no step has been evaluated yet" in found.says
+    assert "queued" in rendered(found)
+
+
+def test_a_run_that_waits_for_a_tool_says_whether_somebody_works_there() -> None:
+    waits = (AwaitedTool("render", "gpu", served=False), AwaitedTool("play", "sound"))
+    found = explain(active(Lifecycle.IN_PROGRESS), waits)
+    text = rendered(found)
+    assert "waits for tool 'render' on queue 'gpu', which no running worker serves" in text
+    assert "waits for tool 'play' on queue 'sound'\n" in text.replace(" \n", "\n")
+    assert found.to_dict()["awaited"][0] == {"tool": "render", "queue": "gpu", "served": False}
+
+
+def test_the_explanation_as_json_has_every_number() -> None:
+    told = explain(ended(StopReason.STEPS_LIMIT, forbidding(StopReason.STEPS_LIMIT))).to_dict()
+
+    assert told["resolved_by"] == "StepsLimit"
+    assert told["criteria"][0]["numbers"] == {"used": 30, "limit": 100}
+
+
+def test_markup_in_a_criterions_reason_is_shown_as_it_is() -> None:
+    outcome = ContinuationOutcome(
+        decision=FORBID,
+        should_continue=False,
+        resolved_by="Own",
+        stop_reason=StopReason.GUARD,
+        evaluations=(
+            ContinuationEvaluation(criterion="Own", decision=FORBID, reason="[red]x[/]\x1b[2J"),
+        ),
+    )
+
+    text = rendered(explain(ended(StopReason.GUARD, outcome)))
+
+    assert "[red]x[/]" in text
+    assert "\x1b[2J" not in text

@@ -1,0 +1,73 @@
+"""What `show` prints of a run besides its steps."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.runs.agent_records import a_step
+
+from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool, judged
+from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.fleet_overview import WorkerSeen
+
+RENDER = AwaitedTool("render", "gpu")
+
+
+def printed(
+    *awaited: AwaitedTool, inputs: dict[int, tuple[Message, ...]] | None = None, **fields: Any
+) -> str:
+    result = AgentRunResult(
+        run_id="r1",
+        agent_name="solver",
+        lifecycle=Lifecycle.IN_PROGRESS,
+        start_time=datetime(2026, 1, 1, tzinfo=UTC),
+        max_iterations=10,
+        **fields,
+    )
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(trace(result, inputs or {}, full=False, awaited=awaited))
+    return captured.get()
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "told"),
+    [
+        (OriginKind.FORK, 2, "forked from r0, after 2 steps"),
+        (OriginKind.FORK, 0, "forked from r0, from its beginning"),
+        (OriginKind.CHECKPOINT, 1, "restored from a checkpoint of r0, after 1 step"),
+        (OriginKind.RESULT, 0, "given the result of r0"),
+    ],
+)
+def test_a_run_that_came_of_another_says_so(kind: OriginKind, at: int, told: str) -> None:
+    assert told in printed(origin=RunOrigin(kind=kind, run_id="r0", at=at))
+    assert "origin" not in printed()
+
+
+def test_each_turn_shows_what_was_asked_where_it_was_asked() -> None:
+    """STATE-09: the newest user message of each input, and one that has no step yet."""
+    history = (Message.user("old"), Message.assistant("so"), Message.user("first"))
+    inputs = {0: history, 2: (Message.user("second"),), 3: (Message.user("third"),)}
+    text = printed(inputs=inputs, steps=tuple(a_step(number) for number in (1, 2, 3)))
+    places = [text.index(one) for one in ("first", "step 2", "second", "step 3", "third")]
+    assert places == sorted(places)
+    assert "old" not in text
+
+
+def test_a_run_that_waits_for_a_tool_names_its_queue_and_who_is_missing() -> None:
+    steps = WorkerSeen(name="a", seen_seconds_ago=1.0, queues=("stepfleet",))
+    gpu = WorkerSeen(name="b", seen_seconds_ago=1.0, queues=("gpu",))
+    gone = gpu.model_copy(update={"alive": False})
+    old = WorkerSeen(name="c", seen_seconds_ago=1.0)
+    for nobody in ((), (steps, gone)):
+        text = printed(*judged([RENDER], nobody))
+        assert "waits for tool 'render' on queue 'gpu', which no running worker serves" in text
+        assert "stepfleet worker --agents MODULE --queue gpu" in text
+    for somebody in ((steps, gpu), (steps, old)):
+        text = printed(*judged([RENDER], somebody))
+        assert "waits for tool 'render' on queue 'gpu'\n" in text.replace(" \n", "\n")

@@ -1,0 +1,21 @@
+from stepfleet.orchestrator.records.responses import (
+    AgentContinue,
+    AgentFinish,
+    LLMResponse,
+    parse_response,
+)
+from stepfleet.orchestrator.records.tools import ToolCall
+
+CALL = ToolCall(id="c1", name="add")
+
+
+def test_an_answer_without_calls_is_the_end() -> None:
+    """RUN-28"""
+    assert parse_response(LLMResponse(content="3")) == AgentFinish(output="3")
+    assert parse_response(LLMResponse(content="3", tool_calls=())) == AgentFinish(output="3")
+
+
+def test_an_answer_with_calls_goes_on_whatever_it_says_beside_them() -> None:
+    """RUN-28"""
+    response = LLMResponse(content="I'll add", tool_calls=(CALL,))
+    assert parse_response(response) == AgentContinue(tool_calls=(CALL,))

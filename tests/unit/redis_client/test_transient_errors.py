@@ -1,0 +1,77 @@
+"""Which of Redis's errors pass, what is told of them, and how often."""
+
+import logging
+
+import pytest
+from redis import exceptions
+
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.redis_client.transient_errors import (
+    QUIET_SECONDS,
+    Trouble,
+    Watch,
+    explained,
+    trouble_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "trouble"),
+    [
+        (exceptions.ConnectionError("closed"), Trouble.AWAY),
+        (exceptions.TimeoutError("slow"), Trouble.AWAY),
+        (exceptions.BusyLoadingError("loading"), Trouble.AWAY),
+        (OSError("no route"), Trouble.AWAY),
+        (exceptions.OutOfMemoryError("command not allowed"), Trouble.REFUSES),
+        (exceptions.ResponseError("MISCONF errors writing to the AOF"), Trouble.REFUSES),
+        (exceptions.ResponseError("BUSY Redis is busy running a script"), Trouble.REFUSES),
+        (exceptions.ReadOnlyError("read only replica"), Trouble.ELSEWHERE),
+        (exceptions.MasterDownError("link is down"), Trouble.ELSEWHERE),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), Trouble.ELSEWHERE),
+        (exceptions.TryAgainError("moving"), Trouble.MOVING),
+        (exceptions.ClusterDownError("slot not served"), Trouble.MOVING),
+        (exceptions.ResponseError("BUSYGROUP name exists"), None),
+        (exceptions.ResponseError("WRONGTYPE of key"), None),
+        (exceptions.NoScriptError("no script"), None),
+        ("an answer", None),
+        (None, None),
+    ],
+)
+def test_an_error_that_passes_is_told_from_one_that_lasts(
+    error: object, trouble: Trouble | None
+) -> None:
+    assert trouble_of(error) is trouble
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (exceptions.OutOfMemoryError("used memory > 'maxmemory'"), "raise its maxmemory"),
+        (exceptions.ReadOnlyError("against a read only replica."), "name its master"),
+        (exceptions.ResponseError("BUSY Redis is busy"), "SCRIPT KILL"),
+        (exceptions.ResponseError("NOREPLICAS Not enough"), "bring its replicas back"),
+        (exceptions.ConnectionError("refused"), "cannot be reached: refused"),
+    ],
+)
+def test_what_a_caller_is_told_names_the_fix(error: Exception, fix: str) -> None:
+    told = explained(error)
+    assert isinstance(told, StoreError)
+    assert fix in str(told)
+
+
+def test_an_error_that_lasts_reaches_the_caller_as_it_is() -> None:
+    error = exceptions.ResponseError("WRONGTYPE")
+    assert explained(error) is error
+
+
+def test_a_trouble_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = Watch("The broker")
+    with caplog.at_level(logging.WARNING):
+        for second in range(30):
+            watch.failed(Trouble.AWAY, OSError("no route"), float(second))
+            watch.answered(second + QUIET_SECONDS / 2)
+        for second in range(30, 60):
+            watch.answered(float(second))
+    began, ended = (record.getMessage() for record in caplog.records)
+    assert began == "The broker does not answer (no route); waiting for it"
+    assert ended.startswith("The broker answers again")

@@ -1,0 +1,42 @@
+"""What Celery, and so Flower, is told of a tool task."""
+
+from datetime import UTC, datetime
+
+import pytest
+from celery.exceptions import Reject
+
+from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow, ToolHint, gave_up
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.worker.attempt.tool_task import CallReport
+from stepfleet.worker.step import ALONE
+from stepfleet.worker.tasks import CallFailed, told_of_call
+
+HINT = ToolHint("run", 0, 0)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestamp=NOW)
+
+
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        (CallReport(HINT, record=DONE, applied=True), "delivered"),
+        (CallReport(HINT, record=DONE), "dropped: nobody waits for the result any more"),
+        (CallReport(HINT), "given back: the worker is stopping"),
+        (CallReport(HINT, elsewhere=True), ALONE),
+        (CallReport(HINT, refusal=NotTakenNow(NotTaken.STALE)), "dropped: stale"),
+    ],
+)
+def test_what_became_of_a_tool_task_is_told_in_words(report: CallReport, told: str) -> None:
+    assert told_of_call(report) == told
+
+
+def test_a_call_that_failed_is_a_failed_task() -> None:
+    call = ToolCall(id="c0", name="measure", arguments={})
+    report = CallReport(HINT, record=gave_up(call, NOW, 3), applied=True)
+    with pytest.raises(CallFailed, match="'measure' ended its worker 3 times"):
+        told_of_call(report)
+
+
+def test_what_a_stopping_worker_does_not_take_goes_back_into_the_queue() -> None:
+    with pytest.raises(Reject):
+        told_of_call(CallReport(HINT, refusal=NotTakenNow(NotTaken.DRAINING)))

@@ -1,0 +1,133 @@
+"""What OpenAI and the servers that follow it say of a failure, and the code that it gets."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import pytest
+
+from stepfleet.orchestrator.errors import ModelError, RateLimitError
+from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType, ModelErrorCode
+from stepfleet.worker.models.openai.failures import failed_event, refusal
+
+C = ModelErrorCode
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def refuse(status: int, body: Any) -> ModelError:
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    return refusal(status, {}, data, host="api.test", key=None, now=NOW)
+
+
+def error(message: str = "no", **fields: Any) -> dict[str, Any]:
+    return {"error": {"message": message, **fields}}
+
+
+BODIES: dict[str, tuple[int, Any, ModelErrorCode]] = {
+    # OpenAI and Azure
+    "a key": (401, error("Incorrect API key provided", code="invalid_api_key"), C.INVALID_API_KEY),
+    "a country": (403, error(code="unsupported_country_region_territory"), C.PERMISSION_DENIED),
+    "a model": (404, error("The model `x` does not exist", code="model_not_found"),
+                C.MODEL_NOT_FOUND),
+    "a deployment": (404, error(code="DeploymentNotFound"), C.MODEL_NOT_FOUND),
+    "a quota": (429, error("pay", type="insufficient_quota"), C.QUOTA_EXHAUSTED),
+    "a limit": (429, error("slow", code="rate_limit_exceeded"), C.RATE_LIMIT),
+    "a filter": (400, error("no", code="content_filter",
+                            innererror={"code": "ResponsibleAIPolicyViolation"}), C.CONTENT_FILTER),
+    "a filter within": (400, error("no", code=None, innererror={
+        "code": "ResponsibleAIPolicyViolation"}), C.CONTENT_FILTER),
+    "a field": (400, error("Unrecognized request argument", type="invalid_request_error"),
+                C.INVALID_REQUEST),
+    "trouble": (500, error("oops", type="server_error"), C.SERVER_ERROR),
+    # vLLM
+    "vllm: a model": (404, {"object": "error", "message": "The model `x` does not exist.",
+                            "type": "NotFoundError", "code": 404}, C.MODEL_NOT_FOUND),
+    "vllm: a key": (401, {"error": "Unauthorized"}, C.INVALID_API_KEY),
+    "vllm: a size": (400, {"object": "error", "type": "BadRequestError", "code": 400,
+                           "message": "This model's maximum context length is 4096 tokens."},
+                     C.CONTEXT_OVERFLOW),
+    # Ollama
+    "ollama: a model": (404, error('model "x" not found, try pulling it first', type="api_error"),
+                        C.MODEL_NOT_FOUND),
+    "ollama: tools": (400, error("x does not support tools", type="api_error"), C.INVALID_REQUEST),
+    # llama.cpp
+    "llama.cpp: a key": (401, error("Invalid API Key", type="authentication_error", code=401),
+                         C.INVALID_API_KEY),
+    "llama.cpp: loading": (503, error("Loading model", type="unavailable_error", code=503),
+                           C.SERVER_ERROR),
+    "llama.cpp: a size": (400, error("too big", type="exceed_context_size_error", n_ctx=512),
+                          C.CONTEXT_OVERFLOW),
+    "llama.cpp: no such thing": (501, error("no embeddings", type="not_supported_error"),
+                                 C.INVALID_REQUEST),
+    # LiteLLM
+    "litellm: a key": (401, error("Authentication Error", type="auth_error", code="401"),
+                       C.INVALID_API_KEY),
+    "litellm: a budget": (400, error("Budget has been exceeded! Current cost: 2, Max budget: 1",
+                                     type="budget_exceeded", code="400"), C.QUOTA_EXHAUSTED),
+    "litellm: a model": (400, error("Invalid model name passed in model=x", code="400"),
+                         C.MODEL_NOT_FOUND),
+    "litellm: access": (401, error("key not allowed to access model",
+                                   type="key_model_access_denied", code="401"),
+                        C.PERMISSION_DENIED),
+    "litellm: a size": (400, error("litellm.ContextWindowExceededError: maximum context length is "
+                                   "128 tokens", code="400"), C.CONTEXT_OVERFLOW),
+    # OpenRouter
+    "openrouter: credits": (402, error("Insufficient credits", code=402), C.QUOTA_EXHAUSTED),
+    "openrouter: flagged": (403, error("flagged", code=403, metadata={
+        "reasons": ["violence"], "flagged_input": "..."}), C.CONTENT_FILTER),
+    "openrouter: a model": (400, error("x/y is not a valid model ID", code=400),
+                            C.MODEL_NOT_FOUND),
+    "openrouter: a provider": (502, error("down", code=502), C.SERVER_ERROR),
+    # others
+    "gemini: a key": (400, [error("API key not valid. Please pass a valid API key.", code=400,
+                                  status="INVALID_ARGUMENT")], C.INVALID_API_KEY),
+    "gemini: a limit": (429, [error("You exceeded your current quota", code=429,
+                                    status="RESOURCE_EXHAUSTED")], C.RATE_LIMIT),
+    "anthropic: money": (400, error("Your credit balance is too low",
+                                    type="invalid_request_error"), C.QUOTA_EXHAUSTED),
+    "deepseek: money": (402, error("Insufficient Balance"), C.QUOTA_EXHAUSTED),
+    "zhipu: money": (429, error("Insufficient balance", code="1113"), C.QUOTA_EXHAUSTED),
+    "a proxy": (504, b"<html>gateway timeout</html>", C.TIMEOUT),
+    "a wrong address": (404, {"detail": "Not Found"}, C.MODEL_NOT_FOUND),
+}  # fmt: skip
+PASSING = {C.RATE_LIMIT, C.SERVER_ERROR, C.TIMEOUT}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_refusal_has_the_code_of_its_kind(case: str) -> None:
+    """LLM-06: one vocabulary, whatever words the server has; and what may pass is retried."""
+    status, body, code = BODIES[case]
+    failure = refuse(status, body)
+    assert failure.code == code
+    assert failure.retryable is (code in PASSING)
+    assert isinstance(failure, RateLimitError) is (code is C.RATE_LIMIT)
+    assert failure.to_info().permanent is (code not in PASSING)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"code": "401"}, C.INVALID_API_KEY),
+        ({"code": 402}, C.QUOTA_EXHAUSTED),
+        ({"code": "insufficient_quota"}, C.QUOTA_EXHAUSTED),
+        ({"type": "authentication_error"}, C.INVALID_API_KEY),
+        ({"type": "invalid_request_error"}, C.INVALID_REQUEST),
+        ({"code": "context_length_exceeded"}, C.CONTEXT_OVERFLOW),
+        ({"type": "server_error"}, C.SERVER_ERROR),
+        ({"code": "xyz"}, C.SERVER_ERROR),
+    ],
+)
+def test_an_error_inside_an_answer_has_the_same_codes(
+    fields: dict[str, Any], code: ModelErrorCode
+) -> None:
+    """LLM-06"""
+    assert failed_event(error("inside", **fields), host="h", key=None).code == code
+
+
+def test_only_model_failures_are_permanent() -> None:
+    """ERR-11: a tool may fail with a code of the same name, and be retried."""
+    for error_type in ErrorType:
+        failures = ErrorContext(
+            type=error_type, consecutive_failures=1, metadata={"code": "CONFIG_ERROR"}
+        )
+        assert failures.permanent is (error_type is ErrorType.MODEL)

@@ -1,0 +1,187 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import pytest
+
+from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.worker.models.openai.failures import failed_event, redact, refusal, retry_after
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+KEY = "my-very-secret-key"
+
+
+def refuse(status: int, body: Any = b"", headers: dict[str, str] | None = None) -> ModelError:
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    return refusal(status, headers or {}, data, host="api.test", key=KEY, now=NOW)
+
+
+def error(message: str = "no", **fields: Any) -> dict[str, Any]:
+    return {"error": {"message": message, **fields}}
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 500, 502, 503, 504, 529, 599])
+def test_trouble_of_the_service_is_transient(status: int) -> None:
+    """LLM-06: 408, 409, 425, 5xx."""
+    failure = refuse(status, b"<html>bad gateway</html>")
+    assert type(failure) is ModelError
+    assert failure.retryable
+    assert failure.type is ErrorType.MODEL
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 413, 422, 451])
+def test_refusals_are_permanent_and_carry_the_providers_words(status: int) -> None:
+    """LLM-06: what the request itself is to blame for."""
+    failure = refuse(status, error("that is wrong"))
+    assert type(failure) is ModelError
+    assert not failure.retryable
+    assert f"api.test answered {status}: that is wrong" in str(failure)
+
+
+def test_refused_content_is_permanent() -> None:
+    """LLM-06: a content policy does not change by trying again."""
+    failure = refuse(400, error("policy", code="content_filter"))
+    assert not failure.retryable
+
+
+def test_a_429_is_a_rate_limit() -> None:
+    """LLM-06: RateLimitError, with the wait that the provider asks for."""
+    failure = refuse(429, error("slow down", code="rate_limit_exceeded"), {"retry-after": "7"})
+    assert isinstance(failure, RateLimitError)
+    assert failure.retryable
+    assert failure.retry_after == 7
+
+
+@pytest.mark.parametrize("where", ["code", "type"])
+def test_a_429_for_want_of_money_is_permanent(where: str) -> None:
+    failure = refuse(429, error("pay", **{where: "insufficient_quota"}))
+    assert not isinstance(failure, RateLimitError)
+    assert not failure.retryable
+
+
+def test_a_429_for_a_request_that_never_fits_is_permanent() -> None:
+    failure = refuse(429, error("Request too large for gpt-4o on tokens per min (TPM)"))
+    assert not failure.retryable
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "limit"),
+    [
+        (
+            400,
+            error(
+                "This model's maximum context length is 128000 tokens. However, your messages "
+                "resulted in 128011 tokens.",
+                code="context_length_exceeded",
+            ),
+            128_000,
+        ),
+        (
+            400,
+            {
+                "object": "error",
+                "message": "This model's maximum context length is 4,096 tokens.",
+                "code": 400,
+            },
+            4_096,
+        ),
+        (
+            400,
+            error("the request exceeds it", type="exceed_context_size_error", n_ctx=8192),
+            8_192,
+        ),
+        (500, error("too big", type="exceed_context_size_error", n_ctx=256), 256),
+        (400, error("prompt is too long: 208310 tokens > 200000 maximum"), 200_000),
+        (413, error("Requested tokens (2285) exceed context window of 2048"), 2_048),
+        (400, error("long", code="context_length_exceeded"), None),
+    ],
+)
+def test_a_conversation_that_is_too_long_is_told_apart(
+    status: int, body: Any, limit: int | None
+) -> None:
+    """LLM-06: ContextWindowError, with the window where the provider names it."""
+    failure = refuse(status, body)
+    assert isinstance(failure, ContextWindowError)
+    assert failure.limit == limit
+    assert not failure.retryable
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"plain words", "plain words"),
+        (b"", "status 400"),
+        (b"[]", "[]"),
+        (b'[{"error": {"message": "in a list"}}]', "in a list"),
+        (b'{"error": "a string"}', "a string"),
+        (b'{"message": "bare"}', "bare"),
+        (b'{"detail": "of a framework"}', "of a framework"),
+        (b"\xff\xfe", "400"),
+    ],
+)
+def test_errors_are_read_in_every_usual_form(body: Any, words: str) -> None:
+    assert words in str(refuse(400, body))
+
+
+def test_the_key_is_never_in_a_message() -> None:
+    """LLM-06: echoed keys are cut out."""
+    failure = refuse(401, error(f"Incorrect API key provided: {KEY}. Also sk-proj-abc123DEF456."))
+    assert KEY not in str(failure)
+    assert "abc123" not in str(failure)
+    assert "OPENAI_API_KEY" in str(failure)
+
+
+def test_long_messages_are_cut() -> None:
+    assert len(redact("x" * 100_000, None)) < 700
+
+
+def test_redirects_are_refused_with_the_fix() -> None:
+    failure = refuse(307)
+    assert not failure.retryable
+    assert "settings.base_url" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "2.5"}, 2.5),
+        ({"retry-after": "-3"}, 0),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "Thu, 01 Jan 2026 12:00:30 GMT"}, 30),
+        ({"retry-after": "Thu, 01 Jan 2026 11:00:00 GMT"}, 0),
+        ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
+        ({"retry-after-ms": "x", "retry-after": "9"}, 9),
+    ],
+)
+def test_the_wait_is_read_from_seconds_milliseconds_and_dates(
+    headers: dict[str, str], seconds: float | None
+) -> None:
+    """LLM-06: Retry-After in all its forms."""
+    assert retry_after(headers, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("fields", "retryable"),
+    [
+        ({"code": 503}, True),
+        ({"code": 400}, False),
+        ({"type": "server_error"}, True),
+        ({"type": "invalid_request_error"}, False),
+        ({"code": "insufficient_quota"}, False),
+        ({}, True),
+    ],
+)
+def test_an_error_inside_an_answer_is_judged_by_its_code(
+    fields: dict[str, Any], retryable: bool
+) -> None:
+    failure = failed_event(error("inside", **fields), host="api.test", key=KEY)
+    assert failure.retryable is retryable
+    assert "inside" in str(failure)
+
+
+@pytest.mark.parametrize("code", [429, "rate_limit_exceeded"])
+def test_a_rate_limit_inside_an_answer_is_a_rate_limit(code: Any) -> None:
+    assert isinstance(failed_event(error(code=code), host="h", key=None), RateLimitError)

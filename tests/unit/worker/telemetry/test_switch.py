@@ -1,0 +1,114 @@
+"""When spans and metrics are made, and what is said where they cannot be."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.worker.telemetry import config
+from stepfleet.worker.telemetry.config import Wanted, possible, wanted
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
+
+
+def asked(environment: dict[str, str] | None = None, **settings: object) -> Wanted:
+    return wanted(Settings(**settings), environment or {})  # type: ignore[arg-type]
+
+
+def test_nothing_is_wanted_by_default() -> None:
+    """OBS-01, OBS-02"""
+    assert not asked()
+
+
+@pytest.mark.parametrize(
+    "environment", [ENDPOINT, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1/x"}]
+)
+def test_an_endpoint_in_the_environment_asks_for_spans(environment: dict[str, str]) -> None:
+    """OBS-01"""
+    assert asked(environment).spans
+    assert not asked(environment, telemetry="off")
+    assert not asked({**environment, "OTEL_SDK_DISABLED": "TRUE"})
+    assert not asked({**environment, "OTEL_TRACES_EXPORTER": "none"})
+
+
+def test_a_setting_asks_for_spans_without_an_endpoint() -> None:
+    """OBS-01: the exporter's own default is a collector on this machine."""
+    assert asked(telemetry="on").spans
+    assert asked(telemetry="on").port is None
+
+
+def test_a_port_asks_for_metrics_on_loopback() -> None:
+    """OBS-02"""
+    assert asked(metrics_port=9464) == Wanted(port=9464, host="127.0.0.1")
+    assert asked(metrics_port=9464, metrics_host="0.0.0.0").host == "0.0.0.0"  # noqa: S104
+    assert not asked(metrics_port=9464, telemetry="off")
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'metrics_port'"):
+        load_settings(metrics_port=70000)
+
+
+def test_a_missing_library_is_an_error_where_we_were_asked_and_a_warning_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(config, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"metrics_port is set.*stepfleet\[telemetry\]"):
+        possible(asked(metrics_port=9464))
+    with pytest.raises(ConfigurationError, match=r"telemetry is on.*stepfleet\[telemetry\]"):
+        possible(asked(telemetry="on"))
+    with caplog.at_level(logging.WARNING):
+        assert not possible(asked(ENDPOINT))
+    assert "no spans are sent" in caplog.text
+
+
+def test_a_protocol_that_workers_do_not_speak_is_named_with_the_fix(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grpc = {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    with pytest.raises(ConfigurationError, match="http/protobuf"):
+        possible(asked(grpc, telemetry="on"))
+    with caplog.at_level(logging.WARNING):
+        assert possible(asked(grpc, metrics_port=9464)) == Wanted(port=9464, host="127.0.0.1")
+    assert "http/protobuf" in caplog.text
+    own = {**grpc, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+    assert possible(asked(own)).spans
+
+
+SWITCHED_OFF = """
+import asyncio, sys
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.worker.runtime.services import LoopServices
+from stepfleet.worker.telemetry.instrumentation import Unwatched, prepare_watching, watching
+
+settings = Settings(redis_url="redis://127.0.0.1:1/0")
+prepare_watching(settings)
+around = watching(settings, "w", {})
+assert isinstance(around, Unwatched)
+store, toolbox, calls = object(), object(), object()
+assert around.store(store) is store
+assert around.toolbox(toolbox) is toolbox
+assert around.calls(calls) is calls
+assert type(around.models()).__name__ == "Models"
+assert around.watches(float, float) == []
+asyncio.run(around.aclose())
+print([name for name in sys.modules if name.startswith(("prometheus_client",
+       "opentelemetry.exporter", "opentelemetry.sdk.trace", "stepfleet.worker.telemetry.spans",
+       "stepfleet.worker.telemetry.metrics"))])
+"""
+
+
+def test_where_nothing_is_wanted_nothing_is_imported_and_nothing_stands_in_between() -> None:
+    """OBS-07: the step's path is free of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCHED_OFF],
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -1,0 +1,271 @@
+"""The agents whose code this worker has, and their code made ready for a run's configuration."""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from stepfleet.orchestrator.agents.agent import Agent, conduct_of, criteria_of
+from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
+from stepfleet.orchestrator.agents.planning.updates import UPDATE_PLAN
+from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
+from stepfleet.orchestrator.memory.custom import CustomPolicy, find_policy
+from stepfleet.orchestrator.memory.protocol import Memory
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
+from stepfleet.orchestrator.tools import McpServer, Tool, ToolRegistry, tool_catalog
+from stepfleet.orchestrator.tools.middleware import through_model
+from stepfleet.worker.agents.response_cache import ResponseCache
+from stepfleet.worker.agents.streaming import Ask, Generate, Teller
+from stepfleet.worker.attempt.sanitize import storable
+from stepfleet.worker.models import Models
+
+log = logging.getLogger(__name__)
+
+WORKERS_OWN = ("base_url", "api_key_env", "organization")
+
+
+class LocalAgent:
+    """What of an agent is code, for runs with one configuration."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        tools: ToolRegistry,
+        models: Models,
+        teller: Teller | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self.tools = tools
+        self._agent = agent
+        self._models = models
+        self._teller = teller
+        self._cache = cache
+        self._config: AgentConfig | None = None
+        self._criteria = ContinuationCriteria()
+        self._asked: ModelSettings | None = None
+        self._settings = agent.config.settings
+        self._conduct: Conduct | None = None
+
+    def criteria(self, config: AgentConfig) -> ContinuationCriteria:
+        """Return the base criteria with the run's limits, then the agent's own.
+
+        Raises `ConfigurationError` where this worker lacks what the configuration names.
+        """
+        self._make_for(config)
+        return self._criteria
+
+    def conduct(self, config: AgentConfig) -> Conduct | None:
+        """Return how a run of that configuration asks and reads; None for a plain one.
+
+        Raises `ConfigurationError` where this worker lacks what the configuration names.
+        """
+        self._make_for(config)
+        return self._conduct
+
+    @property
+    def context(self) -> Memory | None:
+        """What the agent remembers beyond its conversations."""
+        return self._agent.context
+
+    def memory_policy(self, reference: str) -> CustomPolicy:
+        """Return the agent's own memory policy. Raises `AgentMemoryError`.
+
+        Which code is imported says this worker's agent, never the store.
+        """
+        own = self._agent.config.memory.custom
+        if reference != own:
+            msg = (
+                f"the run asks for the memory policy {reference!r}; on this worker agent "
+                f"{self._agent.name!r} has {own or 'none'}: deploy the same code on all workers"
+            )
+            raise AgentMemoryError(msg)
+        return find_policy(reference)
+
+    def _make_for(self, config: AgentConfig) -> None:
+        # Runs of one batch share one configuration object; what it takes is made once.
+        if config is self._config:
+            return
+        conduct = conduct_of(config, self._agent)
+        self._criteria = criteria_of(config, self._agent, conduct)
+        self._config, self._conduct = config, conduct
+
+    def asking(self, claim: Claim) -> Ask:
+        """Return what makes the model calls of a step, heard by those who listen to it."""
+        generate: Generate = self.generate
+        if (policy := claim.config.cache) is not None and policy.covers(claim.config.model):
+            generate = partial(self.generate, config=claim.config)
+        if self._teller is None:
+            return generate
+        return self._teller.asking(claim, self._agent.subscribers, generate)
+
+    async def generate(
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None] | None = None,
+        config: AgentConfig | None = None,
+    ) -> LLMResponse:
+        """Make one call by the agent's own model object, or by the provider it names.
+
+        With the `config` of a run that has a cache policy the answer may be a kept one. Where a
+        key is sent, and which, says this worker's code and never the store.
+        """
+        if self._agent.middleware:
+            return await self._through_middleware(request, on_text, config)
+        return await self._generate(request, on_text, config)
+
+    async def _through_middleware(
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None] | None,
+        config: AgentConfig | None,
+    ) -> LLMResponse:
+        answered: list[LLMResponse] = []
+
+        async def once(asked: ModelRequest) -> LLMResponse:
+            answered.append(await self._generate(asked, on_text, config))
+            return answered[-1]
+
+        try:
+            return storable(await through_model(self._agent.middleware, request, once))
+        except Exception:
+            for one in answered:  # what middleware refuses must not be the answer once more
+                if one.cache is not None:
+                    self.forget_answer(one.cache.key)
+            raise
+
+    def forget_answer(self, key: str) -> None:
+        """Let the response cache drop an answer that has failed by what it means."""
+        if self._cache is not None:
+            self._cache.forget(key)
+
+    async def _generate(
+        self,
+        request: ModelRequest,
+        on_text: Callable[[str], None] | None,
+        config: AgentConfig | None,
+    ) -> LLMResponse:
+        asked = request.model_copy(update={"settings": self._trusted(request.settings)})
+        llm = self._agent.llm
+        if config is None or self._cache is None:
+            return await self._models.generate(asked, llm=llm, on_text=on_text)
+        call = partial(self._models.generate, llm=llm, on_text=on_text)
+        return await self._cache.answer(asked, config, call, llm=llm, on_text=on_text)
+
+    def _trusted(self, asked: ModelSettings) -> ModelSettings:
+        # Runs of one batch share one settings object; the worker's own are put in once.
+        if asked is not self._asked:
+            own = self._agent.config.settings
+            changes = {name: getattr(own, name) for name in WORKERS_OWN}
+            self._asked, self._settings = asked, asked.model_copy(update=changes)
+        return self._settings
+
+
+class Sources(Protocol):
+    """Servers that have tools of their own; see `toolbox.mcp`."""
+
+    def registry(
+        self, own: ToolRegistry, servers: Iterable[McpServer], reserved: Iterable[str]
+    ) -> ToolRegistry:
+        """Return the tools of `own` and of `servers`, which get no name among `reserved`."""
+
+
+class LocalAgents:
+    """Finds an agent's code by a run's configuration."""
+
+    def __init__(
+        self,
+        agents: Iterable[Agent],
+        models: Models,
+        teller: Teller | None = None,
+        sources: Sources | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self._agents = {agent.name: agent for agent in agents}
+        self._models = models
+        self._teller = teller
+        self._sources = sources
+        self._cache = cache
+        self._ready: dict[Hashable, LocalAgent] = {}
+        self._newest: tuple[AgentConfig, LocalAgent] | None = None
+
+    def find(self, config: AgentConfig) -> LocalAgent:
+        """Return the code for `config`. Raises `ConfigurationError` where it is not here."""
+        # Runs of one batch share one configuration object.
+        if self._newest is not None and self._newest[0] is config:
+            return self._newest[1]
+        key = (config.name, config.tools, config.mcp_servers, config.special_tools)
+        if key not in self._ready:
+            self._ready[key] = self._make_ready(config)
+        self._newest = config, self._ready[key]
+        return self._ready[key]
+
+    def _make_ready(self, config: AgentConfig) -> LocalAgent:
+        agent = self._agents.get(config.name)
+        if agent is None and config.name == PLAIN_AGENT:
+            agent = Agent(config.name, model=config.model)
+        if agent is None:
+            known = ", ".join(sorted(self._agents)) or "none"
+            msg = (
+                f"this worker does not have agent {config.name!r} (it has: {known}); "
+                "start workers with --agents naming its module"
+            )
+            raise ConfigurationError(msg)
+        # Which code runs says this worker's agent; what else is installed here is not its tools.
+        allowed = {one.name for one in (*agent.tools, *agent.earlier_tools)}
+        missing = [ref.name for ref in config.tools if ref.name not in allowed]
+        if missing:
+            msg = (
+                f"agent {config.name!r} on this worker has no tool {missing[0]!r}, "
+                "which the run was started with; deploy the tool again under that name, or name it "
+                "in the agent's earlier_tools"
+            )
+            raise ConfigurationError(msg)
+        tools = ToolRegistry().process(_tool_of(agent, ref) for ref in config.tools)
+        tools.middleware = agent.middleware
+        if config.mcp_servers:
+            tools = self._with_servers(agent, tools, config)
+        return LocalAgent(agent, tools, self._models, self._teller, self._cache)
+
+    def _with_servers(self, agent: Agent, tools: ToolRegistry, config: AgentConfig) -> ToolRegistry:
+        servers = {one.name: one for one in agent.tools.servers}
+        missing = [ref.name for ref in config.mcp_servers if ref.name not in servers]
+        if missing:
+            msg = (
+                f"agent {config.name!r} on this worker has no MCP server {missing[0]!r}, "
+                "which the run was started with; deploy it again under that name"
+            )
+            raise ConfigurationError(msg)
+        if self._sources is None:
+            msg = f"agent {config.name!r} has MCP servers, and this worker connects to none"
+            raise ConfigurationError(msg)
+        reserved = (*config.special_tools, *ANSWER_TOOLS, UPDATE_PLAN)
+        wanted = (servers[ref.name] for ref in config.mcp_servers)
+        return self._sources.registry(tools, wanted, reserved)
+
+
+def _tool_of(agent: Agent, ref: ToolRef) -> Tool[..., Any]:
+    """Return the version of a tool that the run began with, or else what the agent has now.
+
+    The tool is one of the agent's, by its name.
+    """
+    own = agent.tools.get(ref.name) if ref.name in agent.tools else None
+    if own is not None and own.version == ref.version:
+        return own
+    named = [one for one in agent.earlier_tools if one.name == ref.name]
+    if exact := [one for one in named if one.version == ref.version]:
+        return exact[0]
+    if own is not None and (earlier := tool_catalog().beside(own, ref.version)):
+        return earlier
+    log.warning(
+        "a run of agent %r began with version %s of tool %r; this worker has another and uses it: "
+        "keep the earlier one in the agent's earlier_tools, or in the worker's tool_catalog()",
+        agent.name,
+        ref.version,
+        ref.name,
+    )
+    return own if own is not None else named[-1]

@@ -1,0 +1,180 @@
+"""Answers model calls from the fleet's response cache, and keeps what is worth it.
+
+Decides nothing about requests and answers (`caching` does). A cache in trouble is none: whatever
+goes wrong with it, the call is made, and no step fails or waits for it.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.errors import AgentException, ModelError
+from stepfleet.orchestrator.models.caching.answers import (
+    Cost,
+    answer_of,
+    entry_of,
+    is_keepable,
+    marked,
+)
+from stepfleet.orchestrator.models.caching.policy import CachePolicy
+from stepfleet.orchestrator.models.caching.requests import key_of
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
+from stepfleet.worker.models.endpoint import endpoint_of
+
+log = logging.getLogger(__name__)
+
+READ_SECONDS = 0.5
+"""So long a call waits for the cache at most."""
+KEEP_SECONDS = 5.0
+TELL_SECONDS = 60.0
+IDENTITY = "cache_identity"
+"""Attribute of an agent's own model object: text that says which answers are alike."""
+
+_TROUBLE = (AgentException, RedisError, OSError, TimeoutError)
+Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
+
+
+class Entries(Protocol):
+    """Where answers are kept."""
+
+    async def read(self, key: str, model: str) -> str | None:
+        """Return an entry, or None."""
+
+    async def keep(self, key: str, model: str, entry: str, ttl: int) -> bool:
+        """Keep an entry for `ttl` seconds."""
+
+    async def drop(self, key: str) -> int:
+        """Drop an entry."""
+
+
+class ResponseCache:
+    """The cache as the model calls of one event loop use it. `cost` has the worker's prices."""
+
+    def __init__(
+        self, entries: Entries, cost: Cost, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._entries = entries
+        self._cost = cost
+        self._environment = os.environ if environment is None else environment
+        self._providers: dict[tuple[str | None, ...], str] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._told = -TELL_SECONDS
+
+    async def answer(
+        self,
+        request: ModelRequest,
+        config: AgentConfig,
+        call: Call,
+        *,
+        llm: LLM | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> LLMResponse:
+        """Return the answer that is kept for `request`, else the one of `call`.
+
+        `config` is the run's; `llm` the agent's own model object, if it has one. `on_text` hears a
+        kept answer as one piece. Raises what `call` raises.
+        """
+        policy, key = config.cache, self._key(request, config, llm)
+        if policy is None or key is None:
+            return await call(request)
+        if not policy.refresh and (found := await self._found(key, request.model, config)):
+            if on_text is not None and found.content:
+                on_text(found.content)
+            return found
+        response = await call(request)
+        if is_keepable(response, request.output):
+            self._keep(key, request.model, response, policy)
+        return marked(response, key)
+
+    def forget(self, key: str) -> None:
+        """Drop an answer that turned out to be no good, so that those who ask later have a call.
+
+        Returns at once, and drops it behind what is being kept.
+        """
+        self._beside(self._dropped(key, set(self._under_way)))
+
+    async def settle(self, seconds: float) -> None:
+        """Return when what is being kept is there, or after `seconds`."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way), timeout=seconds)
+
+    # ------------------------------------------------------------------ keys
+
+    def _key(self, request: ModelRequest, config: AgentConfig, llm: LLM | None) -> str | None:
+        """Return the request's key; None for one that cannot be told from others."""
+        try:
+            return key_of(request, self._provider(request, config, llm))
+        except (ModelError, TypeError, ValueError, RecursionError):
+            return None  # the call itself says what is wrong
+
+    def _provider(self, request: ModelRequest, config: AgentConfig, llm: LLM | None) -> str:
+        if llm is not None:
+            kind = type(llm)
+            known = getattr(llm, IDENTITY, None)
+            return str(known or f"{config.name}/{kind.__module__}.{kind.__qualname__}")
+        settings, prefix = request.settings, request.model.partition(":")[0]
+        if prefix != "openai":
+            return f"{prefix} {settings.base_url or ''}"
+        where = (settings.base_url, settings.api_key_env, settings.organization)
+        if where not in self._providers:
+            self._providers[where] = endpoint_of(settings, self._environment).url
+        return self._providers[where]
+
+    # ------------------------------------------------------------------ entries
+
+    async def _found(self, key: str, model: str, config: AgentConfig) -> LLMResponse | None:
+        def cost(named: str, usage: UsageStats) -> float:
+            stated = stated_cost(config.pricing, (named, model), usage) if config.pricing else None
+            return bounded_cost(self._cost(named, usage) if stated is None else stated)
+
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                entry = await self._entries.read(key, model)
+        except _TROUBLE as error:
+            self._tell("read", error)
+            return None
+        return answer_of(entry, key, model, cost) if entry else None
+
+    def _keep(self, key: str, model: str, response: LLMResponse, policy: CachePolicy) -> None:
+        entry = entry_of(response)
+        if len(entry) > policy.max_entry_bytes or len(entry.encode()) > policy.max_entry_bytes:
+            return
+        self._beside(self._kept(key, model, entry, policy.ttl))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        # Not in the step: an answer that was paid for must not be lost while this is under way.
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _kept(self, key: str, model: str, entry: str, ttl: int) -> None:
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                await self._entries.keep(key, model, entry, ttl)
+        except _TROUBLE as error:
+            self._tell("filled", error)
+
+    async def _dropped(self, key: str, before: set[asyncio.Task[None]]) -> None:
+        if before:
+            await asyncio.wait(before)
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                await self._entries.drop(key)
+        except _TROUBLE as error:
+            self._tell("cleared", error)
+
+    def _tell(self, what: str, error: BaseException) -> None:
+        now = time.monotonic()
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("the response cache cannot be %s (calls are made): %s", what, reason)

@@ -1,0 +1,1 @@
+"""What a step does between claim and commit: the model call and the tools."""

@@ -1,0 +1,110 @@
+"""The memory of a step: what of the conversation its request shows, and a summary when one is due.
+
+Decides nothing about limits (`memory.window` does); makes the summary's model call, and journals
+it before anything else may fail, so that it is paid for once.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from stepfleet.orchestrator.errors import AgentMemoryError, ContextWindowError
+from stepfleet.orchestrator.memory.custom import chosen
+from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.memory.summary import LONGEST_MESSAGE, summary_request
+from stepfleet.orchestrator.memory.window import History, advance, shown, token_budget
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.memory_window import Remembered, Summary, Window
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.attempt.cost import call_cost
+from stepfleet.worker.attempt.usage import counted
+from stepfleet.worker.leases.lease import Lease, heed
+from stepfleet.worker.ports import AgentCode, Ports
+
+SHORTER = 8
+"""By how much messages are shortened for a summary that was too long for its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """What a request shows; `remembered` is what is new about it, and None for nothing."""
+
+    messages: tuple[Message, ...]
+    remembered: Remembered | None = None
+
+
+async def recollect(
+    claim: Claim, history: History, agent: AgentCode, lease: Lease, ports: Ports
+) -> Recollection:
+    """Return the conversation under the run's memory policy.
+
+    Raises `ModelError` when a summary cannot be made, `AgentMemoryError` when a policy fails.
+    """
+    policy = claim.config.memory
+    before = claim.state.window or Window()
+    counted = token_budget(policy, before) is not None
+    count = ports.tokens(claim.config.model) if counted else estimate_tokens
+    remembered = claim.journal.remembered
+    window = remembered.window if remembered else advance(before, history, policy, count)
+    if remembered is None and window != before:
+        remembered = Remembered(window=window)
+        if policy.summarize_after is not None:
+            remembered = await _summarized(claim, history, window, agent, ports)
+            await _note(claim, remembered, lease, ports)
+            window = remembered.window
+    if remembered and remembered.summary:
+        history = replace(history, summary=remembered.summary)
+    messages = shown(window, history, policy, count)
+    if policy.custom is not None:
+        messages = await chosen(agent.memory_policy(policy.custom), messages, claim.state)
+    return Recollection(messages, remembered)
+
+
+async def _summarized(
+    claim: Claim, history: History, window: Window, agent: AgentCode, ports: Ports
+) -> Remembered:
+    before = claim.state.window.since if claim.state.window else 0
+    response = await _ask(claim, history, history.between(before, window.since), agent, ports)
+    if not response.content.strip():
+        raise AgentMemoryError("the model returned an empty summary of the conversation")
+    asked = claim.config.memory.summary_model or claim.config.model
+    usage = response.usage or UsageStats()
+    summary = Summary(
+        text=response.content.strip(),
+        model=response.model or asked,
+        usage=usage.model_copy(update={"llm_calls": 1}),
+        usage_reported=response.usage is not None and not response.usage_estimated,
+        cost_usd=call_cost(response, asked, claim.config, ports),
+    )
+    return Remembered(window=window.model_copy(update={"summary": claim.step}), summary=summary)
+
+
+async def _ask(
+    claim: Claim,
+    history: History,
+    messages: tuple[Message, ...],
+    agent: AgentCode,
+    ports: Ports,
+) -> LLMResponse:
+    model = claim.config.memory.summary_model or claim.config.model
+    earlier = history.summary.text if history.summary else None
+    settings = claim.config.settings
+    request = summary_request(model, settings, earlier, messages)
+    try:
+        response = await agent.generate(request)
+    except ContextWindowError:
+        longest = LONGEST_MESSAGE // SHORTER
+        request = summary_request(model, settings, earlier, messages, longest)
+        response = await agent.generate(request)
+    return counted(response, request, ports.tokens(model))
+
+
+async def _note(claim: Claim, remembered: Remembered, lease: Lease, ports: Ports) -> None:
+    ports.crash("before-journal")
+    held = await ports.store.journal(claim, lease.seconds, remembered=remembered)
+    lease.remembered = remembered
+    ports.crash("after-journal")
+    heed(lease, held)
+    if lease.interruption:
+        await asyncio.sleep(0)

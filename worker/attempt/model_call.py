@@ -1,0 +1,174 @@
+"""The model call of a step: the request from the state, one call, failures as values."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ConfigurationError,
+    ContextWindowError,
+    ModelError,
+    RateLimitError,
+)
+from stepfleet.orchestrator.memory.protocol import context_for
+from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
+from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interruption, Span
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.memory_window import Remembered, Window
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.text.foreign_text import well_formed
+from stepfleet.orchestrator.records.text.redaction import redact_error
+from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
+from stepfleet.worker.attempt.memory import recollect
+from stepfleet.worker.attempt.sanitize import storable
+from stepfleet.worker.attempt.usage import counted, spent_in_vain
+from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.ports import AgentCode, Ports
+
+log = logging.getLogger(__name__)
+
+_FROM_OUTSIDE = {
+    Interruption.TIMED_OUT: "the step took longer than the task's time limit",
+    Interruption.TERMINATED: "the step's task was revoked and terminated",
+}
+
+
+def request_of(claim: Claim, tools: ToolRegistry, messages: tuple[Message, ...]) -> ModelRequest:
+    """Return what the model is sent: the conversation and the tools on offer."""
+    config = claim.config
+    return ModelRequest.model_construct(
+        model=config.model,
+        messages=messages,
+        tools=tools.specs(),
+        tool_choice=config.tool_choice,
+        parallel_tool_calls=config.parallel_tool_calls,
+        settings=config.settings,
+    )
+
+
+async def call_model(
+    claim: Claim, agent: AgentCode, lease: Lease, ports: Ports, conduct: Conduct | None = None
+) -> LLMResponse:
+    """Make the call.
+
+    A conversation that is too long for the model is pruned once and tried again; what then fits
+    is remembered. Raises `ModelError`, or `AgentMemoryError` when a memory fails.
+    """
+    messages, remembered = claim.state.messages, None
+    if claim.history is not None:
+        recollection = await recollect(claim, claim.history, agent, lease, ports)
+        messages, remembered = recollection.messages, recollection.remembered
+    if agent.context is not None:
+        note = await context_for(agent.context, messages, claim.config.memory.context_tokens)
+        messages = (*messages, note) if note else messages
+    if agent.tools.late:
+        await agent.tools.listed()
+    request = request_of(claim, agent.tools, messages)
+    if conduct:
+        request = await conduct.prepare(request, claim.state)
+    ports.crash("during-call")
+    ask = partial(_answer, claim, agent.asking(claim), ports)
+    try:
+        response = await ask(request)
+    except ContextWindowError as error:
+        pruned = _pruned(request, error)
+        response = await ask(pruned)
+        remembered = _with_limit(claim, remembered, pruned, ports)
+    ports.crash("after-reply")
+    if conduct:
+        response = storable(conduct.interpret(response, claim.state))
+    return response.model_copy(update={"remembered": remembered}) if remembered else response
+
+
+async def _answer(
+    claim: Claim,
+    ask: Callable[[ModelRequest], Awaitable[LLMResponse]],
+    ports: Ports,
+    request: ModelRequest,
+) -> LLMResponse:
+    """Return the answer with its usage, estimated where the provider reported none."""
+    try:
+        response = await ask(request)
+    except ModelError as error:
+        error.spent = spent_in_vain(error, request, claim.config, ports)
+        raise
+    return counted(response, request, ports.tokens(request.model))
+
+
+def _pruned(request: ModelRequest, error: ContextWindowError) -> ModelRequest:
+    """Return the request with fewer messages; raises `error` where none can go."""
+    for limit in (error.limit, None):
+        messages = prune_to_token_limit(request.messages, limit)
+        if len(messages) < len(request.messages):
+            return request.model_copy(update={"messages": messages})
+    raise error
+
+
+def _with_limit(
+    claim: Claim, remembered: Remembered | None, pruned: ModelRequest, ports: Ports
+) -> Remembered:
+    """Return what is remembered with the size that the model has taken."""
+    before = remembered or Remembered(window=claim.state.window or Window())
+    count = ports.tokens(claim.config.model)
+    limit = sum(map(count, pruned.messages))
+    window = before.window.model_copy(update={"limit": limit})
+    return before.model_copy(update={"window": window})
+
+
+def failure_of(error: Exception, span: Span, remembered: Remembered | None = None) -> Failed:
+    """Return a failed attempt, whatever was raised, with the memory work that was paid for.
+
+    An agent that this worker does not have costs time but no attempt: another may have it.
+    """
+    failed = _failure(error, span)
+    return replace(failed, remembered=remembered) if remembered else failed
+
+
+def _failure(error: Exception, span: Span) -> Failed:
+    match error:
+        case RateLimitError():
+            return Failed(
+                span, error.to_info(), transient=True, limited=True, retry_after=error.retry_after
+            )
+        case ModelError():
+            return Failed(
+                span,
+                error.to_info(),
+                transient=error.retryable,
+                retry_after=error.retry_after,
+                spent=error.spent,
+            )
+        case ToolSourceError():
+            return Failed(span, error.to_info(), transient=True)
+        case ConfigurationError():
+            return Failed(span, error.to_info(), transient=True, limited=True)
+        case _:
+            return Failed(span, info_of(error))
+
+
+def info_of(error: Exception) -> ErrorInfo:
+    """Return what is told of an error, whatever was raised."""
+    if isinstance(error, AgentException):
+        return error.to_info()
+    message = redact_error(well_formed(f"{type(error).__name__}: {error}"))[:2000]
+    return ErrorInfo(type=ErrorType.UNKNOWN, code="UNKNOWN_ERROR", message=message)
+
+
+def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
+    """Return an attempt that was broken off before the model had answered.
+
+    What an operator ended counts as a timeout of the model: as one of its attempts, and as a call
+    that was perhaps paid for.
+    """
+    if not by.from_outside:
+        return Interrupted(lease.span, by)
+    message = _FROM_OUTSIDE[by]
+    claim = lease.claim
+    log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
+    error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
+    return Failed(lease.span, error, transient=True, remembered=lease.remembered)

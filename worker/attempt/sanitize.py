@@ -1,0 +1,58 @@
+"""Makes the answer of a model that is others' code fit to be stored. Pure.
+
+An answer that cannot be written as JSON would be paid for and never committed.
+"""
+
+import uuid
+from typing import Any
+
+from pydantic_core import PydanticSerializationError
+
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.text.foreign_text import well_formed
+from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.usage import bounded_usage
+from stepfleet.orchestrator.tools import bounded_calls, parse_tool_call
+
+
+def storable(response: LLMResponse) -> LLMResponse:
+    """Return the answer with valid Unicode only: the same object where nothing is wrong with it.
+
+    Of calls there are no more than a step executes; the model is told of the surplus. Counts of
+    tokens that cannot be are none.
+    A call that is not valid is not mended but answered with an error: its tool must not run with
+    other arguments than the model gave.
+    """
+    changes: dict[str, Any] = {}
+    for name in ("content", "model"):
+        given = getattr(response, name)
+        if isinstance(given, str) and (text := well_formed(given)) is not given:
+            changes[name] = text
+    usage = bounded_usage(response.usage)
+    if usage is not response.usage:
+        changes["usage"] = usage
+    calls = response.tool_calls or ()
+    sound = tuple(map(_sound_call, bounded_calls(calls)))
+    if len(sound) < len(calls) or any(
+        one is not given for one, given in zip(sound, calls, strict=True)
+    ):
+        changes["tool_calls"] = sound
+    return response.model_copy(update=changes) if changes else response
+
+
+def _sound_call(call: ToolCall) -> ToolCall:
+    try:
+        call.to_json()
+    except PydanticSerializationError:
+        parsed = parse_tool_call(call, new_id=_new_id)
+        return ToolCall(
+            id=parsed.id,
+            name=well_formed(parsed.name),
+            arguments={} if parsed.error else parsed.arguments,
+            error=parsed.error and well_formed(parsed.error),
+        )
+    return call
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -1,0 +1,227 @@
+"""The tools of one step: journaled before and after, in order or at once, never twice.
+
+Decides which calls still have to run; running one is the toolbox's business.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from stepfleet.orchestrator.agents.reasoner import Conduct, Turn, joined
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.protocol.attempt import (
+    Answered,
+    Interrupted,
+    Interruption,
+    Parked,
+    Wait,
+)
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.refusals import not_run
+from stepfleet.orchestrator.protocol.waiting import divided, waited_in_vain
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import Progress
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools import ToolInvocation
+from stepfleet.worker.attempt.cost import call_cost
+from stepfleet.worker.attempt.model_call import info_of
+from stepfleet.worker.attempt.tool_call import attempt_call
+from stepfleet.worker.leases.lease import Lease, heed
+from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.toolbox.order import execute_in_order
+
+
+@dataclass
+class ToolTurn:
+    """Runs the calls of one response and keeps what came of each."""
+
+    claim: Claim
+    response: LLMResponse
+    agent: AgentCode
+    lease: Lease
+    ports: Ports
+    conduct: Conduct | None = None
+    records: dict[int, ToolCallRecord] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.records = dict(self.claim.journal.results)
+        self._journaled = set(self.records)
+        self._response_known = self.claim.journal.response is not None
+        self._handled: frozenset[int] = frozenset()
+        self._progress: Progress | None = None
+        self._pauses = False
+        if self.conduct and (handling := self.conduct.handle(self.response, self.claim.state)):
+            self.records = {**handling.records, **self.records}
+            self._handled = frozenset(handling.records)
+            self._progress = handling.progress
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the model asked for, in its order."""
+        return self.response.tool_calls or ()
+
+    async def run(self) -> Answered | Parked:
+        """Run every call that has no result yet. Raises `asyncio.CancelledError` alone.
+
+        For calls with a queue of their own the step waits. Where a pause arrives, no further call
+        starts: the step waits for nothing, and goes on from its journal when it is resumed.
+        """
+        open_calls = [index for index in range(len(self.calls)) if index not in self.records]
+        waits: tuple[Wait, ...] = ()
+        if self.agent.tools.queues:
+            open_calls, waits = self._divided(open_calls)
+        if self._over_at_once(open_calls):
+            for index in open_calls:
+                await self._run(index)
+                if index != open_calls[-1]:
+                    await asyncio.sleep(0)  # others have their turn
+        elif open_calls:
+            async with self.ports.pacing.elsewhere:
+                await self._run_noted(open_calls)
+        if self._pauses:
+            return await self._parked(())
+        if waits:
+            return await self._parked(waits)
+        self.ports.crash("after-tools")
+        if self.conduct:
+            self._progress = joined(self._progress, await self._read(self.conduct))
+            if self._progress and self._progress.error and (use := self.response.cache):
+                self.agent.forget_answer(use.key)
+        return Answered(
+            self.lease.span,
+            self.response,
+            self._ordered(),
+            self._texts(),
+            self._cost(),
+            self._progress,
+            self._handled,
+        )
+
+    async def keep(self) -> None:
+        """Have whoever goes on with this step find its answer, and what was done already."""
+        if not self._response_known or self.records.keys() - self._journaled:
+            await self._note()
+
+    def interrupted(self, by: Interruption) -> Interrupted:
+        """Return what there is when the turn is broken off: calls without a result are answered."""
+        for index, call in enumerate(self.calls):
+            if index not in self.records:
+                self.records[index] = not_run(call, by, self.lease.now)
+        return Interrupted(
+            self.lease.span,
+            by,
+            self.response,
+            self._ordered(),
+            self._texts(),
+            self._cost(),
+            self._progress,
+            self._handled,
+        )
+
+    def _divided(self, open_calls: list[int]) -> tuple[list[int], tuple[Wait, ...]]:
+        for index in self.claim.overdue.intersection(open_calls):
+            self.records[index] = waited_in_vain(self.calls[index], self.lease.now)
+        left = [index for index in open_calls if index not in self.records]
+        parallel = self.claim.config.parallel_tool_execution
+        return divided(left, self.calls, self.agent.tools.queues, parallel=parallel)
+
+    async def _parked(self, waits: tuple[Wait, ...]) -> Parked:
+        await self.keep()
+        return Parked(self.lease.span, waits, self.interrupted(Interruption.CANCELLED))
+
+    async def _read(self, conduct: Conduct) -> Progress | None:
+        """Return what the turn means; trouble with that is an error of the step, never lost work.
+
+        The answer and the tools' results are there to be stored, whatever reads them.
+        """
+        turn = Turn(self.response, self._ordered(), self._texts())
+        try:
+            return await conduct.read(turn, self.claim.state)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - users write conducts; none may lose a step
+            return Progress(error=info_of(error))
+
+    def _over_at_once(self, open_calls: list[int]) -> bool:
+        """Tell whether a journal entry would cost more than what it saves.
+
+        A step that has lost a worker is journaled: whatever ended it may be a tool.
+        """
+        tools = self.agent.tools
+        if self.claim.crashes or not tools.instant or tools.middleware or tools.late:
+            return False
+        return all(self.calls[index].name in tools.instant for index in open_calls)
+
+    async def _run_noted(self, open_calls: list[int]) -> None:
+        parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
+        if parallel:
+            await self._note(started=tuple(open_calls))
+            if self._pauses:
+                return
+        one = self._run_at_once if parallel else self._run_next
+        await execute_in_order(open_calls, one, parallel=parallel)
+
+    async def _run_next(self, _: int, index: int) -> None:
+        if not self._pauses:
+            await self._note(started=(index,))
+        if not self._pauses:
+            await self._run(index)
+
+    async def _run_at_once(self, _: int, index: int) -> None:
+        await self._run(index)
+        if len(self.records) < len(self.calls):
+            await self._note()
+
+    async def _run(self, index: int) -> None:
+        call = self.calls[index]
+        self.ports.crash("tool-started")
+        self.ports.crash("during-tool")
+        self.records[index] = await self._record(index, call)
+        self.ports.crash("after-tool")
+
+    async def _record(self, index: int, call: ToolCall) -> ToolCallRecord:
+        before = index in self.claim.journal.started
+        invocation = ToolInvocation.of(
+            call,
+            run_id=self.claim.run_id,
+            execution=self.claim.state.info.execution,
+            step=self.claim.number,
+            index=index,
+            attempt=2 if before else 1,
+            custom_state=self.claim.state.custom_state,
+        ).within(self.claim.state.metadata, self.claim.batch_id, self.claim.line_id)
+        return await attempt_call(
+            call,
+            invocation,
+            self.agent.tools,
+            self.ports.toolbox,
+            clock=lambda: self.lease.now,
+        )
+
+    async def _note(self, started: tuple[int, ...] = ()) -> None:
+        """Journal results that are new, and starts: a result travels with the next start."""
+        results = {i: self.records[i] for i in self.records if i not in self._journaled}
+        self.ports.crash("before-journal")
+        held = await self.ports.store.journal(
+            self.claim,
+            self.lease.seconds,
+            response=None if self._response_known else self.response,
+            started=started,
+            results=results,
+        )
+        self._response_known = True
+        self._journaled |= set(results)
+        self.ports.crash("after-journal")
+        heed(self.lease, held)
+        self._pauses = bool(started) and held.ours and held.want == "pause"
+        if self.lease.interruption:
+            await asyncio.sleep(0)
+
+    def _ordered(self) -> tuple[ToolCallRecord, ...]:
+        return tuple(self.records[index] for index in range(len(self.calls)))
+
+    def _texts(self) -> tuple[str, ...]:
+        return tuple(self.ports.toolbox.text(record) for record in self._ordered())
+
+    def _cost(self) -> float:
+        config = self.claim.config
+        return call_cost(self.response, config.model, config, self.ports)

@@ -1,0 +1,71 @@
+"""What a model call used where its provider does not say: counted here, and marked as an estimate.
+
+So token limits and budgets bind on any server, and a call that failed while its provider was at
+work is listed with what it may have cost.
+"""
+
+import orjson
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.memory.limits import Count
+from stepfleet.orchestrator.memory.pruning import text_tokens
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.usage import Spent, UsageStats
+from stepfleet.worker.attempt.cost import call_cost
+from stepfleet.worker.ports import Ports
+
+LONGEST_COUNTED = 100_000
+"""Characters; of a longer text a quarter is taken, for looking through it holds up the others."""
+_CHARACTERS_PER_TOKEN = 4
+
+
+def counted(response: LLMResponse, request: ModelRequest, count: Count) -> LLMResponse:
+    """Return the response with a usage: its own, or an estimate that is marked as one.
+
+    `count` counts the tokens of a message. Answers from the response cache have used nothing.
+    """
+    if response.usage is not None or (response.cache is not None and response.cache.hit):
+        return response
+    completion = _tokens(response.content)
+    for call in response.tool_calls or ():
+        completion += _tokens(call.name) + _tokens(_text(call.arguments))
+    usage = _usage(request, completion, count)
+    return response.model_copy(update={"usage": usage, "usage_estimated": True})
+
+
+def spent_in_vain(
+    error: ModelError, request: ModelRequest, config: AgentConfig, ports: Ports
+) -> Spent | None:
+    """Return what a failed call may have cost; None where its provider had no part in it."""
+    if error.received is None:
+        return None
+    usage = error.usage
+    if usage is None:
+        most = request.settings.max_tokens
+        completion = error.received if most is None else min(error.received, most)
+        usage = _usage(request, completion, ports.tokens(request.model))
+    response = LLMResponse.model_construct(usage=usage, model=request.model)
+    cost = call_cost(response, config.model, config, ports)
+    return Spent(usage.total_tokens, cost, estimated=error.usage is None)
+
+
+def _usage(request: ModelRequest, completion: int, count: Count) -> UsageStats:
+    prompt = sum(map(count, request.messages))
+    prompt += sum(_tokens(spec.to_json()) for spec in request.tools)
+    return UsageStats.model_construct(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        llm_calls=1,
+    )
+
+
+def _tokens(text: str) -> int:
+    if len(text) > LONGEST_COUNTED:
+        return len(text) // _CHARACTERS_PER_TOKEN
+    return text_tokens(text)
+
+
+def _text(arguments: object) -> str:
+    return orjson.dumps(arguments).decode()

@@ -1,0 +1,169 @@
+"""Celery's consumer, with acknowledgements that outlive their connection forgiven.
+
+A task that ends after its broker connection was lost acknowledges on a channel that is closed.
+Celery lets the exception end the worker. Here it is said and dropped: the message is delivered
+again, and the claim refuses it.
+
+A broker that is away is waited for, for ever: that is said once, whatever Celery would say about
+each attempt, and attempts are at least a part of a second apart, also where the broker takes every
+connection and then ends it.
+
+Task events travel in larger bundles than Celery's: each bundle is a round trip to the broker that
+the consumer's thread waits for.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import signals
+from celery.worker.consumer import Consumer
+from celery.worker.state import maybe_shutdown
+
+from stepfleet.orchestrator.redis_client.transient_errors import Trouble, Watch
+
+log = logging.getLogger(__name__)
+
+CELERYS_LOG = "celery.worker.consumer.consumer"
+KOMBUS_LOG = "kombu.transport.redis"
+REQUESTS_LOG = "celery.worker.request"
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 3.0
+STEADY_SECONDS = 5.0
+"""A connection that lasted so long was a good one: the next pause begins small again."""
+
+EVENTS_PER_BUNDLE = 500
+
+
+class ForgivingConsumer(Consumer):
+    """A consumer that waits for its broker, and whose deferred calls cannot end the worker."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._watch = Watch("The broker")
+        self._pause = 0.0
+        self._lost_at = 0.0
+        self._forgave = False
+        for name in (KOMBUS_LOG, REQUESTS_LOG):
+            logging.getLogger(name).addFilter(is_news)
+        super().__init__(*args, **kwargs)
+
+    def on_ready(self) -> None:
+        """Called whenever a connection is up, before the first message."""
+        if self.event_dispatcher is not None:
+            self.event_dispatcher.buffer_limit = EVENTS_PER_BUNDLE
+        if self._watch.trouble is not None:
+            self._is_steady()
+        super().on_ready()
+
+    def ensure_connected(self, conn: Any) -> Any:
+        """Return `conn` once it is connected; raises only when the worker is to stop."""
+        if self._pause and time.monotonic() - self._lost_at < STEADY_SECONDS:
+            _wait(self._pause)
+        while True:
+            maybe_shutdown()
+            try:
+                conn.ensure_connection(
+                    self._cannot_connect,
+                    None,
+                    FIRST_PAUSE,
+                    FIRST_PAUSE,
+                    LONGEST_PAUSE,
+                    callback=maybe_shutdown,
+                    reraise_as_library_errors=False,
+                )
+            except conn.channel_errors as error:  # a server that answers, and refuses
+                self._cannot_connect(error, LONGEST_PAUSE)
+                _wait(LONGEST_PAUSE)
+            else:
+                self.first_connection_attempt = False
+                return conn
+
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        """Say once that the broker cannot be reached."""
+        self._lost(exc)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        """Close the connection, and say once that it was lost."""
+        self._lost(exc)
+        celerys = logging.getLogger(CELERYS_LOG)
+        celerys.addFilter(_is_no_warning)
+        try:
+            with warnings.catch_warnings():  # of what a later Celery will do with running tasks
+                warnings.simplefilter("ignore", PendingDeprecationWarning)
+                super().on_connection_error_after_connected(exc)
+        except Exception:  # kombu stumbles over what it closes; it is closed
+            log.debug("while a broken connection was closed", exc_info=True)
+        finally:
+            celerys.removeFilter(_is_no_warning)
+
+    def _forgiven(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever a dead connection raises
+            level = logging.DEBUG if self._forgave else logging.WARNING
+            self._forgave = True
+            log.log(
+                level, "acknowledgements found their connection gone (%r); nothing is lost", error
+            )
+            return None
+
+    def _cannot_connect(self, error: Exception, _: float) -> None:
+        self._watch.failed(Trouble.AWAY, error, time.monotonic())
+
+    def _lost(self, error: Exception) -> None:
+        now = time.monotonic()
+        self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+        self._lost_at = now
+        self._forgave = False
+        self._watch.failed(Trouble.AWAY, error, now)
+
+    def _is_steady(self) -> None:
+        """Say that the broker is back, unless the connection was lost again meanwhile."""
+        self._watch.answered(time.monotonic())
+        if self._watch.trouble is None:
+            self._pause = 0.0
+        elif self.hub is not None:
+            self.hub.call_later(FIRST_PAUSE, self._is_steady)
+
+    def call_soon(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `p` in the consumer's thread soon; its failure is logged."""
+        return super().call_soon(partial(self._forgiven, p), *args, **kwargs)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Drop a message that cannot be decoded, and tell who listens to `task_rejected`."""
+        super().on_decode_error(message, exc)
+        signals.task_rejected.send(sender=self, message=message, exc=exc)
+
+    def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Acknowledge or reject in the consumer's thread soon; its failure is logged once."""
+        call = partial(self._forgiven, p)
+        # While a pool drains, Celery makes only those calls that it knows as acknowledgements.
+        vars(call).update(
+            __self__=getattr(p, "__self__", None), __name__=getattr(p, "__name__", "")
+        )
+        return super().call_soon_ack(call, *args, **kwargs)
+
+
+def _wait(seconds: float) -> None:
+    """Wait in the consumer's thread, which has nothing else to do without its broker."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        maybe_shutdown()
+        time.sleep(min(FIRST_PAUSE, seconds))
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Tell whether to keep a log record about the broker: a traceback for each message is none.
+
+    What is refused to the upkeep of bindings is refused to others, who say so once; that the
+    connection is lost was said, and a message that could not be acknowledged comes again.
+    """
+    told = ("maybe_refresh_binding_expiry", "Couldn't ack")
+    return not record.getMessage().startswith(told)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING

@@ -1,0 +1,329 @@
+"""The pool as Celery's worker sees it: admits requests to slots and reports how they ended.
+
+Decides in which thread each thing happens. Celery's callbacks, the slots and the flags of a job
+that Celery knows belong to the worker's thread; everything else of a job belongs to the loop's.
+Must not know what tasks do, nor how messages are acknowledged.
+
+A task body that never waits through ``bridge.await_`` blocks the loop, and with it every task of
+the process, until it returns; time limits and revocation cannot interrupt it. The metric
+``loop-lag-seconds`` of ``info`` shows it; such work belongs in a thread or on a prefork worker.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+from celery import signals
+from celery.concurrency.base import BasePool
+from celery.concurrency.prefork import _run_ready_callbacks
+from celery.exceptions import ImproperlyConfigured, Terminated
+from celery.worker import state as worker_state
+from kombu.asynchronous import get_event_loop
+
+from stepfleet.worker.engine import bridge, transport
+from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.engine.pool.current_task import follow_jobs
+from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Job, Limits, Reports
+from stepfleet.worker.engine.pool.option_checks import WHY_NOT_AUTOSCALE
+from stepfleet.worker.engine.pool.outbox import DirectOutbox, HubOutbox
+from stepfleet.worker.engine.pool.slots import Slots
+
+logger = logging.getLogger("celery.pool")
+
+_GC_THRESHOLDS = (50_000, 20, 100)
+_DRAIN_ROUND_SECONDS = 0.2
+_CANCEL_SECONDS = 1.0
+
+
+class Pool(BasePool):
+    """Runs ``limit`` tasks at once on one event loop."""
+
+    signal_safe = False
+    body_can_be_buffer = True
+    task_join_will_block = True
+
+    def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
+        super().__init__(limit, *args, **options)
+        self._slots: Slots[Job] = Slots(limit or 1)
+        self._outbox = DirectOutbox() if self.options.get("threads", True) else HubOutbox()
+        self._thread: LoopThread | None = None
+        self._autoscale: object = None
+        self._completed = 0
+        self._abandoned = 0
+        signals.celeryd_after_setup.connect(self._note_worker_options)
+
+    # ------------------------------------------------------------------ start and stop
+
+    def on_start(self) -> None:
+        """Start the loop; raises ``ImproperlyConfigured`` for options that it cannot honour."""
+        if self._autoscale:
+            raise ImproperlyConfigured(WHY_NOT_AUTOSCALE)
+        for option in ("maxtasksperchild", "max_memory_per_child"):
+            if self.options.get(option):
+                logger.warning(
+                    "worker_%s has no effect: stepfleet.worker.engine.pool runs every task in the"
+                    " worker process itself. Restart the worker instead to give memory back",
+                    {"maxtasksperchild": "max_tasks_per_child"}.get(option, option),
+                )
+        follow_jobs(self.app)
+        self._thread = LoopThread("stepfleet-pool")
+        self._thread.start()
+        bridge.adopt(self._thread)
+        signals.worker_process_init.send(sender=self._hostname)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+
+    def register_with_event_loop(self, loop: Any) -> None:
+        """Let the worker's hub deliver what the loop posts; called for every new connection."""
+        if isinstance(self._outbox, HubOutbox):
+            loop.add_reader(self._outbox.fileno(), self._outbox.deliver)
+
+    def on_close(self) -> None:
+        """Start nothing more; the broker gives what waits for a slot to others."""
+        self._slots.drop_waiting()
+
+    def flush(self) -> None:
+        """Forget what waits for a slot: the connection is lost, and the broker sends it again."""
+        self._slots.drop_waiting()
+
+    def on_stop(self) -> None:
+        """Wait for the tasks that run (warm shutdown), or end them where it is a cold one."""
+        self.on_close()
+        if self._slots.running:
+            logger.warning("Waiting for %s running tasks to end", len(self._slots.running))
+        self._drain()
+        self._end_loop()
+
+    def on_terminate(self) -> None:
+        """End the tasks that run and report nothing about them, so that late ones run again."""
+        self.on_close()
+        self._end_all()
+        self._drain(within=GRACE_SECONDS + 1)
+        self._end_loop()
+
+    def _drain(self, within: float | None = None) -> None:
+        deadline = None if within is None else time.monotonic() + within
+        hub = get_event_loop()
+        while self._slots.running and self._thread is not None:
+            self._outbox.wait(_DRAIN_ROUND_SECONDS)
+            self._outbox.deliver()
+            if hub is not None:  # nobody else runs it now; acknowledgements must not wait
+                hub.fire_timers()  # type: ignore[no-untyped-call]
+                _run_ready_callbacks(hub)
+            if _is_cold() and deadline is None:
+                self._end_all()
+                deadline = time.monotonic() + GRACE_SECONDS + 1
+            if deadline is not None and time.monotonic() > deadline:
+                break
+
+    def _end_all(self) -> None:
+        for job in self._slots.running:
+            job.settled = True
+            job.end()
+
+    def _end_loop(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        bridge.abandon(thread)
+        thread.stop(_close_everything(), within=bridge.CLOSE_SECONDS + _CANCEL_SECONDS + 1)
+        self._outbox.close()
+        signals.worker_process_shutdown.send(sender=self._hostname, pid=os.getpid(), exitcode=0)
+
+    # ------------------------------------------------------------------ requests
+
+    def on_apply(
+        self,
+        target: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        **options: Any,
+    ) -> Job | None:
+        """Run the request as soon as a slot is free; None once the pool is closed."""
+        if self._thread is None or self._state not in (None, self.RUN):
+            return None
+        reports = Reports(
+            accepted=options["accept_callback"],
+            succeeded=options["callback"],
+            failed=options["error_callback"],
+            timed_out=options["timeout_callback"],
+        )
+        limits = Limits(
+            soft=options.get("soft_timeout") or self.options.get("soft_timeout"),
+            hard=options.get("timeout") or self.options.get("timeout"),
+        )
+        job = Job(
+            partial(target, *args, **(kwargs or {})), reports, limits, self, self._thread.loop
+        )
+        self._in_accounts_thread(self._admit, job)
+        return job
+
+    def _in_accounts_thread(self, call: Callable[..., object], *args: object) -> None:
+        if isinstance(self._outbox, HubOutbox):
+            call(*args)
+        elif self._thread is not None:
+            self._thread.submit(call, *args)
+
+    def _admit(self, job: Job) -> None:
+        self._slots.queue(job)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._thread is not None and (job := self._slots.take()) is not None:
+            if _was_revoked(job):
+                self._slots.free(job)
+                continue
+            self._report(job.reports.accepted, os.getpid(), time.monotonic())
+            self._thread.submit(job.begin)
+
+    # ------------------------------------------------------------------ what jobs tell
+
+    def finished(self, job: Job, outcome: object) -> None:
+        """Called in the loop's thread."""
+        self._outbox.post(partial(self._settle, job, outcome))
+
+    def limit_reached(self, job: Job, *, soft: bool) -> None:
+        """Called in the loop's thread."""
+        self._outbox.post(partial(self._report_limit, job, soft))
+
+    def abandoned(self, job: Job) -> None:
+        """Called in the loop's thread."""
+        self._outbox.post(partial(self._write_off, job))
+
+    def is_revoked(self, job: Job) -> bool:
+        """Tell whether the job was revoked, and not cancelled since the worker stops."""
+        return bool(getattr(_request_of(job), "_already_revoked", False))
+
+    def _settle(self, job: Job, outcome: object) -> None:
+        self._slots.free(job)
+        self._completed += 1
+        if not job.settled:
+            job.settled = True
+            if job.terminated_by is not None:
+                self._report(job.reports.failed, _terminated(job.terminated_by))
+            elif isinstance(outcome, ExceptionInfo):
+                self._report(job.reports.failed, outcome)
+            else:
+                self._report(job.reports.succeeded, outcome)
+        self._start_waiting()
+
+    def _report_limit(self, job: Job, soft: bool) -> None:
+        if job.settled or job.terminated_by is not None:
+            return
+        job.settled = not soft
+        limit = job.limits.soft if soft else job.limits.hard
+        self._report(job.reports.timed_out, soft, limit)
+
+    def _write_off(self, job: Job) -> None:
+        if job not in self._slots.running:
+            return
+        logger.error(
+            "A task was ended and still ran %s s later: its coroutine ignores CancelledError, or"
+            " waits for a thread. Its slot is free again, its outcome is dropped: %r",
+            GRACE_SECONDS,
+            _request_of(job),
+        )
+        self._abandoned += 1
+        self._settle(job, None)
+
+    def _report(self, callback: Callable[..., object], *args: object) -> None:
+        try:
+            callback(*args)
+        except MemoryError:
+            raise
+        except Exception:
+            logger.exception("Pool callback raised an exception")
+
+    # ------------------------------------------------------------------ remote control
+
+    def terminate_job(self, pid: int, signal: int | None = None) -> None:
+        """Nothing: Celery ends the job itself next (``Job.terminate``); all share one process."""
+
+    def grow(self, n: int = 1) -> None:
+        """Add ``n`` slots."""
+        self._resize(n)
+
+    def shrink(self, n: int = 1) -> None:
+        """Remove ``n`` slots, busy ones as they become free; raises ``ValueError`` below one."""
+        self._resize(-n)
+
+    def _resize(self, change: int) -> None:
+        self._slots.resize(change)
+        self.limit = self._slots.limit
+        self._in_accounts_thread(self._start_waiting)
+
+    @property
+    def num_processes(self) -> int:
+        """The slots: Celery sizes its prefetch by this."""
+        return self._slots.limit
+
+    def _get_info(self) -> dict[str, Any]:
+        thread = self._thread
+        info: dict[str, Any] = {
+            "implementation": "stepfleet.worker.engine.pool:Pool",
+            "max-concurrency": self._slots.limit,
+            "processes": [os.getpid()],
+            "max-tasks-per-child": "N/A",
+            "timeouts": [self.options.get("soft_timeout") or 0, self.options.get("timeout") or 0],
+            "running": len(self._slots.running),
+            "waiting": len(self._slots.waiting),
+            "completed": self._completed,
+            "abandoned": self._abandoned,
+            "event-loop": thread.implementation if thread else "N/A",
+            "loop-lag-seconds": round(thread.lag, 4) if thread else 0.0,
+            "worst-loop-lag-seconds": round(thread.worst_lag, 4) if thread else 0.0,
+        }
+        if broker := transport.counts():
+            info["broker"] = broker
+        return info
+
+    @property
+    def _hostname(self) -> Any:
+        return (self.options.get("initargs") or (None, None))[1]
+
+    def _note_worker_options(self, instance: Any = None, **_: object) -> None:
+        if getattr(instance, "pool", None) is self:
+            self._autoscale = getattr(instance, "autoscale", None)
+
+
+def _is_cold() -> bool:
+    return worker_state.should_terminate not in (None, False)
+
+
+def _request_of(job: Job) -> Any:
+    return getattr(job.reports.succeeded, "__self__", None)
+
+
+def _was_revoked(job: Job) -> bool:
+    request = _request_of(job)
+    return bool(request is not None and request.revoked())
+
+
+def _terminated(signum: int) -> ExceptionInfo:
+    try:
+        raise Terminated(signum)  # noqa: TRY301 billiard's record needs a traceback
+    except Terminated:
+        return ExceptionInfo()
+
+
+async def _close_everything() -> None:
+    # Collaborators first: what they have still to tell is told by tasks of this loop.
+    for failure in await bridge.close_collaborators():
+        logger.warning("Could not close a collaborator of the event loop: %r", failure)
+    await _cancel_the_others()
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+async def _cancel_the_others() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)

@@ -1,0 +1,216 @@
+"""One task in the pool: Celery's own tracer in a greenlet, driven by one asyncio task.
+
+Decides what a task body sees when it is interrupted, and which outcome leaves the loop. Must not
+know slots, channels or Celery's requests beyond the callbacks that it carries.
+"""
+
+import asyncio
+import signal
+from asyncio import CancelledError
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from billiard.einfo import ExceptionInfo
+from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
+
+from stepfleet.worker.engine.bridge import (
+    TERMINATED,
+    TIME_IS_UP,
+    TaskGreenlet,
+    idle_greenlet,
+    self_cancelled,
+)
+from stepfleet.worker.engine.pool.current_task import running_job
+
+GRACE_SECONDS = 5.0
+"""How long a task that was ended keeps its slot while it cleans up; afterwards it is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Celery's callbacks for one request; called in the worker's thread only."""
+
+    accepted: Callable[[int, float], object]
+    succeeded: Callable[[object], object]
+    failed: Callable[[ExceptionInfo], object]
+    timed_out: Callable[[bool, float], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds after which a task is told to end (soft), and after which it is ended (hard)."""
+
+    soft: float | None
+    hard: float | None
+
+
+class Owner(Protocol):
+    """The pool, as its jobs see it; every call is made in the loop's thread."""
+
+    def finished(self, job: "Job", outcome: object) -> None:
+        """The job has ended with a return value, or an ``ExceptionInfo``."""
+
+    def limit_reached(self, job: "Job", *, soft: bool) -> None:
+        """A time limit has passed."""
+
+    def is_revoked(self, job: "Job") -> bool:
+        """Tell whether somebody asked for the end of this very task; called in any thread."""
+
+    def abandoned(self, job: "Job") -> None:
+        """The job was ended and has not ended within the grace period."""
+
+
+class Job:
+    """What Celery holds of a running task; ``terminate`` and ``wait`` are its interface."""
+
+    __slots__ = (
+        "__weakref__",
+        "_doomed",
+        "_ended",
+        "_loop",
+        "_owner",
+        "_soft_is_due",
+        "_starting",
+        "_task",
+        "_timers",
+        "limits",
+        "reports",
+        "settled",
+        "target",
+        "terminated_by",
+    )
+
+    def __init__(
+        self,
+        target: Callable[[], object],
+        reports: Reports,
+        limits: Limits,
+        owner: Owner,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.target = target
+        self.reports = reports
+        self.limits = limits
+        self.terminated_by: int | None = None  # belongs to the worker's thread
+        self.settled = False  # belongs to the worker's thread: Celery knows how the task ended
+        self._owner = owner
+        self._loop = loop
+        self._starting: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._doomed = False  # whatever the task still does, it must not report it
+        self._soft_is_due = False
+        self._ended = False
+
+    def terminate(self, signum: int | None = None) -> None:
+        """Cancel the task in the loop, whatever the signal; say so where somebody revoked it.
+
+        A cold shutdown of Celery ends its tasks by this call, too.
+        """
+        self.terminated_by = signum or signal.SIGTERM
+        self.end(*((TERMINATED,) if self._owner.is_revoked(self) else ()))
+
+    def end(self, *why: str) -> None:
+        """Cancel the task in the loop, and say `why` (nothing: the worker stops); any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._doom, *why)
+        except RuntimeError:  # the loop has ended, and the task with it
+            return
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once: Celery has nothing to wait for after ending a task here."""
+
+    def begin(self) -> None:
+        """Start in the loop's thread."""
+        self._starting = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        # Known only from here on: a task that is cancelled before its first step never runs.
+        self._task = self._starting
+        if self._doomed:
+            self._leave(None)
+            return
+        if self.limits.soft:
+            self._timers.append(self._loop.call_later(self.limits.soft, self._soft_limit))
+        if self.limits.hard:
+            self._timers.append(self._loop.call_later(self.limits.hard, self._hard_limit))
+        # No more than a name: connections that are made here keep a copy of the context for life.
+        running_job.set(object())
+        try:
+            outcome = await self._drive(idle_greenlet())
+        except BaseException as error:  # noqa: BLE001 nothing may escape into the loop
+            outcome = _failure(error)
+        self._leave(outcome)
+
+    async def _drive(self, body: TaskGreenlet) -> object:
+        """Run the target; await on this loop whatever it asks for."""
+        asked = body.begin(self.target)
+        while not body.over:
+            try:
+                answer = await asked
+            except BaseException as error:  # noqa: BLE001 every exception belongs to the body
+                seen = self._as_the_body_sees(error)
+                asked = body.throw(type(seen), seen, seen.__traceback__)
+                del seen  # its traceback names this frame
+            else:
+                self._forget_interruption()
+                asked = body.throw(CancelledError()) if self._doomed else body.switch(answer)
+        return body.outcome()
+
+    def _as_the_body_sees(self, error: BaseException) -> BaseException:
+        if self._doomed:
+            return error if isinstance(error, CancelledError) else CancelledError()
+        if not isinstance(error, CancelledError):
+            return error
+        if self._forget_interruption():
+            told: BaseException = SoftTimeLimitExceeded(self.limits.soft)
+            return told.with_traceback(error.__traceback__)
+        return self_cancelled()
+
+    def _forget_interruption(self) -> bool:
+        """Let the next coroutine start unharmed; return whether the soft limit had interrupted."""
+        task = self._task
+        while task is not None and task.cancelling():
+            task.uncancel()  # or its timeouts and task groups would misbehave
+        soft, self._soft_is_due = self._soft_is_due, False
+        return soft
+
+    def _soft_limit(self) -> None:
+        self._soft_is_due = True
+        if self._task is not None:
+            self._task.cancel(TIME_IS_UP)
+        self._owner.limit_reached(self, soft=True)
+
+    def _hard_limit(self) -> None:
+        self._owner.limit_reached(self, soft=False)
+        self._doom(TIME_IS_UP)
+
+    def _doom(self, *why: str) -> None:
+        if self._doomed or self._ended:
+            return
+        self._doomed = True
+        self._cancel(*why)
+        self._timers.append(self._loop.call_later(GRACE_SECONDS, self._abandon))
+
+    def _cancel(self, *why: str) -> None:
+        if self._task is not None:
+            self._task.cancel(*why)
+
+    def _abandon(self) -> None:
+        if self._task is not None and not self._ended:
+            self._owner.abandoned(self)
+
+    def _leave(self, outcome: object) -> None:
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+        self._owner.finished(self, outcome)
+
+
+def _failure(error: BaseException) -> Any:
+    """Make Celery's record of what escaped the tracer, in the way of ``apply_target``."""
+    if isinstance(error, (Exception, SystemExit, KeyboardInterrupt)):
+        return ExceptionInfo((type(error), error, error.__traceback__))
+    lost = WorkerLostError(repr(error)).with_traceback(error.__traceback__)
+    return ExceptionInfo((WorkerLostError, lost, lost.__traceback__))

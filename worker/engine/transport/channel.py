@@ -1,0 +1,382 @@
+"""A kombu Redis channel that fetches many messages, and acknowledges many, in one round trip.
+
+Decides what one fetch asks for and what becomes of its reply. Queues, bindings, publishing, fanout
+and the sweep for the visibility timeout are kombu's own.
+
+A delivery has a tag of its own, made by the fetch, not the publisher's: an acknowledgement that
+arrives late, over another connection or after the message went to somebody else, can only ever
+mean that delivery.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import Empty
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from stepfleet.orchestrator.redis_client.transient_errors import Trouble, Watch, trouble_of
+from stepfleet.orchestrator.store.keys import QUARANTINE
+from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
+from stepfleet.worker.engine.transport.ack_buffer import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
+from stepfleet.worker.engine.transport.fast_json import encode_plain
+from stepfleet.worker.engine.transport.guard import (
+    BROADCAST_LIMIT,
+    MESSAGE_LIMIT,
+    Refused,
+    examine,
+    examine_broadcast,
+)
+from stepfleet.worker.engine.transport.kombu_types import StockChannel, fixed_order
+from stepfleet.worker.engine.transport.pending_acks import LostFetch
+from stepfleet.worker.engine.transport.poller import EAR
+from stepfleet.worker.engine.transport.qos import QoS
+from stepfleet.worker.engine.transport.scripts import script
+from stepfleet.worker.engine.transport.wakeup import WakingChannel, ask
+
+logger = logging.getLogger("kombu.transport.redis")
+
+_BACK_OFF_SECONDS = 1.0
+_REPLY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One call of the fetch script: its tag, what it asks for, the acknowledgements it takes."""
+
+    tag: str
+    queues: tuple[str, ...]
+    wanted: int
+    acks: tuple[str, ...]
+
+    def tag_of(self, number: int) -> str:
+        """Return the delivery tag of its message number 1, 2, ..."""
+        return f"{self.tag}:{number}"
+
+    def lost(self) -> LostFetch:
+        """Say what is unknown when its reply does not come."""
+        tags = tuple(self.tag_of(i + 1) for i in range(self.wanted))
+        return LostFetch(self.tag.partition(":")[0], tags, self.acks)
+
+
+class Channel(WakingChannel):
+    """One channel; used from the thread of its connection, acknowledgements excepted."""
+
+    QoS = QoS
+
+    #: Transport options (``broker_transport_options``), beside kombu's own: most messages, and
+    #: bytes after which to stop, of one fetch, and the largest message in bytes.
+    batch_messages = 100
+    batch_bytes = 1024 * 1024
+    message_limit = MESSAGE_LIMIT
+
+    #: Seconds for which a worker that was killed in its sweep keeps the others from theirs: kombu's
+    #: are 300. Two sweeps at once do no harm, a message is given back by one of them.
+    unacked_mutex_expire = 10
+
+    from_transport_options = (
+        *StockChannel.from_transport_options,
+        "batch_messages",
+        "batch_bytes",
+        "message_limit",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._unregistered: set[str] = set()  # queues whose consumer needs no acknowledgement
+        self._fetcher = ""
+        self._fetches = 0
+        self._sent: Fetch | None = None
+        self._rests_until = 0.0  # monotonic; nothing is sent before, not even acknowledgements
+        self._watch = Watch("The broker")
+        super().__init__(*args, **kwargs)
+        self.handlers[EAR] = self.hear
+
+    # ------------------------------------------------------------------ the fetching connection
+
+    def forget_connection(self) -> None:
+        """Start anew: what a lost connection was told to do must not be done any more."""
+        self._fetcher = uuid4().hex
+        self.next_look = 0.0
+        self.shut_ear()
+
+    def prepare_connection(self) -> None:
+        """Load the fetch script through the new fetching connection."""
+        ask(self.client.connection, "SCRIPT", "LOAD", script("fetch").text)
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        if self._in_poll is connection:
+            sent, self._sent = self._sent, None
+            if sent is not None:
+                self._ledger.lost(sent.lost())
+        super()._on_connection_disconnect(connection)
+
+    # ------------------------------------------------------------------ fetching
+
+    def wants_to_fetch(self) -> bool:
+        """Whether a fetch is to be sent now: for messages, or for acknowledgements alone."""
+        if self._in_poll or self._closing:
+            return False
+        if self._ledger.acks:
+            return True
+        return monotonic() >= self.next_look and self.qos.credit(1) > 0
+
+    def send_fetch(self) -> None:
+        """Send the next fetch; the poller reads the reply."""
+        asleep = monotonic() < self.next_look
+        self._fetches += 1
+        fetch = Fetch(
+            tag=f"{self._fetcher}:{self._fetches}",
+            queues=tuple(self._queue_cycle.consume(len(self.active_queues))),
+            wanted=0 if asleep else self.qos.credit(self.batch_messages),
+            acks=self._ledger.take_acks(ACKS_PER_CALL),
+        )
+        self._sent = fetch
+        self.heard = False
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = monotonic()
+        keys, args = self._call_of(fetch)
+        self.client.connection.send_command("EVALSHA", script("fetch").sha, len(keys), *keys, *args)
+
+    def _call_of(self, fetch: Fetch) -> tuple[list[str], list[Any]]:
+        in_turn = not isinstance(self._queue_cycle, fixed_order)
+        keys = [
+            self.whole(self.unacked_index_key),
+            self.whole(self.unacked_key),
+            QUARANTINE,
+            GIVEN_UP + fetch.tag.partition(":")[0],
+            *(
+                self.whole(self._q_for_pri(queue, priority))
+                for priority in self.priority_steps
+                for queue in fetch.queues
+            ),
+        ]
+        args = [
+            *(fetch.tag, fetch.wanted, self.batch_bytes, self.message_limit),
+            *(int(in_turn), len(fetch.queues), KEPT_ENTRIES, KEPT_BYTES),
+            *(self._ending(queue) for queue in fetch.queues),
+            *fetch.acks,
+        ]
+        return keys, args
+
+    def _ending(self, queue: str) -> str:
+        """Return the end of an unacked entry in kombu's format: no exchange, the queue as key."""
+        if queue in self._unregistered or not self.ack_emulation:
+            return ""
+        return f',"",{json.dumps(queue)}]'
+
+    def read_reply(self, **options: Any) -> bool:
+        """Read the reply of a fetch and deliver its messages; raises ``Empty`` without any."""
+        try:
+            reply = self.client.parse_response(self.client.connection, "EVALSHA", **options)
+        except self.connection_errors:
+            self.client.connection.disconnect()  # which notes the fetch as lost
+            raise
+        except ResponseError as error:
+            self._was_refused(error)
+            raise Empty from None
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+        sent, self._sent = self._sent, None
+        if sent is None:
+            raise Empty
+        if self._watch.trouble is not None:
+            self._watch.answered(monotonic())
+        return self._take_in(reply, sent)
+
+    def _was_refused(self, error: ResponseError) -> None:
+        """Go on after a refusal: the script has done nothing, or stopped at a key of another type.
+
+        What it had taken by then comes back after the visibility timeout.
+        """
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            self._ledger.owe_again(sent.acks)
+        self._in_poll = None
+        if isinstance(error, NoScriptError):
+            try:
+                self.prepare_connection()
+            except ResponseError as refusal:
+                self.put_off(refusal)
+        else:
+            self.put_off(error)
+
+    @property
+    def rests(self) -> bool:
+        """Whether Redis has refused something a moment ago, and is left alone."""
+        return monotonic() < self._rests_until
+
+    def put_off(self, error: ResponseError) -> None:
+        """Rest after a refusal; where it may come from a former master, connect anew then."""
+        now = monotonic()
+        trouble = trouble_of(error) or Trouble.REFUSES
+        self._watch.failed(trouble, error, now)
+        self._rests_until = now + _BACK_OFF_SECONDS
+        self._sleep(_BACK_OFF_SECONDS)
+        if trouble is Trouble.ELSEWHERE:
+            if self.client.connection is not None:
+                self.client.connection.disconnect()
+            self.pool.disconnect(inuse_connections=False)
+
+    def _sleep(self, seconds: float) -> None:
+        self.next_look = monotonic() + seconds
+        if self.connection.hub is not None:
+            self.connection.look_within(seconds)
+
+    def _take_in(self, reply: Sequence[Any], sent: Fetch) -> bool:
+        exhausted, refused, *found = reply
+        messages = list(zip(found[::2], found[1::2], strict=True))
+        self._ledger.counts.update(
+            fetches=1, messages=len(messages), quarantined=refused, acknowledged=len(sent.acks)
+        )
+        if exhausted and not self.heard:  # a change may be heard of before this reply is read
+            self._sleep(self.idle_seconds)
+        if not messages:
+            raise Empty
+        taken = 0
+        try:
+            for queue, raw in messages:
+                taken += 1
+                self._deliver_one(raw, sent.queues[queue - 1], sent.tag_of(taken))
+        finally:
+            rest = range(len(messages), taken, -1)
+            self._ledger.returns.extend((sent.tag_of(number), False) for number in rest)
+        self._queue_cycle.rotate(sent.queues[messages[-1][0] - 1])
+        return True
+
+    def _deliver_one(self, raw: bytes, queue: str, tag: str) -> None:
+        try:
+            message = examine(raw)
+            message["properties"]["delivery_tag"] = tag
+            self.connection.deliver(message, queue)
+        except Refused as refusal:
+            self.quarantine(raw, str(refusal), queue, tag)
+        except SHAPE_ERRORS as error:
+            if isinstance(error, OSError):
+                raise
+            logger.exception("Celery could not take a message; it is in %s", QUARANTINE)
+            self.qos.forget(tag)
+            self.quarantine(raw, f"Celery could not take it: {error!r}"[:300], queue, tag)
+
+    # kombu's poller and its health check know the fetch by these names
+    _brpop_start = send_fetch
+    _brpop_read = read_reply
+
+    # ------------------------------------------------------------------ consumers
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
+        """Consume; messages of a consumer without acknowledgements are not registered."""
+        (self._unregistered.add if no_ack else self._unregistered.discard)(queue)
+        self._consumed = True
+        self.next_look = 0.0
+        return super().basic_consume(queue, no_ack, *args, **kwargs)
+
+    def _basic_cancel(self, consumer_tag: str) -> None:
+        super()._basic_cancel(consumer_tag)
+        if not self.active_queues:  # no fetch will carry them any more
+            self.flush_acks()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
+        """Fetch one message in a call of its own; None where there is none."""
+        fetch = Fetch(f"{uuid4().hex}:0", (queue,), 1, ())
+        keys, args = self._call_of(fetch)
+        if no_ack:
+            args[-1] = ""
+        _, _, *found = script("fetch").call(self.plain, keys, args)
+        with self.conn_or_acquire() as client:
+            self._maybe_update_queues_expire(client, queue)
+        if not found:
+            return None
+        raw, tag = found[1], fetch.tag_of(1)
+        try:
+            payload = examine(raw)
+        except Refused as refusal:
+            self.quarantine(raw, str(refusal), queue, tag)
+            return None
+        payload["properties"]["delivery_tag"] = tag
+        message = self.Message(payload, channel=self)
+        if not no_ack:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _receive_one(self, c: Any) -> Any:
+        try:
+            return super()._receive_one(c)
+        except RecursionError:
+            logger.warning("A broadcast message nests too deeply and was dropped")
+            raise Empty from None
+
+    def _handle_message(self, client: Any, r: Any) -> Any:
+        payload = super()._handle_message(client, r)
+        data = payload["data"]
+        if isinstance(data, bytes | str) and len(data) > BROADCAST_LIMIT:
+            logger.warning(
+                "A broadcast message of %s bytes was dropped; %s fit", len(data), BROADCAST_LIMIT
+            )
+            payload["data"] = b""
+        return payload
+
+    def _deliver_fanout_message(self, message: Any, exchange: str) -> bool:
+        try:
+            examine_broadcast(message)
+            return bool(super()._deliver_fanout_message(message, exchange))
+        except SHAPE_ERRORS as error:
+            logger.warning("A broadcast message could not be taken and was dropped: %r", error)
+            raise Empty from None
+
+    # ------------------------------------------------------------------ publishing
+
+    def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
+        batch = options.get("_publish_batch")
+        payload = encode_plain(message)
+        topics = self._get_publish_topics(exchange, routing_key)
+        if batch is not None:
+            for topic in topics:
+                batch.add("publish", topic, payload)
+            return
+        with self.conn_or_acquire() as client:
+            for topic in topics:
+                client.publish(topic, payload)
+
+    # ------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Give back what is neither acknowledged nor running, and close."""
+        self._closing = True
+        if not self.closed:
+            self._end_fetch()
+            # A channel often closes because its server is gone; another may have its place by now.
+            self.pool.disconnect(inuse_connections=False)
+            self.flush_acks()
+            if self._qos is not None:
+                self._qos.restore_unacked_once()
+            if self._consumed:
+                self.return_deliveries(())
+        super().close()
+
+    def _end_fetch(self) -> None:
+        """Take the reply of a fetch under way, or give the fetch up; deliver nothing of it."""
+        sent, connection = self._sent, self._in_poll
+        if sent is None or not connection:
+            return
+        try:
+            connection._sock.settimeout(_REPLY_SECONDS)  # noqa: SLF001 older clients take no timeout
+            _, _, *found = connection.read_response()
+        except (*self.connection_errors, ResponseError):
+            connection.disconnect()  # which notes the fetch as lost
+        else:
+            self._sent = self._in_poll = None
+            self._put_back(sent, found)
+
+    def _put_back(self, sent: Fetch, found: Sequence[Any]) -> None:
+        messages = list(enumerate(zip(found[::2], found[1::2], strict=True), start=1))
+        for number, (at, raw) in reversed(messages):
+            queue = sent.queues[at - 1]
+            if self._ending(queue):
+                self._ledger.returns.append((sent.tag_of(number), False))
+            else:  # nothing else knows of it
+                self.plain.rpush(self.whole(queue), raw)

@@ -1,0 +1,66 @@
+"""When a channel fetches: credit and a free line, then a message, a second, or acknowledgements.
+
+Replaces the part of kombu's poller that keeps a blocking pop outstanding on every channel. Must
+not know what a fetch does.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from stepfleet.worker.engine.transport.kombu_types import StockPoller
+
+FETCHING = "BRPOP"
+EAR = "EAR"
+
+
+class Poller(StockPoller):
+    """Polls the fetching, the listening and the hearing connection of each channel."""
+
+    def on_poll_start(self) -> None:
+        """Send what is due; called before every poll."""
+        for channel in tuple(self._channels):
+            if channel.active_queues and not channel.rests:
+                try:
+                    self._do_what_is_due(channel)
+                except ResponseError as error:  # unlike a lost connection: nothing was done
+                    channel.put_off(error)
+            if channel.active_fanout_queues:
+                self._register_LISTEN(channel)
+
+    def _do_what_is_due(self, channel: Any) -> None:
+        channel.settle_debts()
+        if channel.wants_to_fetch():
+            self._fetch(channel)
+
+    def _fetch(self, channel: Any) -> None:
+        if not self._client_registered(channel, channel.client, FETCHING):
+            channel.forget_connection()
+            self._register(channel, channel.client, FETCHING)
+            channel.prepare_connection()
+        if channel.hears and not self._client_registered(channel, channel.ear, EAR):
+            self._register(channel, channel.ear, EAR)
+            channel.open_ear()
+        channel.send_fetch()
+
+    def _update_brpop_polling(self) -> None:
+        """Nothing is paused: a fetch asks for no more than there is credit for."""
+
+    def maybe_restore_messages(self) -> None:
+        """Sweep for what dead consumers left; what Redis refuses is tried at the next sweep."""
+        with suppress(ResponseError):
+            super().maybe_restore_messages()
+
+    def on_readable(self, fileno: int) -> Any:
+        """Read what has arrived, of whatever kind."""
+        found = self._fd_to_chan.get(fileno)
+        if found is None:
+            return None
+        channel, kind = found
+        return channel.handlers[kind]()
+
+    def get(self, callback: Any, timeout: float | None = None) -> Any:
+        """Wait for one event without a hub, no longer than until the next look at the queues."""
+        longest = min((channel.idle_seconds for channel in self._channels), default=1.0)
+        return super().get(callback, longest if timeout is None else min(timeout, longest))

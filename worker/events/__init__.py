@@ -1,0 +1,1 @@
+"""Events, text chunks and deliveries of a worker."""

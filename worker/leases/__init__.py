@@ -1,0 +1,1 @@
+"""Leases of steps and tool calls, and their renewal."""

@@ -1,0 +1,182 @@
+"""Renews a process's leases from a thread of its own while the event loop is blocked.
+
+A tool that runs in the loop, or a library that computes there, keeps the loop's own renewals from
+going out; without this every lease lapses, and other workers pay for the same calls again. The
+thread does nothing but look at a clock until the loop is late. Then it opens a connection of its
+own, renews everything that is held, and warns of what blocks the loop: nothing is lost yet. After
+`limit` seconds it stops, which is an error: the runs may be taken over then. Code that keeps
+Python's interpreter lock keeps this thread, too.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from celery import Celery
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.runs.steps import Terms
+from stepfleet.worker.leases.call_lease import CallLease, CallLeases
+from stepfleet.worker.leases.call_lease import heed as heed_call
+from stepfleet.worker.leases.lease import Lease, Leases, heed
+from stepfleet.worker.leases.renewal import Renewals
+
+log = logging.getLogger(__name__)
+
+LOOKS_PER_LEASE = 6
+LATE_SHARE = 0.5
+"""The loop renews each third of a lease; after so much of one without a round it is blocked."""
+TOGETHER = 100
+"""Renewals in flight at a time."""
+FRAMES = 12
+"""Frames of the blocked thread's stack that are logged, the innermost."""
+JOIN_SECONDS = 2.0
+
+Connect = Callable[[], AbstractAsyncContextManager[Renewals]]
+
+
+class Standby:
+    """Watches over one event loop's rounds, and renews in its place; made in that loop's thread."""
+
+    def __init__(
+        self, leases: Leases, calls: CallLeases, connect: Connect, *, lease: float, limit: float
+    ) -> None:
+        self._leases = leases
+        self._calls = calls
+        self._connect = connect
+        self._lease = lease
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._blocked = threading.get_ident()
+        self._seen = time.monotonic()
+        self._left_at = 0.0
+        self._turns = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stepfleet-standby", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look; nothing where the limit is 0."""
+        if self._limit:
+            self._thread.start()
+
+    def seen(self) -> None:
+        """Note that the loop has renewed, or could have."""
+        self._seen = time.monotonic()
+
+    async def aclose(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+
+    @property
+    def _late(self) -> float:
+        """Seconds since the loop's last round, where that is too long ago; else 0."""
+        silent = time.monotonic() - self._seen
+        return silent if silent > self._lease * LATE_SHARE else 0.0
+
+    def _held(self) -> list[Lease | CallLease]:
+        return [*self._leases, *self._calls]
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._lease / LOOKS_PER_LEASE):
+            if not self._late or self._left_at == self._seen or not self._held():
+                continue
+            try:
+                asyncio.run(self._renew_while_late())
+            except (AgentException, OSError) as error:
+                log.error("the leases of a blocked event loop cannot be renewed: %s", error)  # noqa: TRY400 - a matter of Redis, not of this code
+            except Exception:
+                log.exception("the leases of a blocked event loop cannot be renewed")
+
+    async def _renew_while_late(self) -> None:
+        log.warning(
+            "the event loop has had no turn for %.1f s, and with it %d steps and tool calls; their"
+            " leases are renewed from another thread, for %g s at most. Tools that compute or"
+            " block belong into a thread (the default of plain functions) or on a queue of their"
+            " own; where it is in a selector below, the machine is overloaded. It is here:\n%s",
+            self._late,
+            len(self._held()),
+            self._limit,
+            self._where(),
+        )
+        async with self._connect() as renewals:
+            while not self._ended.is_set() and (late := self._late):
+                if late > self._limit:
+                    self._left_at = self._seen
+                    log.error(
+                        "the event loop has been blocked for %.1f s; its leases are left,"
+                        " and other workers may take its runs over:\n%s",
+                        late,
+                        self._where(),
+                    )
+                    return
+                await self._round(renewals)
+                await asyncio.sleep(self._lease / LOOKS_PER_LEASE)
+        if not self._ended.is_set():
+            log.info("the event loop works again, and renews its leases itself")
+
+    async def _round(self, renewals: Renewals) -> None:
+        """Renew all. What part of Redis is away costs its own leases alone, and slots for a while.
+
+        The next round begins elsewhere, so that no lease is behind those each time. Raises what a
+        lease failed with where none can be renewed.
+        """
+        held = self._held()
+        first = self._turns * TOGETHER % len(held) if held else 0
+        self._turns += 1
+        slots = asyncio.Semaphore(TOGETHER)
+        failed = await asyncio.gather(
+            *(self._renew(one, renewals, slots) for one in held[first:] + held[:first])
+        )
+        if failed and all(failed) and failed[0]:
+            raise failed[0]
+
+    async def _renew(
+        self, held: Lease | CallLease, renewals: Renewals, slots: asyncio.Semaphore
+    ) -> AgentException | OSError | None:
+        """Renew one; return what it failed with."""
+        async with slots:
+            try:
+                if isinstance(held, Lease):
+                    self._tell(heed, held, await renewals.step(held))
+                else:
+                    self._tell(heed_call, held, await renewals.call(held))
+            except (AgentException, OSError) as error:
+                return error
+        return None
+
+    def _tell(self, heeded: Callable[[Any, Any], None], held: object, answer: object) -> None:
+        """Let the loop hear the answer when it works again."""
+        if not self._ended.is_set():
+            self._loop.call_soon_threadsafe(heeded, held, answer)
+
+    def _where(self) -> str:
+        frame = sys._current_frames().get(self._blocked)  # noqa: SLF001 - the documented way
+        stack = traceback.format_stack(frame)[-FRAMES:] if frame else ["unknown\n"]
+        return "".join(stack).rstrip()
+
+
+def connecting(settings: Settings, app: Celery, terms: Terms) -> Connect:
+    """Return what opens a connection of its own for renewals, and closes it."""
+    quick = settings.model_copy(
+        update={"patience": terms.lease / LOOKS_PER_LEASE, "connections": 1}
+    )
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Renewals]:
+        opened = await open_store(quick, app)
+        try:
+            yield Renewals.over(opened, terms)
+        finally:
+            await opened.aclose()
+
+    return connect

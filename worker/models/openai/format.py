@@ -1,0 +1,213 @@
+"""Translates the fleet's messages and tools into the body of a chat completion. Pure.
+
+Only roles, text, media and calls are sent; a message's metadata never is.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.records.messages import Block, Content, Message, Role
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.worker.models.openai.output import response_format
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_NO_NAME = "unnamed_tool"
+_NAME_LENGTH = 64
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_MEDIA_TYPES = {"pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown"}
+
+
+def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
+    """Return the body of `request`.
+
+    `official` is true for OpenAI's own service: it wants `max_completion_tokens` (newer models
+    refuse `max_tokens`) and knows the developer role. Compatible servers widely read only
+    `max_tokens`, and templates of open models know only the system role. `extra_body` is
+    merged last and may overrule every field.
+    """
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": wire_messages(request.messages, official=official),
+    }
+    if request.tools:
+        body["tools"] = [_tool(spec) for spec in request.tools]
+        body["tool_choice"] = tool_choice(request.tool_choice)
+        if request.parallel_tool_calls is not None:
+            body["parallel_tool_calls"] = request.parallel_tool_calls
+    body |= _sampling(request.settings, official=official)
+    if request.output:
+        body["response_format"] = response_format(request.output)
+    if request.settings.stream:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+    return body | request.settings.extra_body
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """Return the body as JSON. Lone surrogates and integers above 64 bits are kept, escaped."""
+    try:
+        # Copied: what orjson returns keeps 4 KiB, however short it is, and a call may be long.
+        return bytes(memoryview(orjson.dumps(body)))
+    except TypeError:
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+def tool_choice(choice: str) -> str | dict[str, Any]:
+    """Return the wire form of `auto`, `any`, `none` or a tool's name."""
+    return _CHOICES.get(choice) or {"type": "function", "function": {"name": choice}}
+
+
+def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[str, Any]]:
+    """Return the conversation in wire form."""
+    wires: list[dict[str, Any]] = []
+    for message in messages:
+        if isinstance(message.content, str):
+            wires.append(_wire(message, message.content, official=official))
+        else:
+            wires.extend(_wires_of_blocks(message, message.content, official=official))
+    return wires
+
+
+def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:
+    limit = "max_completion_tokens" if official else "max_tokens"
+    fields = {
+        limit: settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "stop": list(settings.stop) or None,
+        "seed": settings.seed,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    parameters = spec.parameters or {"type": "object", "properties": {}}
+    function = {"name": spec.name, "description": spec.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _wire(message: Message, content: Content, *, official: bool) -> dict[str, Any]:
+    role = message.role
+    if role is Role.TOOL:
+        answer = _content(content)
+        return {"role": "tool", "tool_call_id": message.tool_call_id or "", "content": answer}
+    if role is Role.ASSISTANT:
+        return _assistant(message, content)
+    if role is Role.DEVELOPER and not official:
+        role = Role.SYSTEM
+    return _named(message, {"role": role.value, "content": _content(content)})
+
+
+def _wires_of_blocks(
+    message: Message, blocks: list[Block], *, official: bool
+) -> Iterator[dict[str, Any]]:
+    if message.role is Role.TOOL:
+        yield _wire(message, blocks, official=official)
+        return
+    results, rest = _split_results(blocks)
+    yield from results
+    if rest or not results or message.role is Role.ASSISTANT:
+        yield _wire(message, rest, official=official)
+
+
+def _assistant(message: Message, content: Content) -> dict[str, Any]:
+    calls = [_call(one.id, one.name, one.arguments) for one in message.tool_calls]
+    if isinstance(content, list):
+        asked = [block["toolUse"] for block in content if "toolUse" in block]
+        calls += [_call(one["toolUseId"], one["name"], one.get("input", {})) for one in asked]
+        content = [block for block in content if "toolUse" not in block]
+    said = _content(content)
+    wire: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+    if calls:
+        wire["tool_calls"] = calls
+    return _named(message, wire)
+
+
+def _named(message: Message, wire: dict[str, Any]) -> dict[str, Any]:
+    return wire | {"name": _safe_name(message.name)} if message.name else wire
+
+
+def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    text = _as_text(arguments)
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": _safe_name(name) or _NO_NAME, "arguments": text},
+    }
+
+
+@lru_cache(maxsize=1024)
+def _safe_name(name: str) -> str:
+    # A name that the service refuses would end the run at its next step, whoever made it up.
+    return _NOT_IN_A_NAME.sub("_", name)[:_NAME_LENGTH]
+
+
+def _as_text(arguments: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(arguments).decode()
+    except TypeError:  # lone surrogates, integers above 64 bits
+        return _encode_any(arguments)
+
+
+def _split_results(blocks: list[Block]) -> tuple[list[dict[str, Any]], list[Block]]:
+    """Part the tool results of a block list, each its own message, from the other blocks."""
+    results = [block["toolResult"] for block in blocks if "toolResult" in block]
+    rest = [block for block in blocks if "toolResult" not in block]
+    wires = [
+        {
+            "role": "tool",
+            "tool_call_id": one["toolUseId"],
+            "content": _content(one.get("content", "")),
+        }
+        for one in results
+    ]
+    return wires, rest
+
+
+def _content(content: Content) -> str | list[dict[str, Any]]:
+    """Return plain text as text (which every server reads), anything else as parts."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(block) for block in content]
+    if all(part.get("type") == "text" for part in parts):
+        return "".join(str(part.get("text", "")) for part in parts)
+    return parts
+
+
+def _part(block: Block) -> dict[str, Any]:
+    """Return one block as a content part; kinds unknown here pass unchanged."""
+    if "type" in block:
+        return block
+    if "text" in block:
+        return {"type": "text", "text": block["text"]}
+    if "json" in block:
+        return {"type": "text", "text": json.dumps(block["json"], ensure_ascii=False)}
+    if "image" in block:
+        return {"type": "image_url", "image_url": {"url": _address(block["image"], "image")}}
+    if "document" in block:
+        document = block["document"]
+        data = _address(document, "document")
+        return {
+            "type": "file",
+            "file": {"filename": document.get("name", "document"), "file_data": data},
+        }
+    return block
+
+
+def _address(media: dict[str, Any], kind: str) -> str:
+    """Return the address of an image or document: its URL, or its base64 bytes as a data URL."""
+    source = media.get("source", {})
+    if "url" in source:
+        return str(source["url"])
+    form = str(media.get("format", "png" if kind == "image" else "pdf"))
+    media_type = (
+        f"image/{form}" if kind == "image" else _MEDIA_TYPES.get(form, f"application/{form}")
+    )
+    return f"data:{media_type};base64,{source.get('bytes', '')}"

@@ -1,0 +1,1 @@
+"""What a worker runs besides steps: services, rescue, isolation, housekeeping, shutdown."""

@@ -1,0 +1,106 @@
+"""Counts the deaths of a pool's children, where Celery tells of them: prefork.
+
+A child does one thing at a time, so its death while its parent lives is held against that. Called
+in the parent, where no event loop runs. Celery tells what was lost, and not whose it was: that is
+read from the store, and believed where that process is gone from this machine.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
+from stepfleet.orchestrator.store.fleet_overview import is_gone_here
+from stepfleet.orchestrator.store.opening.opening import client_app, open_store
+from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 2.0
+_DEATHS = (WorkerLostError, TimeLimitExceeded)
+_HINTS: dict[str, Callable[[Any, Any], StepHint | ToolHint]] = {
+    TASK: step_hint,
+    TOOL_TASK: call_hint,
+}
+
+
+def counts_lost_children(
+    settings: Settings, is_stopping: Callable[[], bool], requests: "Requests"
+) -> Callable[..., None]:
+    """Return a receiver of Celery's signal `task_failure`.
+
+    `requests` knows which child was given a task.
+    """
+
+    def receive(
+        sender: Any = None,
+        exception: Any = None,
+        args: Any = (),
+        kwargs: Any = None,
+        task_id: str = "",
+        **_: Any,
+    ) -> None:
+        hinted = _HINTS.get(getattr(sender, "name", ""))
+        if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
+            return
+        # A hard time limit is told of right before the SIGKILL.
+        is_gone: Callable[[str], bool] = is_gone_here
+        if isinstance(exception, TimeLimitExceeded):
+            is_gone = partial(is_child_here, pid=requests.pid_of(task_id))
+        try:
+            hint = hinted(args, kwargs or {})
+            asyncio.run(_count(settings, hint, is_gone))
+        except Inadmissible:
+            return
+        except (AgentException, OSError) as error:
+            log.warning("the loss of a child is known by its lease alone: %s", error)
+
+    return receive
+
+
+async def _count(
+    settings: Settings, hint: StepHint | ToolHint, is_gone: Callable[[str], bool]
+) -> None:
+    quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
+    store = await open_store(quick, client_app(quick))
+    try:
+        marks = TrialMarks(store.connection, store.keys, store.dispatch)
+        worker = await marks.worker_of(hint)
+        if is_gone(worker) and await marks.child_died(hint, worker):
+            log.warning(
+                "a child has died with step %d of run %s in its hands", hint.step + 1, hint.run_id
+            )
+    finally:
+        await store.aclose()
+
+
+class Requests:
+    """The tasks that this process has received and not finished: a receiver of `task_received`."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+    def __call__(self, request: Any = None, **_: Any) -> None:
+        """Note a task; it is forgotten when Celery lets go of it."""
+        if request is not None:
+            self._known[request.id] = request
+
+    def pid_of(self, task_id: str) -> int | None:
+        """Return the process that was given a task, or None where nobody is known to have it."""
+        pid: int | None = getattr(self._known.get(task_id), "worker_pid", None)
+        return pid
+
+
+def is_child_here(worker: str, pid: int | None) -> bool:
+    """Return whether a worker's name is of the child `pid` of this process."""
+    return pid is not None and worker == f"{socket.gethostname()}:{pid}"

@@ -1,0 +1,1 @@
+"""Processes for work that is suspected of ending its workers."""

@@ -1,0 +1,142 @@
+"""How a worker process ends: in bounded time, whatever its pool is and whatever its steps do.
+
+The first request to stop drains: steps go on for `drain` seconds, and are handed back then. The
+next one hands them back at once. What still runs when the bound has passed is left behind: other
+workers take it up when its leases have run out.
+
+Decides when these things happen. Knows neither steps nor Redis: what is told to stop are callables.
+"""
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+
+from billiard.process import active_children
+
+from stepfleet.worker.engine.bridge import TERMINATED
+
+log = logging.getLogger(__name__)
+
+HAND_BACK_SECONDS = 8.0
+"""How long handing back, and ending after it, may take; the bound is the drain and this."""
+NOTICE_SECONDS = 3.0
+"""So long a child that is ended waits for the news that its worker stops."""
+EX_FAILURE = 1
+
+
+class Notice:
+    """Something that a process tells its event loop, and those of all its forked children, once.
+
+    A pipe with a byte that nobody reads: it is there for whoever looks, also for a child that is
+    forked later, and writing it is allowed in a signal handler, whatever locks are held.
+    """
+
+    def __init__(self) -> None:
+        self._ends: tuple[int, int] | None = None
+        self.given = False
+
+    def open(self) -> None:
+        """Make the pipe; before the children are forked."""
+        if self._ends is None:
+            self._ends = os.pipe()
+
+    def give(self) -> None:
+        """Tell it."""
+        if not self.given and self._ends is not None:
+            self.given = True
+            os.write(self._ends[1], b"\0")
+
+    def comes_within(self, seconds: float) -> bool:
+        """Wait for it, at most so long, in a thread that has no event loop."""
+        return self._ends is not None and bool(select.select([self._ends[0]], [], [], seconds)[0])
+
+    def heed(self, act: Callable[[], None]) -> None:
+        """Have `act` called in the running loop when it is told, or soon where it was already."""
+        if self._ends is None:
+            return
+        loop, reader = asyncio.get_running_loop(), self._ends[0]
+
+        def told() -> None:
+            loop.remove_reader(reader)
+            act()
+
+        loop.add_reader(reader, told)
+
+
+class Stopping:
+    """The stages of a worker's end. `drain` in seconds; `leave` ends the process at once."""
+
+    def __init__(self, drain: float, leave: Callable[[float], None] | None = None) -> None:
+        self._drain = drain
+        self._leave = leave or leave_behind
+        self._begun = Notice()
+        self._urged = Notice()
+        self._signals = count()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the worker was asked to stop."""
+        return self._begun.given
+
+    def open(self) -> None:
+        """Get ready, before the pool forks children."""
+        self._begun.open()
+        self._urged.open()
+
+    def heed(self, drain: Callable[[], None], hand_back: Callable[[], None]) -> None:
+        """Have these called in the running loop: when the stop begins, and when it must hurry."""
+        self._begun.heed(drain)
+        self._urged.heed(hand_back)
+
+    def why_ended(self) -> tuple[str, ...]:
+        """Say why a signal ends a child of the pool: nothing where the worker stops.
+
+        A worker whose whole process group is asked to stop may hear it after its children.
+        """
+        return () if self._begun.comes_within(NOTICE_SECONDS) else (TERMINATED,)
+
+    def ask(self, *, at_once: bool = False) -> None:
+        """Hear a signal: the first begins the drain, the next ends it."""
+        # Counted in one go: a signal may arrive while the one before it is being heard.
+        if next(self._signals) or at_once or self._begun.given:
+            self.hurry()
+        else:
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin the drain, unless it has begun."""
+        if not self._begun.given:
+            self._begun.give()
+            self._end_within(self._drain + HAND_BACK_SECONDS)
+
+    def hurry(self) -> None:
+        """Hand back what is held, at once."""
+        self._begun.give()
+        if not self._urged.given:
+            self._urged.give()
+            self._end_within(HAND_BACK_SECONDS)
+
+    def _end_within(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._leave, (seconds,))
+        timer.daemon = True
+        timer.start()
+
+
+def leave_behind(seconds: float) -> None:
+    """End this process and its pool's children without asking them."""
+    log.error(
+        "the worker did not end within %g s of being asked to stop: a step or a tool cannot be"
+        " broken off, or Redis is away. It ends now; what it holds is taken up by other workers"
+        " when its leases have run out",
+        seconds,
+    )
+    for child in active_children():
+        with suppress(OSError, TypeError):
+            os.kill(child.pid, signal.SIGKILL)
+    os._exit(EX_FAILURE)

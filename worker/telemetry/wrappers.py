@@ -1,0 +1,193 @@
+"""What stands around a worker's collaborators to see their work: models, tools, steps, tasks.
+
+There only where spans or metrics are wanted. Costs a few microseconds per call: it takes times and
+puts values aside; what is made of them is made in a thread. Decides nothing of what it sees.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.protocol.waiting import Delivered, NotTakenNow, TakenCall, ToolHint
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
+from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
+from stepfleet.worker.models import Models
+from stepfleet.worker.ports import CallStore, Committed, Store, Toolbox
+from stepfleet.worker.telemetry.observations import (
+    CANCELLED,
+    ModelCallSeen,
+    RefusalSeen,
+    Seen,
+    StepSeen,
+    TaskSeen,
+    ToolCallSeen,
+    at_hand,
+    begin,
+)
+from stepfleet.worker.telemetry.trace_ids import new_span_id
+
+Offer = Callable[[Seen], None]
+Inside = Callable[[str, int], AbstractContextManager[Any]]
+"""Makes spans of code that runs in it stand below a span: of that run, with that id."""
+
+
+class ObservedStore:
+    """The store of steps, telling of every attempt that ends."""
+
+    def __init__(self, store: Store, offer: Offer) -> None:
+        self._store = store
+        self._offer = offer
+        self.journal = store.journal
+
+    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+        """Take a step, or be refused."""
+        claim = await self._store.claim(hint, token)
+        if isinstance(claim, Refusal):
+            self._offer(RefusalSeen(claim.why))
+        else:
+            begin(claim.run_id, claim.now)
+        return claim
+
+    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
+        """Write a verdict, all or nothing."""
+        committed = await self._store.commit(claim, verdict, events)
+        attempt = at_hand(claim.run_id)
+        if attempt and not committed.wanted:
+            calls = tuple(attempt.calls)
+            applied = committed.applied
+            self._offer(StepSeen(claim, verdict, calls, attempt.began, attempt.now, applied))
+        return committed
+
+
+class ObservedCalls:
+    """The store of tool calls that are tasks of their own, telling of each that ends."""
+
+    def __init__(self, calls: CallStore, offer: Offer) -> None:
+        self._calls = calls
+        self._offer = offer
+
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
+        """Take a call, or be refused."""
+        taken = await self._calls.take(hint, token)
+        if isinstance(taken, TakenCall):
+            begin(hint.run_id, taken.now)
+        return taken
+
+    async def leave(
+        self,
+        hint: ToolHint,
+        token: str,
+        *,
+        delay: float = 0.0,
+        started: bool = True,
+        lost: LostAttempt | None = None,
+    ) -> None:
+        """Give a call back to other workers."""
+        await self._calls.leave(hint, token, delay=delay, started=started, lost=lost)
+
+    async def deliver(
+        self, taken: TakenCall, agent: str, record: ToolCallRecord, seconds: float
+    ) -> Delivered:
+        """Give a call's result to its run."""
+        delivered = await self._calls.deliver(taken, agent, record, seconds)
+        attempt = at_hand(taken.hint.run_id)
+        if attempt:
+            given_up = record.error is not None and record.error.code != NOT_EXECUTED
+            if given_up and not attempt.calls:
+                began, now = attempt.began, attempt.now
+                code = record.error.code if record.error else ""
+                name, times = record.tool_name, taken.attempt
+                attempt.calls.append(
+                    ToolCallSeen(new_span_id(), began, now, name, record.call_id, times, code)
+                )
+            self._offer(TaskSeen(taken, tuple(attempt.calls), delivered.applied))
+        return delivered
+
+
+class ObservedToolbox:
+    """A toolbox whose executions are seen."""
+
+    def __init__(self, toolbox: Toolbox, inside: Inside) -> None:
+        self._toolbox = toolbox
+        self._inside = inside
+        self.recall = toolbox.recall
+        self.text = toolbox.text
+
+    async def execute(
+        self,
+        call: ToolCall,
+        tools: ToolRegistry,
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord:
+        """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
+        attempt = at_hand(invocation.run_id)
+        if attempt is None:
+            return await self._toolbox.execute(call, tools, invocation, clock=clock)
+        span_id, began, code = new_span_id(), attempt.now, ""
+        try:
+            with self._inside(invocation.run_id, span_id):
+                record = await self._toolbox.execute(call, tools, invocation, clock=clock)
+            code = record.error.code if record.error else ""
+        except asyncio.CancelledError:
+            code = CANCELLED
+            raise
+        finally:
+            # A name that the model made up is no tool's: it would be a metric's label for ever.
+            name = call.name if call.name in tools else ""
+            times = invocation.attempt
+            attempt.calls.append(
+                ToolCallSeen(span_id, began, attempt.now, name, call.id, times, code)
+            )
+        return record
+
+
+class ObservedModels(Models):
+    """The models of a worker, their calls seen: those of steps, and those of its memory."""
+
+    def __init__(self, inside: Inside, *, connections: int = 0) -> None:
+        super().__init__(connections=connections)
+        self._inside = inside
+
+    async def generate(
+        self,
+        request: ModelRequest,
+        *,
+        llm: LLM | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> LLMResponse:
+        """Make one model call. Raises nothing but `AgentException`s."""
+        attempt = at_hand()
+        if attempt is None:
+            return await super().generate(request, llm=llm, on_text=on_text)
+        span_id, began = new_span_id(), attempt.now
+        response, code, kind = None, "", ""
+        try:
+            with self._inside(attempt.run_id, span_id):
+                response = await super().generate(request, llm=llm, on_text=on_text)
+        except asyncio.CancelledError:
+            code = kind = CANCELLED
+            raise
+        except AgentException as error:
+            code, kind = error.code, error.type.value
+            raise
+        except BaseException:
+            code = kind = ErrorType.UNKNOWN.value
+            raise
+        finally:
+            ended = attempt.now
+            attempt.calls.append(
+                ModelCallSeen(span_id, began, ended, request, response, code, kind)
+            )
+        return response

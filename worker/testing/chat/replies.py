@@ -1,0 +1,71 @@
+"""What a scripted model can say. Records only; must not know HTTP or how a reply is chosen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepfleet.worker.testing.chat.quirks import Quirk
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ToolCallReply:
+    """One tool call that the model asks for.
+
+    `arguments` is a mapping, or text that is sent as it is (to send malformed JSON). `id` is
+    made from conversation, turn and index where it is None; "" is sent as a blank id. With
+    `omit_id` the field is missing.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+    id: str | None = None
+    omit_id: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One sound answer of the model, or one that is odd in a way that models are.
+
+    `finish_reason` follows from the tool calls where it is None; `usage` is estimated, alike
+    for equal requests, where it is None, and left out with `send_usage=False`. `latency` (seconds
+    before the answer) replaces the server's; `pause` is the seconds between the events of a
+    stream, and `piece` the characters of content and arguments in each. `extra` adds fields to
+    the message, such as `refusal`. `quirks` say how the form departs from OpenAI's own.
+    """
+
+    content: str | None = None
+    tool_calls: tuple[ToolCallReply, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    send_usage: bool = True
+    model: str | None = None
+    latency: float | None = None
+    pause: float = 0.0
+    piece: int = 24
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    quirks: tuple[Quirk, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take any sequence of calls and names of quirks.
+
+        Raises `ValueError` for pieces without a character, and for a quirk that there is not.
+        """
+        object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
+        object.__setattr__(self, "quirks", tuple(Quirk(one) for one in self.quirks))
+        if self.piece < 1:
+            raise ValueError(f"Reply.piece is {self.piece}; a piece has at least 1 character")
+
+    @property
+    def ends_with(self) -> str:
+        """The finish reason that is sent."""
+        return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")

@@ -1,0 +1,92 @@
+"""One request as a rule sees it and as the log keeps it. Must not know the rules."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepfleet.worker.testing.chat.conversation import first_user_text, messages_of, text_of
+from stepfleet.worker.testing.chat.replies import Usage
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """One tool call of the conversation, and the text that it was answered with."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    content: str
+    turn: int
+    """The turn, from 1, in which the model asked for it."""
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request: what was sent, which place in which conversation it is, what became of it.
+
+    `key` tells the conversation, `turn` which answer it asks for, and `attempt` how often that
+    has been asked for; both count from 1. `received` and `answered` are seconds of the monotonic
+    clock. `outcome` is None while the request is open, then `replied`, a kind of fault,
+    `refused` (the conversation broke the protocol, or no rule had an answer) or `disconnected`.
+    """
+
+    number: int
+    key: str
+    turn: int
+    attempt: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    received: float = 0.0
+    answered: float | None = None
+    outcome: str | None = None
+    status: int | None = None
+    usage: Usage | None = None
+    violation: str | None = None
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as it was sent."""
+        return messages_of(dict(self.body))
+
+    @property
+    def question(self) -> str:
+        """The text of the first user message."""
+        return first_user_text(dict(self.body))
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants a stream."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the declared tools."""
+        declared = self.body.get("tools") or ()
+        return tuple(str(tool["function"]["name"]) for tool in declared)
+
+    @property
+    def answers(self) -> tuple[ToolAnswer, ...]:
+        """Every answered tool call of the conversation, in order."""
+        return tuple(_answers(self.messages))
+
+
+def _answers(messages: list[dict[str, Any]]) -> Iterator[ToolAnswer]:
+    asked: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    turn = 0
+    for message in messages:
+        if message.get("role") == "assistant":
+            turn += 1
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                asked[call["id"]] = (function["name"], _arguments(function["arguments"]))
+        elif message.get("role") == "tool" and message.get("tool_call_id") in asked:
+            name, arguments = asked[message["tool_call_id"]]
+            yield ToolAnswer(name, arguments, text_of(message.get("content")), turn)
+
+
+def _arguments(text: str) -> Mapping[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}

@@ -1,0 +1,156 @@
+"""Keeps what the server was asked and what became of it, in memory and as lines of a file.
+
+Written by the server's thread only; every reading returns a copy and may come from any thread.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from stepfleet.worker.testing.chat.answers import Answer
+from stepfleet.worker.testing.chat.conversation import Violation
+from stepfleet.worker.testing.chat.faults import FaultKind
+from stepfleet.worker.testing.chat.requests import RequestRecord
+
+_SECRET = ("authorization", "cookie", "key", "token", "secret")
+
+
+class RequestLog:
+    """The newest `keep` requests (None: all), counts of all, and a JSONL file if `path` is given.
+
+    The file gets one line per request when it has ended, without bodies: `at` is the epoch
+    second, `received` and `answered` are seconds of the machine's monotonic clock.
+    """
+
+    def __init__(self, *, keep: int | None = None, path: Path | None = None) -> None:
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.total = 0
+        self._ended: deque[RequestRecord] = deque(maxlen=keep)
+        self._open: dict[int, RequestRecord] = {}
+        self._attempts: Counter[tuple[str, int]] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._violations: deque[str] = deque(maxlen=1000)
+        self._file: IO[bytes] | None = path.open("ab") if path else None
+
+    @property
+    def requests(self) -> tuple[RequestRecord, ...]:
+        """The requests in order of arrival, open ones among them."""
+        both = {
+            one.number: one for one in (*tuple(self._open.copy().values()), *self._ended.copy())
+        }
+        return tuple(both[number] for number in sorted(both))
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What was wrong with refused requests, the newest 1,000."""
+        return tuple(self._violations.copy())
+
+    @property
+    def counts(self) -> dict[tuple[str, int], int]:
+        """How often each turn of each conversation was asked for, by (key, turn)."""
+        return dict(self._attempts.copy())
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many requests ended in which way."""
+        return dict(self._outcomes.copy())
+
+    def begin(
+        self, key: str, turn: int, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> RequestRecord:
+        """Note a request that has come in whole."""
+        self._attempts[key, turn] += 1
+        self.total += 1
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        request = RequestRecord(
+            self.total, key, turn, self._attempts[key, turn], body, headers, time.monotonic()
+        )
+        self._open[request.number] = request
+        return request
+
+    def refuse(self, violation: Violation) -> None:
+        """Note a violation."""
+        self._violations.append(str(violation))
+
+    def decided(
+        self, request: RequestRecord, answer: Answer, violation: Violation | None
+    ) -> RequestRecord:
+        """Note the answer as it goes out, so that a client which has it finds it in the log."""
+        known = replace(
+            request,
+            answered=time.monotonic(),
+            outcome=answer.outcome,
+            status=answer.status if answer.pieces else None,
+            usage=answer.usage,
+            violation=str(violation) if violation else None,
+        )
+        self._open[request.number] = known
+        return known
+
+    def disconnected(self, request: RequestRecord) -> RequestRecord:
+        """Note that the client went away before it had the answer."""
+        hung = self._open[request.number].outcome == FaultKind.HANG
+        outcome = str(FaultKind.HANG) if hung else "disconnected"
+        gone = replace(request, answered=time.monotonic(), outcome=outcome, usage=None)
+        self._open[request.number] = gone
+        return gone
+
+    def end(self, request: RequestRecord) -> None:
+        """Note that the request is over, with what was last noted of it."""
+        ended = self._open[request.number]
+        self._ended.append(ended)
+        del self._open[request.number]  # not before: who has the answer finds the request
+        self.in_flight -= 1
+        self._outcomes[str(ended.outcome)] += 1
+        if self._file is not None:
+            self._file.write(_line(ended))
+            self._file.flush()
+
+    def clear(self) -> None:
+        """Forget violations and ended requests; attempts are still counted on."""
+        self._violations.clear()
+        self._ended.clear()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers, lower case, with the value of every secret one replaced."""
+    lowered = {name.lower(): value for name, value in headers.items()}
+    return {
+        name: "[secret]" if any(word in name for word in _SECRET) else value
+        for name, value in lowered.items()
+    }
+
+
+def _line(request: RequestRecord) -> bytes:
+    usage = request.usage
+    fields = {
+        "number": request.number,
+        "at": time.time(),
+        "key": request.key,
+        "turn": request.turn,
+        "attempt": request.attempt,
+        "outcome": request.outcome,
+        "status": request.status,
+        "received": request.received,
+        "answered": request.answered,
+        "model": request.body.get("model"),
+        "messages": len(request.messages),
+        "stream": request.streams,
+        "prompt_tokens": usage.prompt_tokens if usage else None,
+        "completion_tokens": usage.completion_tokens if usage else None,
+        "violation": request.violation,
+    }
+    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)

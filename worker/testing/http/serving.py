@@ -1,0 +1,115 @@
+"""The HTTP side of the model server: paths, bodies, waiting, sending. Decides no answer."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from stepfleet.worker.testing.chat.answers import Answer, refusing
+from stepfleet.worker.testing.chat.conversation import Violation, turn_of
+from stepfleet.worker.testing.chat.faults import Faults
+from stepfleet.worker.testing.chat.requests import RequestRecord
+from stepfleet.worker.testing.http.request_log import RequestLog, without_secrets
+from stepfleet.worker.testing.http.sending import send
+from stepfleet.worker.testing.scenario.decision import decide
+from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.scripts import Rules
+
+MODELS = ("gpt-4o-mini", "gpt-4o")
+"""What `/v1/models` lists; a completion is made under any name."""
+
+
+class Endpoint:
+    """Answers HTTP requests of one server; what it answers may be exchanged while it runs."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        faults: Faults,
+        latency: Latency,
+        log: RequestLog,
+        *,
+        key: Callable[[dict[str, Any]], str],
+    ) -> None:
+        self.rules = rules
+        self.faults = faults
+        self.latency = latency
+        self.log = log
+        self._key = key
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one HTTP request."""
+        path = request.path.rstrip("/")
+        if path == "/v1/chat/completions" and request.method == "POST":
+            return await self._complete(request)
+        if path == "/v1/models" and request.method == "GET":
+            return _json({"object": "list", "data": [_model(name) for name in MODELS]})
+        if path.startswith("/v1/models/") and request.method == "GET":
+            return _json(_model(path.removeprefix("/v1/models/")))
+        if path == "/stats" and request.method == "GET":
+            return _json(self._stats())
+        return _json(
+            {"error": {"message": f"there is no {request.method} {path}", "type": "not_found"}},
+            HTTPStatus.NOT_FOUND,
+        )
+
+    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = _parsed(await request.content.read())  # request.read() refuses large ones
+        if body is None:
+            violation = Violation("body", "is not a JSON object")
+            self.log.refuse(violation)
+            return await send(request, refusing(violation))
+        headers = without_secrets(request.headers)
+        record = self.log.begin(self._key(body), turn_of(body), body, headers)
+        try:
+            answer, violation_found = decide(record, self.rules, self.faults)
+            if violation_found is not None:
+                self.log.refuse(violation_found)
+            await self._wait(record, answer)
+            self.log.decided(record, answer, violation_found)
+            return await send(request, replace(answer, delay=0))
+        except (asyncio.CancelledError, ConnectionError):
+            self.log.disconnected(record)
+            raise
+        finally:
+            self.log.end(record)
+
+    async def _wait(self, record: RequestRecord, answer: Answer) -> None:
+        seconds = answer.delay
+        if seconds is None:
+            seconds = self.latency.seconds(
+                self.faults.seed, record.key, record.turn, record.attempt
+            )
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    def _stats(self) -> dict[str, Any]:
+        log = self.log
+        return {
+            "requests": log.total,
+            "in_flight": log.in_flight,
+            "most_in_flight": log.most_in_flight,
+            "turns": len(log.counts),
+            "outcomes": log.outcomes,
+            "violations": log.violations,
+        }
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "stepfleet"}
+
+
+def _json(payload: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(body=orjson.dumps(payload), status=status, content_type="application/json")

@@ -1,0 +1,1 @@
+"""Which reply a request gets, and how late. Pure."""
