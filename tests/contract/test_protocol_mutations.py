@@ -205,7 +205,7 @@ MUTATIONS = {
         "commit", "  redis.call('DEL', journal_key)\n  step = step + 1", "  step = step + 1"
     ),
     "commit keeps the crashes of the step before": Mutation(
-        "commit", "'limited', '0', 'crashes', '0')", "'limited', '0')"
+        "commit", "'limited', '0', 'crashes', '0', 'logged'", "'limited', '0', 'logged'"
     ),
     "commit does not heed a cancel": Mutation(
         "commit",
@@ -291,8 +291,8 @@ MUTATIONS = {
     ),
     "retry leaves the run to expire": Mutation(
         "common",
-        "redis.call('PERSIST', key)",
-        "",
+        "redis.call('PERSIST', key) end",
+        "end",
     ),
     "retry takes an older end for this one": Mutation(
         "retry", "if h[4] ~= a.expected then return { 'changed', h[2] } end", ""

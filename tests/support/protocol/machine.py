@@ -182,6 +182,8 @@ class ProtocolMachine(CallRules, ControlRules):
             run = self.model.runs[run_id]
             stored = (reply.crashes, reply.attempts, reply.limited, reply.state.step_count)
             assert stored == (run.crashes, run.attempts, run.limited, run.step)
+            answers = [one.content for one in reply.state.messages if one.role == "assistant"]
+            assert answers == [step.author for step in run.log if step.author]
             assert told_of(reply.losses) == list(run.losses.items())[-run.crashes or 99 :]
             assert round(reply.journal.spent * 2) == run.spent
             assert sorted(reply.overdue) == list(run.awaited)
