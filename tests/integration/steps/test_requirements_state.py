@@ -248,7 +248,7 @@ def _has_messages(update: ast.expr) -> bool:
     )
 
 
-WRITERS = {"Submission.create", "StepStore.commit", "Control.retry", "Adoption.adopt"}
+WRITERS = {"Submission.create", "StepStore.commit", "Control.retry", "RunImport.create"}
 """A person's words, the fold's messages, a step taken back or a further message, a whole copy."""
 
 
