@@ -30,7 +30,7 @@ from stepfleet.orchestrator.store.health import server_info, warnings
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.import_run import Adoption
+from stepfleet.orchestrator.store.runs.import_run import RunImport
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.snapshots import Snapshots
 from stepfleet.orchestrator.store.runs.submission import Submission
@@ -52,7 +52,7 @@ class Client:
     snapshots: Snapshots
     following: Following
     watch: RunWatch
-    adoption: Adoption
+    run_import: RunImport
     brings: frozenset[str] = frozenset()
     _accepted: set[str] = field(default_factory=set)
 
@@ -83,7 +83,7 @@ class Client:
             snapshots=Snapshots(connection, keys, store.configs),
             following=Following(store, runs, watch),
             watch=watch,
-            adoption=Adoption(
+            run_import=RunImport(
                 connection, keys, dispatch, grace=settings.grace, retention=settings.retention
             ),
             brings=brings,

@@ -20,14 +20,14 @@ from redis.asyncio import Redis
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.cluster_url import Place
 from stepfleet.orchestrator.redis_client.connection import FIRST_PAUSE, LONGEST_PAUSE
-from stepfleet.orchestrator.redis_client.node import Call, Lane
+from stepfleet.orchestrator.redis_client.node import Call, NodeConnection
 from stepfleet.orchestrator.redis_client.slots import SLOTS, Topology, guarded, key_of, slot_of
 from stepfleet.orchestrator.redis_client.topology import survey
 from stepfleet.orchestrator.redis_client.transient_errors import (
-    Trouble,
+    TransientError,
     Watch,
     explained,
-    trouble_of,
+    transient_error_of,
 )
 
 MOST_HOPS = 5
@@ -51,7 +51,7 @@ class Cluster:
         self._seeds = seeds
         self._connect = connect
         self._patience = patience
-        self._lanes: dict[Place, Lane] = {}
+        self._lanes: dict[Place, NodeConnection] = {}
         self._known = Topology((None,) * SLOTS)
         self._owners: list[Place | None] = list(self._known.owners)
         self._turns = cycle(self._seeds)
@@ -148,10 +148,10 @@ class Cluster:
         slot = None if key is None else slot_of(key)
         return Call(guarded(command), slot, reply, time.monotonic(), patient)
 
-    def _lane(self, place: Place) -> Lane:
+    def _lane(self, place: Place) -> NodeConnection:
         lane = self._lanes.get(place)
         if lane is None:
-            lane = self._lanes[place] = Lane(place, self._connect(place), self._take_in)
+            lane = self._lanes[place] = NodeConnection(place, self._connect(place), self._take_in)
         return lane
 
     def _route(self, call: Call) -> None:
@@ -170,7 +170,7 @@ class Cluster:
             if not self._keeps(call, error):
                 call.answer(error)
 
-    def _take_in(self, lane: Lane, calls: list[Call], values: list[Any]) -> None:
+    def _take_in(self, lane: NodeConnection, calls: list[Call], values: list[Any]) -> None:
         """Answer the calls, send them elsewhere, or keep them for later."""
         for call, value in zip(calls, values, strict=True):
             if not isinstance(value, Exception):
@@ -185,7 +185,7 @@ class Cluster:
         if self._watch.trouble is not None and not self._groups:
             self._watch.answered(time.monotonic())
 
-    def _follow(self, lane: Lane, call: Call, told: exceptions.AskError) -> None:
+    def _follow(self, lane: NodeConnection, call: Call, told: exceptions.AskError) -> None:
         """Send a call where a node sends it: for good (MOVED), or while its slot moves (ASK)."""
         call.hops += 1
         place = (told.host or lane.place[0], told.port)
@@ -205,7 +205,7 @@ class Cluster:
         self._wait_with(call, trouble, error)
         return True
 
-    def _wait_with(self, call: Call, trouble: Trouble, error: Exception) -> None:
+    def _wait_with(self, call: Call, trouble: TransientError, error: Exception) -> None:
         call.asking, call.hops = False, 0
         group = self._groups.setdefault(call.slot, _Group(error))
         group.error = error
@@ -214,7 +214,7 @@ class Cluster:
             group.calls.appendleft(call)
         else:
             group.calls.append(call)
-        group.astray = trouble in (Trouble.AWAY, Trouble.ELSEWHERE)
+        group.astray = trouble in (TransientError.AWAY, TransientError.ELSEWHERE)
         group.asks_anew = group.astray or isinstance(error, exceptions.ClusterDownError)
         self._watch.failed(trouble, error, time.monotonic())
         if self._looking is None or self._looking.done():
@@ -295,12 +295,12 @@ class _Group:
             call.answer(self.error)
 
 
-def _trouble_of(error: Exception) -> Trouble | None:
+def _trouble_of(error: Exception) -> TransientError | None:
     if isinstance(error, exceptions.AskError):
-        return Trouble.MOVING  # sent to and fro between two nodes
+        return TransientError.MOVING  # sent to and fro between two nodes
     if isinstance(error, exceptions.ClusterDownError):
-        return Trouble.REFUSES
-    return trouble_of(error)
+        return TransientError.REFUSES
+    return transient_error_of(error)
 
 
 def _say_nothing(done: asyncio.Task[None]) -> None:

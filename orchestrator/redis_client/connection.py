@@ -24,16 +24,16 @@ from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.hiredis_io import exchange, next_trip
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
 from stepfleet.orchestrator.redis_client.transient_errors import (
-    Trouble,
+    TransientError,
     Watch,
     explained,
-    trouble_of,
+    transient_error_of,
 )
 
 CLOCK_SECONDS = 60.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
-_ANEW = (Trouble.AWAY, Trouble.ELSEWHERE)
+_ANEW = (TransientError.AWAY, TransientError.ELSEWHERE)
 CALM_SECONDS = 10.0
 """Pauses begin small again after so long without a failure."""
 
@@ -167,10 +167,10 @@ class Connection:
 
     def _take_in(self, calls: "list[_Call]", values: list[Any]) -> bool:
         """Answer the calls or keep them for later; return whether to connect anew."""
-        failed: list[tuple[_Call, Trouble]] = []
-        troubles: list[Trouble] = []
+        failed: list[tuple[_Call, TransientError]] = []
+        troubles: list[TransientError] = []
         for call, value in zip(calls, values, strict=True):
-            trouble = trouble_of(value)
+            trouble = transient_error_of(value)
             if trouble is None:
                 call.answer(value)
                 if call is self._asking:
@@ -191,7 +191,7 @@ class Connection:
 
     # ------------------------------------------------------------------ troubles
 
-    def _wait_with(self, failed: "list[tuple[_Call, Trouble]]", *, answered: bool) -> None:
+    def _wait_with(self, failed: "list[tuple[_Call, TransientError]]", *, answered: bool) -> None:
         now = time.monotonic()
         if now - self._failed_at > CALM_SECONDS:
             self._pause = FIRST_PAUSE
@@ -201,13 +201,13 @@ class Connection:
         if self._closing:
             self._give_up(call for call, _ in failed)
             self._give_up(self._pending)
-        elif trouble is Trouble.AWAY and not answered:
+        elif trouble is TransientError.AWAY and not answered:
             self._pending.extendleft(call for call, _ in reversed(failed))
             self._asking = None
             self._rest_a_while(first.error, now)
         else:
             self._refused.extend(call for call, _ in failed)
-            self._ask_all |= trouble in (Trouble.AWAY, Trouble.MOVING)
+            self._ask_all |= trouble in (TransientError.AWAY, TransientError.MOVING)
             if any(call is self._asking for call, _ in failed):
                 self._asking = None
             self._ask_later()

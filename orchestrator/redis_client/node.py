@@ -48,11 +48,14 @@ class Call:
             self.reply.set_result(value)
 
 
-class Lane:
+class NodeConnection:
     """Sends calls to one node; `take_in` gets them back with their values, errors among them."""
 
     def __init__(
-        self, place: Place, client: Redis, take_in: "Callable[[Lane, list[Call], list[Any]], None]"
+        self,
+        place: Place,
+        client: Redis,
+        take_in: "Callable[[NodeConnection, list[Call], list[Any]], None]",
     ) -> None:
         self.place = place
         self.client = client

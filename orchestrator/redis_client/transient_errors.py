@@ -18,7 +18,7 @@ QUIET_SECONDS = 1.0
 """A trouble is over when calls are answered and none has failed for so long."""
 
 
-class Trouble(enum.Enum):
+class TransientError(enum.Enum):
     """An error that passes: the call waits and is made again."""
 
     AWAY = "does not answer"
@@ -30,14 +30,14 @@ class Trouble(enum.Enum):
 
 
 _BY_TYPE = (
-    ((exceptions.ConnectionError, exceptions.TimeoutError, OSError), Trouble.AWAY),
-    ((exceptions.ReadOnlyError, exceptions.MasterDownError), Trouble.ELSEWHERE),
-    ((exceptions.TryAgainError, exceptions.ClusterDownError), Trouble.MOVING),
-    (exceptions.OutOfMemoryError, Trouble.REFUSES),
+    ((exceptions.ConnectionError, exceptions.TimeoutError, OSError), TransientError.AWAY),
+    ((exceptions.ReadOnlyError, exceptions.MasterDownError), TransientError.ELSEWHERE),
+    ((exceptions.TryAgainError, exceptions.ClusterDownError), TransientError.MOVING),
+    (exceptions.OutOfMemoryError, TransientError.REFUSES),
 )
 _BY_WORDS = (
-    (re.compile(r"\b(OOM|MISCONF|BUSY)\b|used memory > 'maxmemory'"), Trouble.REFUSES),
-    (re.compile(r"\b(NOREPLICAS|MASTERDOWN)\b"), Trouble.ELSEWHERE),
+    (re.compile(r"\b(OOM|MISCONF|BUSY)\b|used memory > 'maxmemory'"), TransientError.REFUSES),
+    (re.compile(r"\b(NOREPLICAS|MASTERDOWN)\b"), TransientError.ELSEWHERE),
 )
 _FIXES = (
     ("maxmemory", "raise its maxmemory, or remove ended runs (stepfleet purge)"),
@@ -52,7 +52,7 @@ _FIXES = (
 )
 
 
-def trouble_of(value: Any) -> Trouble | None:
+def transient_error_of(value: Any) -> TransientError | None:
     """Return what kind of passing trouble a reply is; None for answers and lasting errors."""
     if not isinstance(value, Exception):
         return None
@@ -71,10 +71,10 @@ def explained(error: BaseException) -> BaseException:
     if isinstance(error, exceptions.MovedError):
         msg = "this is a node of a Redis Cluster: set STEPFLEET_REDIS_URL=redis+cluster://HOST:PORT"
         return ConfigurationError(msg)
-    trouble = trouble_of(error)
+    trouble = transient_error_of(error)
     if trouble is None:
         return error
-    if trouble is Trouble.AWAY:
+    if trouble is TransientError.AWAY:
         return StoreError(f"Redis cannot be reached: {error}")
     told = str(error)
     fix = next((fix for mark, fix in _FIXES if mark in told), "see what it lacks")
@@ -85,12 +85,12 @@ class Watch:
     """Says a trouble once, when it begins, and once when it is over. Times are monotonic."""
 
     def __init__(self, what: str = "Redis") -> None:
-        self.trouble: Trouble | None = None
+        self.trouble: TransientError | None = None
         self._what = what
         self._began = 0.0
         self._failed = 0.0
 
-    def failed(self, trouble: Trouble, error: BaseException, now: float) -> None:
+    def failed(self, trouble: TransientError, error: BaseException, now: float) -> None:
         """Note that a call failed."""
         if self.trouble is None:
             self.trouble, self._began = trouble, now

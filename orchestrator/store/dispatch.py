@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.redis_client.transient_errors import Trouble, Watch
+from stepfleet.orchestrator.redis_client.transient_errors import TransientError, Watch
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
 
@@ -237,7 +237,7 @@ class Dispatch:
             await asyncio.to_thread(send, what)
         except BROKER_ERRORS as error:
             self._rests_until = time.monotonic() + REST_SECONDS
-            self._watch.failed(Trouble.AWAY, error, time.monotonic())
+            self._watch.failed(TransientError.AWAY, error, time.monotonic())
         else:
             self._watch.answered(time.monotonic())
 

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
-class Worry:
+class HealthFinding:
     """What was found to be wrong, and its fix; `about` names the thing."""
 
     about: str
@@ -83,20 +83,22 @@ def worst_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def warnings(info: Mapping[str, Any]) -> list[str]:
     """Return what about the server endangers runs, each with its fix; nothing for a sound one."""
-    return [worry.text for worry in worries(ServerFacts.of(info))]
+    return [finding.text for finding in health_findings(ServerFacts.of(info))]
 
 
-def worries(facts: ServerFacts) -> list[Worry]:
+def health_findings(facts: ServerFacts) -> list[HealthFinding]:
     """Return what about the server endangers runs; nothing for a sound one."""
     found = []
     numbers = version_of(facts.version or "")
     if numbers and numbers < OLDEST:
         found.append(
-            Worry("version", f"Redis is version {facts.version}", "use 7.0 or newer, or Valkey")
+            HealthFinding(
+                "version", f"Redis is version {facts.version}", "use 7.0 or newer, or Valkey"
+            )
         )
     if facts.append_only is False:
         found.append(
-            Worry(
+            HealthFinding(
                 "durability",
                 "Redis has its append-only file off: a restart loses committed steps",
                 "redis-cli CONFIG SET appendonly yes, and 'appendonly yes' in redis.conf",
@@ -104,7 +106,7 @@ def worries(facts: ServerFacts) -> list[Worry]:
         )
     if facts.eviction not in (None, "noeviction"):
         found.append(
-            Worry(
+            HealthFinding(
                 "eviction",
                 f"Redis evicts keys when memory is short ({facts.eviction}): runs would vanish",
                 "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",

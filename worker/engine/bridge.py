@@ -172,7 +172,7 @@ def home_loop() -> LoopThread:
     return candidate
 
 
-def adopt(loop: LoopThread) -> None:
+def create(loop: LoopThread) -> None:
     """Make the loop of a pool the one on which this process's coroutines run."""
     _HOMES[os.getpid()] = loop
 

@@ -23,7 +23,7 @@ from celery import signals
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
-from stepfleet.orchestrator.redis_client.transient_errors import Trouble, Watch
+from stepfleet.orchestrator.redis_client.transient_errors import TransientError, Watch
 
 log = logging.getLogger(__name__)
 
@@ -111,14 +111,14 @@ class ForgivingConsumer(Consumer):
             return None
 
     def _cannot_connect(self, error: Exception, _: float) -> None:
-        self._watch.failed(Trouble.AWAY, error, time.monotonic())
+        self._watch.failed(TransientError.AWAY, error, time.monotonic())
 
     def _lost(self, error: Exception) -> None:
         now = time.monotonic()
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         self._lost_at = now
         self._forgave = False
-        self._watch.failed(Trouble.AWAY, error, now)
+        self._watch.failed(TransientError.AWAY, error, now)
 
     def _is_steady(self) -> None:
         """Say that the broker is back, unless the connection was lost again meanwhile."""

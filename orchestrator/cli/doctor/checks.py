@@ -13,7 +13,7 @@ from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts
 from stepfleet.orchestrator.cli.setup.sentinel_facts import SentinelFacts
 from stepfleet.orchestrator.records.text.validation import meant
-from stepfleet.orchestrator.store.health import ServerFacts, worries
+from stepfleet.orchestrator.store.health import ServerFacts, health_findings
 
 OLDEST_PYTHON = (3, 11)
 ENOUGH_SENTINELS = 3
@@ -106,7 +106,7 @@ def worker_extra(missing: Sequence[str]) -> Check:
 
 def redis(facts: ServerFacts) -> list[Check]:
     """Judge the store's server."""
-    worried = {one.about: one for one in worries(facts)}
+    worried = {one.about: one for one in health_findings(facts)}
     sound = {
         "version": f"version {facts.version or 'unknown'}",
         "durability": "append-only file is on" if facts.append_only else "does not say",

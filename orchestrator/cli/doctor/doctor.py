@@ -168,10 +168,10 @@ def _models(configs: Iterable[AgentConfig]) -> Iterator[Check]:
         if target is None or target in seen:
             continue
         seen.add(target)
-        worry = preflight.missing_key(config.name, target, os.environ)
-        worry = worry or preflight.unreachable(config.name, target)
-        if worry:
-            yield Check(worry.about, State.FAIL, worry.found, worry.fix)
+        finding = preflight.missing_key(config.name, target, os.environ)
+        finding = finding or preflight.unreachable(config.name, target)
+        if finding:
+            yield Check(finding.about, State.FAIL, finding.found, finding.fix)
         else:
             key = f", {target.key} is set" if target.key else ""
             yield good(f"model of {config.name}", f"{target.base_url} answers{key}")

@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.store.health import Worry
+from stepfleet.orchestrator.store.health import HealthFinding
 
 OPENAI_URL = "https://api.openai.com/v1"
 _KEY = "OPENAI_API_KEY"
@@ -53,11 +53,11 @@ def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | N
     return Target(base, host, port or _PORTS[parts.scheme], key)
 
 
-def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> Worry | None:
+def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> HealthFinding | None:
     """Return what is wrong about a key that is not set; None where all is well. Pure."""
     if target.key is None or environment.get(target.key, "").strip():
         return None
-    return Worry(
+    return HealthFinding(
         f"model of {agent}",
         f"agent {agent!r}: the model needs an API key, and {target.key} is not set",
         f"set the variable {target.key}, or OPENAI_BASE_URL to another server, or try it out "
@@ -65,7 +65,7 @@ def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> W
     )
 
 
-def unreachable(agent: str, target: Target) -> Worry | None:
+def unreachable(agent: str, target: Target) -> HealthFinding | None:
     """Return what is wrong about an address where nobody listens; None where somebody does."""
     host, port = target.host, target.port
     proxy = getproxies().get(urlsplit(target.base_url).scheme)
@@ -75,7 +75,7 @@ def unreachable(agent: str, target: Target) -> Worry | None:
     try:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
-        return Worry(
+        return HealthFinding(
             f"model of {agent}",
             f"agent {agent!r}: the model endpoint {target.base_url} cannot be reached "
             f"({error.strerror or error})",
@@ -92,6 +92,6 @@ def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str])
         if target is None or target in seen:
             continue
         seen.add(target)
-        worry = missing_key(config.name, target, environment) or unreachable(config.name, target)
-        if worry:
-            raise ConfigurationError(worry.text)
+        finding = missing_key(config.name, target, environment) or unreachable(config.name, target)
+        if finding:
+            raise ConfigurationError(finding.text)

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.redis_client.cluster_url import is_cluster
 from stepfleet.orchestrator.redis_client.sentinel import master_client
 from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.health import ServerFacts, worries, worst_of
+from stepfleet.orchestrator.store.health import ServerFacts, health_findings, worst_of
 from stepfleet.orchestrator.store.quarantine import about_entries, reasons
 
 _CONNECT_SECONDS = 3.0
@@ -48,8 +48,8 @@ class RedisFacts:
 
 def warn_of(url: str, *, patience: float = 0.0) -> None:
     """Say on standard error what about the server endangers runs. Raises what `ask` raises."""
-    for worry in worries(ask(url, patience=patience).server):
-        notice(f"WARNING: {worry.text}")
+    for finding in health_findings(ask(url, patience=patience).server):
+        notice(f"WARNING: {finding.text}")
 
 
 def ask(url: str, *, patience: float = 0.0) -> RedisFacts:

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_outcome,
     stored_step,
 )
-from stepfleet.orchestrator.store.runs.import_run import Legacy
+from stepfleet.orchestrator.store.runs.import_run import ImportedRun
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 
@@ -23,13 +23,13 @@ def restored(
     config: AgentConfig,
     run_id: str,
     overrides: Mapping[str, Any] | None = None,
-) -> Legacy:
+) -> ImportedRun:
     """Return the run to create: its log and prices as recorded, nothing pruned or priced anew."""
     same = run_id == checkpoint.run_id
     state = checkpoint.full_state
     state = state if same else renamed(state, run_id)
     log, outcomes = _fields(checkpoint)
-    return Legacy(
+    return ImportedRun(
         run=NewRun(
             run_id=run_id,
             agent=config.name,

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.records.codec import MESSAGES, stored_outcome
-from stepfleet.orchestrator.store.runs.import_run import Legacy
+from stepfleet.orchestrator.store.runs.import_run import ImportedRun
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
@@ -37,7 +37,7 @@ class ForkOrder:
     metadata: Mapping[str, Any] | None = None
 
 
-def forked(run: StoredRun, order: ForkOrder) -> Legacy:
+def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
     """Return the run to create. Counters and costs of the steps taken over are kept.
 
     Raises `ConfigurationError`, with the fix, where `run` has no such step or the fork would
@@ -53,7 +53,7 @@ def forked(run: StoredRun, order: ForkOrder) -> Legacy:
     state = _state(run, at, order)
     _check_has_work(run, at, log)
     check_goes_on(run.run_id, config, state, "fork")
-    return Legacy(
+    return ImportedRun(
         run=NewRun(
             run_id=order.run_id,
             agent=config.name,

@@ -89,13 +89,13 @@ class RunHistory(FleetConnection):
         config = await _config_for(client, checkpoint, agent)
         own = stored_overrides(config, overrides)
         wanted = checkpoint.run_id if run_id is None else run_id
-        legacy = restored(checkpoint, config, checked_id(wanted), own)
-        if (agent is not None or own) and not legacy.state.status.is_terminal:
-            check_goes_on(wanted, config.with_overrides(own), legacy.state, "restore")
+        imported = restored(checkpoint, config, checked_id(wanted), own)
+        if (agent is not None or own) and not imported.state.status.is_terminal:
+            check_goes_on(wanted, config.with_overrides(own), imported.state, "restore")
         await client.accept([config])
         await client.store.configs.save(config)
-        await client.adoption.adopt(legacy)
-        return legacy.run.run_id
+        await client.run_import.create(imported)
+        return imported.run.run_id
 
     async def save_state(self, run_id: str) -> dict[str, Any]:
         """Return a run's checkpoint as JSON data."""
@@ -144,10 +144,10 @@ class RunHistory(FleetConnection):
             message=() if message is None else parse_input(message, "message"),
             metadata=None if metadata is None else parse_metadata(dict(metadata)),
         )
-        legacy = forked(run, order)
+        imported = forked(run, order)
         await client.accept([config])
         await client.store.configs.save(config)
-        await client.adoption.adopt(legacy)
+        await client.run_import.create(imported)
         return order.run_id
 
     async def compare(self, first: str, second: str) -> RunComparison:

@@ -32,7 +32,7 @@ _AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
-class Legacy:
+class ImportedRun:
     """A run to create, and what it begins with.
 
     `log`, `outcomes` and `lost` are fields as they are stored; `step` is the step at which the
@@ -48,7 +48,7 @@ class Legacy:
     header: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Adoption:
+class RunImport:
     """Writes such runs, each by one call. Long parts are staged before, under keys that expire."""
 
     def __init__(
@@ -66,35 +66,35 @@ class Adoption:
         self._grace_ms = round(grace * 1000)
         self._retention = retention
 
-    async def adopt(self, legacy: Legacy) -> bool:
+    async def create(self, imported: ImportedRun) -> bool:
         """Create the run; return False if the very same was created before.
 
         Raises `ConfigurationError` if another run has its id, `StoreError` when Redis stays out
         of reach or refuses because its memory is full.
         """
         try:
-            word = await self._adopt(legacy)
+            word = await self._adopt(imported)
         except ResponseError as error:
             msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
             raise StoreError(msg) from None
         if word == "exists":
             msg = (
-                f"a run of the id {legacy.run.run_id} is there already; "
+                f"a run of the id {imported.run.run_id} is there already; "
                 "choose another id (uuid.uuid4()) for this one"
             )
             raise ConfigurationError(msg)
         # Also behind a repetition, whose first reply was lost: a second hint harms nobody.
-        if legacy.state.status in _AT_WORK:
-            await self._dispatch.published(_hint(legacy), legacy.run.agent)
+        if imported.state.status in _AT_WORK:
+            await self._dispatch.published(_hint(imported), imported.run.agent)
         return bool(word == "created")
 
-    async def _adopt(self, legacy: Legacy) -> str:
-        run, state = legacy.run, legacy.state
-        header = [*header_of(run, handoff(state)), *_flat(legacy.header)]
+    async def _adopt(self, imported: ImportedRun) -> str:
+        run, state = imported.run, imported.state
+        header = [*header_of(run, handoff(state)), *_flat(imported.header)]
         if since := log_end(state.window):
             header += ["since", since]
-        log, outcomes = legacy.log, legacy.outcomes
-        parts = [header, *map(_flat, (log, outcomes, legacy.lost))]
+        log, outcomes = imported.log, imported.outcomes
+        parts = [header, *map(_flat, (log, outcomes, imported.lost))]
         # Other releases may pack the same records in another way.
         content = [header, *(_flat(_plain(part)) for part in (log, outcomes)), parts[3]]
         digest = _digest(content)
@@ -103,7 +103,7 @@ class Adoption:
         for _ in range(_TRIES):
             counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
             sent = [part for part, count in zip(parts, counts, strict=True) if count > 0]
-            (word,) = await self._publish(legacy, digest, told, counts, sent)
+            (word,) = await self._publish(imported, digest, told, counts, sent)
             if word != "missing":
                 return str(word)
         msg = f"what run {run.run_id} is to begin with does not stay in Redis; try again"
@@ -124,9 +124,14 @@ class Adoption:
         return counts
 
     async def _publish(
-        self, legacy: Legacy, digest: str, told: Events, counts: list[int], sent: list[list[Any]]
+        self,
+        imported: ImportedRun,
+        digest: str,
+        events: Events,
+        counts: list[int],
+        values: list[list[Any]],
     ) -> Any:
-        run, state = legacy.run, legacy.state
+        run, state = imported.run, imported.state
         return await run_script(
             self._connection,
             "adopt",
@@ -134,19 +139,19 @@ class Adoption:
             run.run_id,
             digest,
             state.status.value,
-            legacy.step,
+            imported.step,
             self._grace_ms,
             self._retention,
-            self._dispatch.message(_hint(legacy), run.agent),
-            stored_events(told),
-            len(told),
+            self._dispatch.message(_hint(imported), run.agent),
+            stored_events(events),
+            len(events),
             *counts,
-            *(value for part in sent for value in part),
+            *(value for part in values for value in part),
         )
 
 
-def _hint(legacy: Legacy) -> StepHint:
-    return StepHint(legacy.run.run_id, legacy.step)
+def _hint(imported: ImportedRun) -> StepHint:
+    return StepHint(imported.run.run_id, imported.step)
 
 
 def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:

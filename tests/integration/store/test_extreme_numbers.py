@@ -33,7 +33,7 @@ from stepfleet.orchestrator.records.usage import (
 from stepfleet.orchestrator.store.events.feeds import Feeds, Place
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.import_run import Adoption, Legacy
+from stepfleet.orchestrator.store.runs.import_run import ImportedRun, RunImport
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 
@@ -185,12 +185,12 @@ def test_requests_of_clients_with_any_number_write_all_or_nothing(
             stored = await desk.stored(run_id)
             await all_or_nothing(desk, lambda: control.resume(stored))
             await all_or_nothing(desk, lambda: control.cancel(stored, "enough"))
-            adoption = Adoption(*ways, grace=grace, retention=retention)  # type: ignore[arg-type]
+            run_import = RunImport(*ways, grace=grace, retention=retention)  # type: ignore[arg-type]
             state = (await desk.stored(run_id)).state
             header = {"created": retention, "updated": delay, "execution_started": grace}
             copy = dataclasses.replace(run, run_id="copy")
-            legacy = Legacy(copy, state, retention, {}, header=header)  # type: ignore[arg-type]
-            await all_or_nothing(desk, lambda: adoption.adopt(legacy))
+            imported = ImportedRun(copy, state, retention, {}, header=header)  # type: ignore[arg-type]
+            await all_or_nothing(desk, lambda: run_import.create(imported))
 
     tried(redis_url, body)
 

@@ -37,9 +37,9 @@ def test_openai_itself_needs_a_key() -> None:
 
     assert target is not None
     assert (target.host, target.port, target.key) == ("api.openai.com", 443, "OPENAI_API_KEY")
-    worry = missing_key("solver", target, {})
-    assert worry is not None
-    assert "OPENAI_API_KEY" in worry.text
+    finding = missing_key("solver", target, {})
+    assert finding is not None
+    assert "OPENAI_API_KEY" in finding.text
     assert missing_key("solver", target, {"OPENAI_API_KEY": "k"}) is None
 
 

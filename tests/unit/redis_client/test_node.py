@@ -10,7 +10,7 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.redis_client.node import Call, Lane
+from stepfleet.orchestrator.redis_client.node import Call, NodeConnection
 
 
 class Held:
@@ -44,7 +44,7 @@ async def held() -> AsyncIterator[tuple[Held, Redis]]:
         yield held, client
 
 
-def answer_all(lane: Lane, calls: list[Call], values: list[Any]) -> None:
+def answer_all(lane: NodeConnection, calls: list[Call], values: list[Any]) -> None:
     for call, value in zip(calls, values, strict=True):
         call.answer(value)
 
@@ -64,7 +64,7 @@ async def test_a_call_made_as_all_trips_of_a_lane_come_back_is_not_forgotten(
 ) -> None:
     """Both end in the same turn of the loop, and one's caller goes on before they are gone."""
     server, client = held
-    lane = Lane(("h", 1), client, answer_all)
+    lane = NodeConnection(("h", 1), client, answer_all)
     first, second, third = a_call("FIRST"), a_call("SECOND"), a_call("THIRD")
     lane.send(first)
     await both_trips_out(server, 1)
@@ -105,7 +105,7 @@ async def twice(connection: Connection) -> Any:
 
 async def test_calls_made_during_a_trip_travel_together(held: tuple[Held, Redis]) -> None:
     server, client = held
-    lane = Lane(("h", 1), client, answer_all)
+    lane = NodeConnection(("h", 1), client, answer_all)
     for at in (1, 2):
         lane.send(a_call("PING"))
         await both_trips_out(server, at)

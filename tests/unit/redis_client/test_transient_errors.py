@@ -8,28 +8,28 @@ from redis import exceptions
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.transient_errors import (
     QUIET_SECONDS,
-    Trouble,
+    TransientError,
     Watch,
     explained,
-    trouble_of,
+    transient_error_of,
 )
 
 
 @pytest.mark.parametrize(
     ("error", "trouble"),
     [
-        (exceptions.ConnectionError("closed"), Trouble.AWAY),
-        (exceptions.TimeoutError("slow"), Trouble.AWAY),
-        (exceptions.BusyLoadingError("loading"), Trouble.AWAY),
-        (OSError("no route"), Trouble.AWAY),
-        (exceptions.OutOfMemoryError("command not allowed"), Trouble.REFUSES),
-        (exceptions.ResponseError("MISCONF errors writing to the AOF"), Trouble.REFUSES),
-        (exceptions.ResponseError("BUSY Redis is busy running a script"), Trouble.REFUSES),
-        (exceptions.ReadOnlyError("read only replica"), Trouble.ELSEWHERE),
-        (exceptions.MasterDownError("link is down"), Trouble.ELSEWHERE),
-        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), Trouble.ELSEWHERE),
-        (exceptions.TryAgainError("moving"), Trouble.MOVING),
-        (exceptions.ClusterDownError("slot not served"), Trouble.MOVING),
+        (exceptions.ConnectionError("closed"), TransientError.AWAY),
+        (exceptions.TimeoutError("slow"), TransientError.AWAY),
+        (exceptions.BusyLoadingError("loading"), TransientError.AWAY),
+        (OSError("no route"), TransientError.AWAY),
+        (exceptions.OutOfMemoryError("command not allowed"), TransientError.REFUSES),
+        (exceptions.ResponseError("MISCONF errors writing to the AOF"), TransientError.REFUSES),
+        (exceptions.ResponseError("BUSY Redis is busy running a script"), TransientError.REFUSES),
+        (exceptions.ReadOnlyError("read only replica"), TransientError.ELSEWHERE),
+        (exceptions.MasterDownError("link is down"), TransientError.ELSEWHERE),
+        (exceptions.ResponseError("NOREPLICAS Not enough good replicas"), TransientError.ELSEWHERE),
+        (exceptions.TryAgainError("moving"), TransientError.MOVING),
+        (exceptions.ClusterDownError("slot not served"), TransientError.MOVING),
         (exceptions.ResponseError("BUSYGROUP name exists"), None),
         (exceptions.ResponseError("WRONGTYPE of key"), None),
         (exceptions.NoScriptError("no script"), None),
@@ -38,9 +38,9 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
     ],
 )
 def test_an_error_that_passes_is_told_from_one_that_lasts(
-    error: object, trouble: Trouble | None
+    error: object, trouble: TransientError | None
 ) -> None:
-    assert trouble_of(error) is trouble
+    assert transient_error_of(error) is trouble
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_trouble_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixtur
     watch = Watch("The broker")
     with caplog.at_level(logging.WARNING):
         for second in range(30):
-            watch.failed(Trouble.AWAY, OSError("no route"), float(second))
+            watch.failed(TransientError.AWAY, OSError("no route"), float(second))
             watch.answered(second + QUIET_SECONDS / 2)
         for second in range(30, 60):
             watch.answered(float(second))

@@ -74,7 +74,7 @@ class Pool(BasePool):
         follow_jobs(self.app)
         self._thread = LoopThread("stepfleet-pool")
         self._thread.start()
-        bridge.adopt(self._thread)
+        bridge.create(self._thread)
         signals.worker_process_init.send(sender=self._hostname)
         gc.collect()
         gc.freeze()

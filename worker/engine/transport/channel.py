@@ -19,7 +19,11 @@ from uuid import uuid4
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from stepfleet.orchestrator.redis_client.transient_errors import Trouble, Watch, trouble_of
+from stepfleet.orchestrator.redis_client.transient_errors import (
+    TransientError,
+    Watch,
+    transient_error_of,
+)
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
 from stepfleet.worker.engine.transport.ack_buffer import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
@@ -213,11 +217,11 @@ class Channel(WakingChannel):
     def put_off(self, error: ResponseError) -> None:
         """Rest after a refusal; where it may come from a former master, connect anew then."""
         now = monotonic()
-        trouble = trouble_of(error) or Trouble.REFUSES
+        trouble = transient_error_of(error) or TransientError.REFUSES
         self._watch.failed(trouble, error, now)
         self._rests_until = now + _BACK_OFF_SECONDS
         self._sleep(_BACK_OFF_SECONDS)
-        if trouble is Trouble.ELSEWHERE:
+        if trouble is TransientError.ELSEWHERE:
             if self.client.connection is not None:
                 self.client.connection.disconnect()
             self.pool.disconnect(inuse_connections=False)

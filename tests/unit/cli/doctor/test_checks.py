@@ -3,14 +3,14 @@ from dataclasses import replace
 from stepfleet.orchestrator.cli.doctor import checks
 from stepfleet.orchestrator.cli.doctor.checks import State
 from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts
-from stepfleet.orchestrator.store.health import ServerFacts, version_of, warnings, worries
+from stepfleet.orchestrator.store.health import ServerFacts, health_findings, version_of, warnings
 
 SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
 STORE = RedisFacts(SOUND, shards=16, quarantined=0)
 
 
 def test_a_sound_redis_gives_no_worries() -> None:
-    assert worries(SOUND) == []
+    assert health_findings(SOUND) == []
     assert {check.state for check in checks.redis(SOUND)} == {State.OK}
 
 
@@ -25,7 +25,7 @@ def test_each_danger_of_a_redis_fails_with_a_fix_of_its_own() -> None:
 
 
 def test_a_server_that_hides_its_settings_is_not_accused() -> None:
-    assert worries(replace(SOUND, append_only=None, eviction=None)) == []
+    assert health_findings(replace(SOUND, append_only=None, eviction=None)) == []
     assert warnings({}) == []
 
 
@@ -35,7 +35,7 @@ def test_clients_and_workers_are_warned_in_the_same_words_as_the_command_line() 
     bad = ServerFacts("6.2.14", append_only=False, eviction="allkeys-lru")
 
     assert ServerFacts.of(info) == bad
-    assert warnings(info) == [worry.text for worry in worries(bad)]
+    assert warnings(info) == [finding.text for finding in health_findings(bad)]
     assert len(warnings(info)) == 3
 
 

@@ -111,7 +111,7 @@ def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on(
 def test_a_thread_that_waits_for_a_loop_that_ends_is_told() -> None:
     home = LoopThread("ends")
     home.start()
-    bridge.adopt(home)
+    bridge.create(home)
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             began = threading.Event()
