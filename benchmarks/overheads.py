@@ -21,8 +21,8 @@ from typing import Any
 
 from reports import Column, begin, finish, parser, show
 
-from stepfleet.orchestrator.agents.reasoner import Turn
-from stepfleet.orchestrator.agents.strategies import StrategyConduct, make_strategy
+from stepfleet.orchestrator.agents.reasoner import ModelTurn
+from stepfleet.orchestrator.agents.strategies import StrategyReasoner, make_strategy
 from stepfleet.orchestrator.client.rendering import Recorded, rendered
 from stepfleet.orchestrator.continuation import base_criteria
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
@@ -67,14 +67,14 @@ def memory_look(messages: tuple[Message, ...], most: int) -> Work:
 
 def turn_of(strategy: str, messages: tuple[Message, ...]) -> Work:
     """Return a turn: the request in the strategy's words, and its answer read."""
-    conduct = StrategyConduct(make_strategy(strategy, {}))
+    reasoner = StrategyReasoner(make_strategy(strategy, {}))
     state = state_of(messages)
     request = ModelRequest(model="m", messages=messages)
     answer = LLMResponse(content='{"thought": "so it is", "answer": "three", "steps": ["one"]}')
 
     async def turn() -> object:
-        await conduct.prepare(request, state)
-        return await conduct.read(Turn(conduct.interpret(answer, state)), state)
+        await reasoner.prepare(request, state)
+        return await reasoner.read(ModelTurn(reasoner.interpret(answer, state)), state)
 
     return turn
 

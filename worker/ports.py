@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.memory.custom import CustomPolicy
@@ -110,7 +110,7 @@ class AgentCode(Protocol):
     def criteria(self, config: AgentConfig) -> ContinuationCriteria:
         """Return the criteria of a run with that configuration."""
 
-    def conduct(self, config: AgentConfig) -> Conduct | None:
+    def reasoner(self, config: AgentConfig) -> Reasoner | None:
         """Return how such a run asks and reads, or None for a plain one."""
 
     @property

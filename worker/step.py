@@ -93,7 +93,7 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
     """Make the model call and run its tools. Every failure comes back as a value."""
     try:
         agent = ports.agent(claim.config)
-        criteria, conduct = agent.criteria(claim.config), agent.conduct(claim.config)
+        criteria, reasoner = agent.criteria(claim.config), agent.reasoner(claim.config)
     except Exception as error:  # noqa: BLE001 - the stored limits and policy hold without code
         criteria = criteria_of(claim.config)
         if outcome := prevented(claim, criteria):
@@ -104,12 +104,12 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
         if (known := claim.journal.response) is not None:
-            turn = ToolTurn(claim, known, agent, lease, ports, conduct)
+            turn = ToolTurn(claim, known, agent, lease, ports, reasoner)
         else:
             async with ports.pacing.elsewhere:
-                response = await call_model(claim, agent, lease, ports, conduct)
+                response = await call_model(claim, agent, lease, ports, reasoner)
                 # Before the wait for its turn, in which the answer must not be lost.
-                turn = ToolTurn(claim, response, agent, lease, ports, conduct)
+                turn = ToolTurn(claim, response, agent, lease, ports, reasoner)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
         return criteria, await _given_up(lease.broken_off_by(cancelled), turn, lease)

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.answers.special import SpecialTool
 from stepfleet.orchestrator.agents.assembly import (
-    check_agreement,
+    check_contract,
     check_reasoning,
     contract_of,
     reasoning_of,
     strategy_of,
 )
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
-from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.agents.strategies import Strategy, stored_name
 from stepfleet.orchestrator.continuation import (
     CanDecideToContinue,
@@ -112,7 +112,7 @@ class Agent:
             raise ConfigurationError(f"agent {name!r}: {told}") from None
         stored.check_models()
         _check_tool_choice(stored)
-        check_agreement(stored, specials)
+        check_contract(stored, specials)
         for attribute, value in (
             ("config", stored),
             ("tools", registry),
@@ -151,7 +151,7 @@ class Agent:
         changed = replace_frozen(self, config=self.config.with_overrides(overrides))
         check_reasoning(changed.config, changed.strategy)
         _check_tool_choice(changed.config)
-        check_agreement(changed.config, changed.special_tools)
+        check_contract(changed.config, changed.special_tools)
         return changed
 
 
@@ -163,7 +163,7 @@ def replace_frozen(agent: Agent, **changes: Any) -> Agent:
     return copied
 
 
-def conduct_of(config: AgentConfig, agent: Agent) -> Conduct | None:
+def reasoner_of(config: AgentConfig, agent: Agent) -> Reasoner | None:
     """Return how runs of `config` ask and read: planning around answer contract and strategy.
 
     None for a plain agent. Raises `ConfigurationError` where the agent's code lacks what the
@@ -174,11 +174,11 @@ def conduct_of(config: AgentConfig, agent: Agent) -> Conduct | None:
 
 
 def criteria_of(
-    config: AgentConfig, agent: Agent | None = None, conduct: Conduct | None = None
+    config: AgentConfig, agent: Agent | None = None, reasoner: Reasoner | None = None
 ) -> ContinuationCriteria:
     """Return the criteria of a run: the base set with the configured limits, then the agent's.
 
-    What the conduct says of the answer comes before the limits: a run that has answered with
+    What the reasoner says of the answer comes before the limits: a run that has answered with
     its last step has completed.
     """
     return base_criteria(
@@ -190,7 +190,7 @@ def criteria_of(
         error_policy=config.error_policy,
         finish_reasons=config.finish_reasons,
         resolver=agent.failures or resolve if agent else resolve,
-        leading=conduct.criteria() if conduct else (),
+        leading=reasoner.criteria() if reasoner else (),
         extra=agent.criteria if agent else (),
     )
 

@@ -9,14 +9,14 @@ from typing import Any
 from stepfleet.orchestrator.agents.answers.contract import AnswerContract
 from stepfleet.orchestrator.agents.answers.special import SpecialTool
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.planning import PlanningConduct
+from stepfleet.orchestrator.agents.planning import PlanningReasoner
 from stepfleet.orchestrator.agents.planning.updates import UPDATE_PLAN
-from stepfleet.orchestrator.agents.reasoner import Conduct, chain_of
+from stepfleet.orchestrator.agents.reasoner import Reasoner, chain_of
 from stepfleet.orchestrator.agents.strategies import (
     NoOp,
     OutputMode,
     Strategy,
-    StrategyConduct,
+    StrategyReasoner,
     make_strategy,
 )
 from stepfleet.orchestrator.agents.strategies.lookup import is_reference
@@ -48,7 +48,7 @@ def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerC
     )
 
 
-def check_agreement(config: AgentConfig, specials: Sequence[SpecialTool]) -> None:
+def check_contract(config: AgentConfig, specials: Sequence[SpecialTool]) -> None:
     """Raise `ConfigurationError` where an agent's answer contract cannot be kept."""
     wrong = [one for one in specials if not isinstance(one, SpecialTool)]
     if wrong:
@@ -119,8 +119,8 @@ def reasoning_of(
     config: AgentConfig,
     own: AgentConfig,
     strategy: Strategy | None,
-    contract: Conduct | None = None,
-) -> Conduct | None:
+    contract: Reasoner | None = None,
+) -> Reasoner | None:
     """Return how a run of `config` reasons within `contract`; None where it does neither.
 
     `own` is the configuration of the agent's code here and `strategy` its strategy. Raises
@@ -130,11 +130,11 @@ def reasoning_of(
     if chosen is None and config.user_template is not None:
         chosen = NoOp()
     # The contract first: its tools are worded as the strategy words all tools.
-    led = chain_of(contract, StrategyConduct(chosen, config.user_template) if chosen else None)
+    led = chain_of(contract, StrategyReasoner(chosen, config.user_template) if chosen else None)
     if config.planning is None:
         return led
     as_text = chosen is not None and chosen.mode is OutputMode.JSON
-    return PlanningConduct(config.planning, led, told_as_text=as_text)
+    return PlanningReasoner(config.planning, led, calls_as_text=as_text)
 
 
 def _chosen(config: AgentConfig, own: AgentConfig, strategy: Strategy | None) -> Strategy | None:

@@ -1,6 +1,6 @@
 """How an agent words its requests and reads its answers: the seam of strategies and contracts.
 
-Decides nothing itself; knows no particular strategy. One conduct serves many runs at once, so
+Decides nothing itself; knows no particular strategy. One reasoner serves many runs at once, so
 it keeps nothing of a run: what a run has to remember goes into its state, by `Progress`.
 """
 
@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ModelTurn:
     """One answer of the model, and a record and a text of each of its calls, in call order."""
 
     response: LLMResponse
@@ -25,14 +25,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
+class HandledCalls:
     """Calls of a turn that are answered without a tool, by index, and what they amount to."""
 
     records: Mapping[int, ToolCallRecord] = field(default_factory=dict)
     progress: Progress | None = None
 
 
-class Conduct:
+class Reasoner:
     """One way of asking and reading; every method may be left as it is here.
 
     `prepare` is called before each model call, `interpret` once per answer, `handle` before
@@ -52,14 +52,14 @@ class Conduct:
         """
         return response
 
-    def handle(self, response: LLMResponse, state: AgentState) -> Handling | None:  # noqa: ARG002
+    def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:  # noqa: ARG002
         """Return the calls that are answered here and never run, and what they mean.
 
         An error record of such a call is told to the model; it is no failure of the step.
         """
         return None
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress | None:  # noqa: ARG002
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:  # noqa: ARG002
         """Return what the turn means. `state` is the state before it.
 
         What it raises becomes an error of the step, which is stored with all that it did.
@@ -71,51 +71,51 @@ class Conduct:
         return ()
 
 
-class ConductChain(Conduct):
-    """Several conducts in order: requests pass through all, and each reads the turn.
+class ReasonerChain(Reasoner):
+    """Several reasoners in order: requests pass through all, and each reads the turn.
 
     A call belongs to the first that handles it. Where two set the same thing, the later wins.
     """
 
-    def __init__(self, *conducts: Conduct) -> None:
-        self.conducts = conducts
+    def __init__(self, *reasoners: Reasoner) -> None:
+        self.reasoners = reasoners
 
     async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:
         """Return the request as all of them have changed it."""
-        for one in self.conducts:
+        for one in self.reasoners:
             request = await one.prepare(request, state)
         return request
 
     def interpret(self, response: LLMResponse, state: AgentState) -> LLMResponse:
         """Return the answer as all of them have read it."""
-        return reduce(lambda read, one: one.interpret(read, state), self.conducts, response)
+        return reduce(lambda read, one: one.interpret(read, state), self.reasoners, response)
 
-    def handle(self, response: LLMResponse, state: AgentState) -> Handling | None:
+    def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:
         """Return what any of them handles."""
         records: dict[int, ToolCallRecord] = {}
         progress = None
-        for one in self.conducts:
+        for one in self.reasoners:
             if handling := one.handle(response, state):
                 records = {**handling.records, **records}
                 progress = joined(progress, handling.progress)
-        return Handling(records, progress) if records or progress else None
+        return HandledCalls(records, progress) if records or progress else None
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress | None:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Return what the turn means to all of them."""
         progress = None
-        for one in self.conducts:
+        for one in self.reasoners:
             progress = joined(progress, await one.read(turn, state))
         return progress
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
         """Return the criteria of all of them."""
-        return tuple(criterion for one in self.conducts for criterion in one.criteria())
+        return tuple(criterion for one in self.reasoners for criterion in one.criteria())
 
 
-def chain_of(*conducts: Conduct | None) -> Conduct | None:
-    """Return the conducts that are there as one, or None where there is none."""
-    there = [one for one in conducts if one is not None]
-    return ConductChain(*there) if len(there) > 1 else next(iter(there), None)
+def chain_of(*reasoners: Reasoner | None) -> Reasoner | None:
+    """Return the reasoners that are there as one, or None where there is none."""
+    there = [one for one in reasoners if one is not None]
+    return ReasonerChain(*there) if len(there) > 1 else next(iter(there), None)
 
 
 def joined(first: Progress | None, second: Progress | None) -> Progress | None:

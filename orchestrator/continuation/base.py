@@ -39,7 +39,7 @@ def base_criteria(  # noqa: PLR0913 - one argument per limit
     """Return the base set with these limits, the user's criteria behind it.
 
     A cumulative timeout replaces the wall-clock limit; None switches a limit off. `leading`
-    stands before the limits: what an agent's conduct says of its answer.
+    stands before the limits: what an agent's reasoner says of its answer.
     """
     policy = error_policy or ErrorPolicy()
     # First, so that a run which was cancelled says so whatever else forbids.

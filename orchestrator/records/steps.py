@@ -82,7 +82,7 @@ class StepResult(Record):
 
 
 class Progress(Record):
-    """What a turn means beyond its tools, as the agent's conduct reads it.
+    """What a turn means beyond its tools, as the agent's reasoner reads it.
 
     `messages` go behind the turn. `step_type` replaces the step's type. The entries of
     `strategy_state` and `custom_state` replace those of the same name in the run's state;

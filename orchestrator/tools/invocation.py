@@ -79,7 +79,7 @@ class ToolInvocation(Record):
         known = copy.deepcopy(dict(metadata)) if metadata else {}
         return self.model_copy(update={"metadata": known, "batch_id": batch_id, "line_id": line_id})
 
-    def asked_for(self, call: ToolCall) -> "ToolInvocation":
+    def with_arguments_of(self, call: ToolCall) -> "ToolInvocation":
         """Return the invocation as a status hook gets it: with the arguments of its call."""
         return self.model_copy(update={"arguments": copy.deepcopy(call.arguments)})
 

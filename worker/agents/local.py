@@ -5,10 +5,10 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from stepfleet.orchestrator.agents.agent import Agent, conduct_of, criteria_of
+from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.agents.planning.updates import UPDATE_PLAN
-from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
@@ -49,7 +49,7 @@ class LocalAgent:
         self._criteria = ContinuationCriteria()
         self._asked: ModelSettings | None = None
         self._settings = agent.config.settings
-        self._conduct: Conduct | None = None
+        self._reasoner: Reasoner | None = None
 
     def criteria(self, config: AgentConfig) -> ContinuationCriteria:
         """Return the base criteria with the run's limits, then the agent's own.
@@ -59,13 +59,13 @@ class LocalAgent:
         self._make_for(config)
         return self._criteria
 
-    def conduct(self, config: AgentConfig) -> Conduct | None:
+    def reasoner(self, config: AgentConfig) -> Reasoner | None:
         """Return how a run of that configuration asks and reads; None for a plain one.
 
         Raises `ConfigurationError` where this worker lacks what the configuration names.
         """
         self._make_for(config)
-        return self._conduct
+        return self._reasoner
 
     @property
     def context(self) -> Memory | None:
@@ -90,9 +90,9 @@ class LocalAgent:
         # Runs of one batch share one configuration object; what it takes is made once.
         if config is self._config:
             return
-        conduct = conduct_of(config, self._agent)
-        self._criteria = criteria_of(config, self._agent, conduct)
-        self._config, self._conduct = config, conduct
+        reasoner = reasoner_of(config, self._agent)
+        self._criteria = criteria_of(config, self._agent, reasoner)
+        self._config, self._reasoner = config, reasoner
 
     def asking(self, claim: Claim) -> Ask:
         """Return what makes the model calls of a step, heard by those who listen to it."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from stepfleet.orchestrator.agents.reasoner import Conduct
+from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
@@ -52,7 +52,7 @@ def request_of(claim: Claim, tools: ToolRegistry, messages: tuple[Message, ...])
 
 
 async def call_model(
-    claim: Claim, agent: AgentCode, lease: Lease, ports: Ports, conduct: Conduct | None = None
+    claim: Claim, agent: AgentCode, lease: Lease, ports: Ports, reasoner: Reasoner | None = None
 ) -> LLMResponse:
     """Make the call.
 
@@ -69,8 +69,8 @@ async def call_model(
     if agent.tools.late:
         await agent.tools.listed()
     request = request_of(claim, agent.tools, messages)
-    if conduct:
-        request = await conduct.prepare(request, claim.state)
+    if reasoner:
+        request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
     ask = partial(_answer, claim, agent.asking(claim), ports)
     try:
@@ -80,8 +80,8 @@ async def call_model(
         response = await ask(pruned)
         remembered = _with_limit(claim, remembered, pruned, ports)
     ports.crash("after-reply")
-    if conduct:
-        response = storable(conduct.interpret(response, claim.state))
+    if reasoner:
+        response = storable(reasoner.interpret(response, claim.state))
     return response.model_copy(update={"remembered": remembered}) if remembered else response
 
 

@@ -6,7 +6,7 @@ Decides which calls still have to run; running one is the toolbox's business.
 import asyncio
 from dataclasses import dataclass, field
 
-from stepfleet.orchestrator.agents.reasoner import Conduct, Turn, joined
+from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
@@ -39,7 +39,7 @@ class ToolTurn:
     agent: AgentCode
     lease: Lease
     ports: Ports
-    conduct: Conduct | None = None
+    reasoner: Reasoner | None = None
     records: dict[int, ToolCallRecord] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class ToolTurn:
         self._handled: frozenset[int] = frozenset()
         self._progress: Progress | None = None
         self._pauses = False
-        if self.conduct and (handling := self.conduct.handle(self.response, self.claim.state)):
+        if self.reasoner and (handling := self.reasoner.handle(self.response, self.claim.state)):
             self.records = {**handling.records, **self.records}
             self._handled = frozenset(handling.records)
             self._progress = handling.progress
@@ -82,8 +82,8 @@ class ToolTurn:
         if waits:
             return await self._parked(waits)
         self.ports.crash("after-tools")
-        if self.conduct:
-            self._progress = joined(self._progress, await self._read(self.conduct))
+        if self.reasoner:
+            self._progress = joined(self._progress, await self._read(self.reasoner))
             if self._progress and self._progress.error and (use := self.response.cache):
                 self.agent.forget_answer(use.key)
         return Answered(
@@ -128,17 +128,17 @@ class ToolTurn:
         await self.keep()
         return Parked(self.lease.span, waits, self.interrupted(Interruption.CANCELLED))
 
-    async def _read(self, conduct: Conduct) -> Progress | None:
+    async def _read(self, reasoner: Reasoner) -> Progress | None:
         """Return what the turn means; trouble with that is an error of the step, never lost work.
 
         The answer and the tools' results are there to be stored, whatever reads them.
         """
-        turn = Turn(self.response, self._ordered(), self._texts())
+        turn = ModelTurn(self.response, self._ordered(), self._texts())
         try:
-            return await conduct.read(turn, self.claim.state)
+            return await reasoner.read(turn, self.claim.state)
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - users write conducts; none may lose a step
+        except Exception as error:  # noqa: BLE001 - users write reasoners; none may lose a step
             return Progress(error=info_of(error))
 
     def _over_at_once(self, open_calls: list[int]) -> bool:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.memory.tokens import TokenCounters
-from stepfleet.orchestrator.models.pricing import Glance
+from stepfleet.orchestrator.models.pricing import RecentPrices
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow, ToolHint
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -235,7 +235,7 @@ class LoopServices:
         teller = Teller(self._chunks, self._listening)
         heard = ListenedStore(store, self._told, self._listening) if self._told else store
         written = logged(heard, as_json=settings.log_format == "json")
-        glance = Glance()
+        glance = RecentPrices()
 
         def cost(model: str, usage: UsageStats) -> float:
             return glance.prices().cost_of(model, usage)

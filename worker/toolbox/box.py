@@ -73,7 +73,7 @@ class LocalToolbox:
         if hook is None:
             return CallStatus.UNKNOWN
         deadline = clock() + timedelta(seconds=DEFAULT_TIMEOUT)
-        known = invocation.asked_for(call).model_copy(update={"deadline": deadline})
+        known = invocation.with_arguments_of(call).model_copy(update={"deadline": deadline})
         try:
             answer = await run_function(
                 partial(hook, invocation=known),

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.tools import (
     ToolRegistry,
     WithMedia,
 )
-from stepfleet.orchestrator.tools.schemas.time_limit import unhurried
+from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_function, run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads
@@ -99,7 +99,7 @@ async def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any]
     if call.error is not None:
         raise InvalidToolCallError(call.error)
     tool = tools.get(call.name)
-    return tool, await unhurried(tool.check, call.arguments)
+    return tool, await run_check(tool.check, call.arguments)
 
 
 def failure_of(error: Exception) -> ToolExecutionError:

@@ -1,6 +1,6 @@
 """The answer contract: what counts as a run's answer, and what the model is told until it gives it.
 
-Knows neither workers nor stores. `contract` is the conduct that runs follow.
+Knows neither workers nor stores. `contract` is the reasoner that runs follow.
 """
 
 from stepfleet.orchestrator.agents.answers.outcomes import (

@@ -1,4 +1,4 @@
-"""The answer contract as a conduct: what is on offer, which calls answer, when text is enough.
+"""The answer contract as a reasoner: what is on offer, which calls answer, when text is enough.
 
 Knows neither stores nor workers. What a run has answered so far is in its state.
 """
@@ -17,7 +17,7 @@ from stepfleet.orchestrator.agents.answers.instructions import (
 from stepfleet.orchestrator.agents.answers.outcomes import Continue, Outcome, ReturnAnswer
 from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, RecordsSink
 from stepfleet.orchestrator.agents.answers.special import SpecialTool, invalid
-from stepfleet.orchestrator.agents.reasoner import Conduct, Handling, Turn
+from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.messages import Message
@@ -34,7 +34,7 @@ ACCEPTED = "accepted"
 NOTED = "noted"
 
 
-class AnswerContract(Conduct):
+class AnswerContract(Reasoner):
     """Holds a model to an answer: text by `final_answer`, or data of a schema.
 
     `native` takes data from the message itself, which the provider is asked to write as JSON
@@ -76,7 +76,7 @@ class AnswerContract(Conduct):
             }
         )
 
-    def handle(self, response: LLMResponse, state: AgentState) -> Handling | None:
+    def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:
         """Answer the turn's special calls."""
         calls = response.tool_calls or ()
         if not any(call.name in self._specials for call in calls):
@@ -85,14 +85,14 @@ class AnswerContract(Conduct):
             sinks = [RecordsSink(state.info.updated_at) for _ in calls]
             for call, sink in zip(calls, sinks, strict=True):
                 refuse_mixed(call, self._specials, sink)
-            return Handling(_by_index(calls, sinks))
+            return HandledCalls(_by_index(calls, sinks))
         call, sink = calls[0], RecordsSink(state.info.updated_at)
         outcome = self._specials[call.name].take(call, state, sink)
         if call.id not in sink.records:
             sink.report_observation(call, NOTED if isinstance(outcome, Continue) else ACCEPTED)
-        return Handling(_by_index(calls, [sink]), progress_of(outcome, state))
+        return HandledCalls(_by_index(calls, [sink]), progress_of(outcome, state))
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress | None:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Take text that stands alone as the answer in native mode, else remind of the tool."""
         if turn.response.tool_calls or not self._required:
             return None

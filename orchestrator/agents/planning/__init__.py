@@ -5,7 +5,7 @@ Decides what belongs to a planning turn; must not know workers, stores or provid
 
 from stepfleet.orchestrator.agents.planning.plan import Plan, PlanStep, PlanStepState
 from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt, tools_prompt
-from stepfleet.orchestrator.agents.planning.reasoner import PlanningConduct
+from stepfleet.orchestrator.agents.planning.reasoner import PlanningReasoner
 from stepfleet.orchestrator.agents.planning.recognition import is_planning_response
 from stepfleet.orchestrator.agents.planning.settings import Planning
 
@@ -14,7 +14,7 @@ __all__ = [
     "PlanStep",
     "PlanStepState",
     "Planning",
-    "PlanningConduct",
+    "PlanningReasoner",
     "initial_prompt",
     "is_planning_response",
     "next_prompt",

@@ -1,4 +1,4 @@
-"""Planning as a conduct around the others: planning turns are its own, all else is theirs."""
+"""Planning as a reasoner around the others: planning turns are its own, all else is theirs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from stepfleet.orchestrator.agents.planning.schedule import (
 )
 from stepfleet.orchestrator.agents.planning.settings import Planning
 from stepfleet.orchestrator.agents.planning.updates import SPEC, UPDATE_PLAN, refusal, updated
-from stepfleet.orchestrator.agents.reasoner import Conduct, Handling, Turn, joined
+from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.agents.strategies.json_mode import as_text
 from stepfleet.orchestrator.agents.strategies.template import prompt_of
 from stepfleet.orchestrator.continuation import CanDecideToContinue
@@ -32,19 +32,19 @@ _NO_PLAN = "Go on with the task."
 _ONLY_PLANS = "this turn only plans; make the call again when you carry out the plan"
 
 
-class PlanningConduct(Conduct):
-    """Makes the planning turns that `planning` asks for; `inner` conducts all other turns.
+class PlanningReasoner(Reasoner):
+    """Makes the planning turns that `planning` asks for; `inner` leads all other turns.
 
     A planning turn offers no tools and is no answer, whatever `inner` makes of answers.
     `told_as_text` says that the model is told conversations without native calls.
     """
 
     def __init__(
-        self, planning: Planning, inner: Conduct | None = None, *, told_as_text: bool = False
+        self, planning: Planning, inner: Reasoner | None = None, *, calls_as_text: bool = False
     ) -> None:
         self.planning = planning
-        self.inner = inner or Conduct()
-        self._told_as_text = told_as_text
+        self.inner = inner or Reasoner()
+        self._calls_as_text = calls_as_text
 
     async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:
         """Return the request for a plan when one is due."""
@@ -58,7 +58,7 @@ class PlanningConduct(Conduct):
             question = next_prompt(task, state.step_count + 1, request.tools, plan_of(state))
         messages = request.messages
         changes: dict[str, Any] = {"tool_choice": "none" if request.tools else "auto"}
-        if self._told_as_text:
+        if self._calls_as_text:
             messages, changes = tuple(as_text(messages)), {"tools": (), "tool_choice": "auto"}
         changes["messages"] = (*messages, Message.user(question))
         return request.model_copy(update={**changes, "parallel_tool_calls": None})
@@ -69,12 +69,12 @@ class PlanningConduct(Conduct):
             return response
         return self.inner.interpret(response, state)
 
-    def handle(self, response: LLMResponse, state: AgentState) -> Handling | None:
+    def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:
         """Answer the calls of `update_plan`, and all calls of a planning turn."""
         calls = response.tool_calls or ()
         at = state.info.updated_at
         if is_planning_turn(state, self.planning):
-            return Handling(
+            return HandledCalls(
                 {
                     index: refusal(call, at, ErrorType.TOOL, "NOT_EXECUTED", _ONLY_PLANS)
                     for index, call in enumerate(calls)
@@ -85,9 +85,10 @@ class PlanningConduct(Conduct):
         ours = self._updates(response, state, taken) if self.planning.tracked else None
         if theirs is None or ours is None:
             return theirs or ours
-        return Handling({**ours.records, **theirs.records}, joined(ours.progress, theirs.progress))
+        records = {**ours.records, **theirs.records}
+        return HandledCalls(records, joined(ours.progress, theirs.progress))
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress | None:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Return the plan that a planning turn has made."""
         if not is_planning_turn(state, self.planning):
             return await self.inner.read(turn, state)
@@ -109,9 +110,11 @@ class PlanningConduct(Conduct):
 
     def _updates(
         self, response: LLMResponse, state: AgentState, taken: Mapping[int, ToolCallRecord]
-    ) -> Handling | None:
+    ) -> HandledCalls | None:
         plan, records = plan_of(state), dict[int, ToolCallRecord]()
         for index, call in enumerate(response.tool_calls or ()):
             if call.name == UPDATE_PLAN and index not in taken:
                 plan, records[index] = updated(plan, call, state.info.updated_at)
-        return Handling(records, Progress(strategy_state=stored_plan(plan))) if records else None
+        if not records:
+            return None
+        return HandledCalls(records, Progress(strategy_state=stored_plan(plan)))

@@ -7,7 +7,7 @@ from stepfleet.orchestrator.agents.strategies.chain_of_thought import ChainOfTho
 from stepfleet.orchestrator.agents.strategies.lookup import make_strategy, stored_name
 from stepfleet.orchestrator.agents.strategies.noop import NoOp
 from stepfleet.orchestrator.agents.strategies.react import ReAct
-from stepfleet.orchestrator.agents.strategies.reasoner import StrategyConduct
+from stepfleet.orchestrator.agents.strategies.reasoner import StrategyReasoner
 from stepfleet.orchestrator.agents.strategies.strategy import (
     OutputMode,
     StateChange,
@@ -22,7 +22,7 @@ __all__ = [
     "ReAct",
     "StateChange",
     "Strategy",
-    "StrategyConduct",
+    "StrategyReasoner",
     "StrategyContext",
     "make_strategy",
     "stored_name",

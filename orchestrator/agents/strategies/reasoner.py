@@ -1,4 +1,4 @@
-"""A strategy as a conduct: words its requests, reads its turns, keeps its state with the run.
+"""A strategy as a reasoner: words its requests, reads its turns, keeps its state with the run.
 
 Knows no particular strategy. Whatever a strategy raises becomes a `StrategyError`, and with it
 an error of the step, for the run's policy to decide on.
@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from stepfleet.orchestrator.agents.reasoner import Conduct, Turn
+from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner
 from stepfleet.orchestrator.agents.strategies.driver import GOES_ON, StrategyContinuation
 from stepfleet.orchestrator.agents.strategies.json_mode import (
     in_json_mode,
@@ -43,7 +43,7 @@ _JSON = "Answer with one JSON object and nothing else."
 T = TypeVar("T")
 
 
-class StrategyConduct(Conduct):
+class StrategyReasoner(Reasoner):
     """Lets `strategy` lead the runs; `template` words the prompt anew for each call."""
 
     def __init__(self, strategy: Strategy, template: str | None = None) -> None:
@@ -72,7 +72,7 @@ class StrategyConduct(Conduct):
         """Return the answer with the calls that its JSON object asks for."""
         return with_calls(response, state.session_steps + 1) if self._json else response
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress | None:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Return what the strategy makes of the turn. Raises `StrategyError`."""
         try:
             parsed = self._parsed(turn.response)
@@ -123,7 +123,7 @@ class StrategyConduct(Conduct):
         change: StateChange,
         goes_on: bool,
         answer: str | None,
-        turn: Turn,
+        turn: ModelTurn,
         state: AgentState,
     ) -> Progress | None:
         strategy_state = dict(self._storable(change.strategy))

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.models.pricing.ledger import (
     statistics_of,
 )
 from stepfleet.orchestrator.models.pricing.loading import (
-    Glance,
+    RecentPrices,
     current_prices,
     find_pricing_file,
     load_prices,
@@ -23,7 +23,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 __all__ = [
     # prices
-    "Glance",
+    "RecentPrices",
     "Price",
     "Prices",
     "cost_of",

@@ -86,7 +86,7 @@ def current_prices() -> Prices:
     return _read(chosen, status.st_mtime_ns, status.st_size)
 
 
-class Glance:
+class RecentPrices:
     """The current prices for whoever needs them at every step: looked for once a second at most."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools.schemas.time_limit import NotBriefError, TooMuchWorkError
+from stepfleet.orchestrator.tools.schemas.time_limit import SlowCheckError, TooMuchWorkError
 from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_for, validator_of
 
 _SHOWN = 3
@@ -88,7 +88,7 @@ def _problems(
         raise ConfigurationError(
             f"tool {tool!r}: schema refers to {error.ref!r}, which it does not hold"
         ) from None
-    except (NotBriefError, ConfigurationError):
+    except (SlowCheckError, ConfigurationError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever a schema makes of two libraries
         raise ConfigurationError(

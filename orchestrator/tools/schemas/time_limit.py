@@ -23,7 +23,7 @@ class TooMuchWorkError(Exception):
     """A check takes too long."""
 
 
-class NotBriefError(Exception):
+class SlowCheckError(Exception):
     """A check takes longer than the event loop can wait; it is to be made elsewhere."""
 
 
@@ -40,7 +40,7 @@ _allowance: ContextVar[_Allowance | None] = ContextVar("stepfleet_check_allowanc
 def tick() -> None:
     """Raise `TooMuchWorkError` or `NotBriefError` where the check under way takes too long."""
     if time.thread_time() > _until.get(float("inf")):
-        raise NotBriefError if _is_brief.get() else TooMuchWorkError
+        raise SlowCheckError if _is_brief.get() else TooMuchWorkError
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def allowed(seconds: float) -> Iterator[None]:
         _allowance.reset(token)
 
 
-async def unhurried(check: Callable[..., Result], *arguments: Any) -> Result:
+async def run_check(check: Callable[..., Result], *arguments: Any) -> Result:
     """Return what `check` returns, made in a thread where it is not brief.
 
     `check` is begun again there, so it must change nothing. Raises what `check` raises.
@@ -83,7 +83,7 @@ async def unhurried(check: Callable[..., Result], *arguments: Any) -> Result:
     token = _is_brief.set(True)
     try:
         return check(*arguments)
-    except NotBriefError:
+    except SlowCheckError:
         pass
     finally:
         _is_brief.reset(token)

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 from stepfleet.orchestrator.tools.schemas.budget import check_budget
 from stepfleet.orchestrator.tools.schemas.patterns import TooMuchMatchingError, matches
 from stepfleet.orchestrator.tools.schemas.time_limit import (
-    NotBriefError,
+    SlowCheckError,
     TooMuchWorkError,
     limited,
     tick,
@@ -106,7 +106,7 @@ def validator_of(kind: Any, schema: Mapping[str, Any]) -> Any:
         raise ConfigurationError("is nested too deeply to be checked") from None
     except TooMuchWorkError:
         raise ConfigurationError("takes too long to be checked; make it smaller") from None
-    except NotBriefError:
+    except SlowCheckError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a schema makes of two libraries
         raise ConfigurationError(f"cannot be used: {repr(error)[:200]}") from None

@@ -1,4 +1,4 @@
-"""What a conduct makes of a turn is committed with the step, and once."""
+"""What a reasoner makes of a turn is committed with the step, and once."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.reasoner import Conduct, Turn
+from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import StrategyError
@@ -35,7 +35,7 @@ def look(what: str) -> str:
 
 
 @dataclass
-class Counting(Conduct):
+class Counting(Reasoner):
     """Counts its turns in the state, and takes a text that begins with `look` for a call."""
 
     interpreted: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Counting(Conduct):
         asked = ToolCall(id="read", name="look", arguments={"what": response.content[5:]})
         return response.model_copy(update={"tool_calls": (asked,)})
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress:
         if self.raises:
             raise self.raises
         turns = state.strategy_state.get("turns", 0) + 1
@@ -60,24 +60,24 @@ class Counting(Conduct):
 
 
 class Code(LocalAgent):
-    """An agent's code on a worker, with a conduct of the test's own."""
+    """An agent's code on a worker, with a reasoner of the test's own."""
 
-    def __init__(self, agent: Agent, own: Conduct) -> None:
+    def __init__(self, agent: Agent, own: Reasoner) -> None:
         super().__init__(agent, agent.tools, Models())
         self.own = own
 
     def criteria(self, config: AgentConfig) -> ContinuationCriteria:
         return criteria_of(config, self._agent, self.own)
 
-    def conduct(self, config: AgentConfig) -> Conduct:
+    def reasoner(self, config: AgentConfig) -> Reasoner:
         return self.own
 
 
 @dataclass
-class ConductHands(Hands):
-    """Hands whose agent follows a conduct."""
+class ReasonerHands(Hands):
+    """Hands whose agent follows a reasoner."""
 
-    own: Conduct = field(default_factory=Counting)
+    own: Reasoner = field(default_factory=Counting)
 
     def ports(self) -> Ports:
         code = Code(self.agent, self.own)
@@ -86,11 +86,11 @@ class ConductHands(Hands):
 
 @asynccontextmanager
 async def opened(
-    url: str, *answers: Any, own: Conduct, **config: Any
-) -> AsyncIterator[tuple[Bench, ConductHands, str]]:
+    url: str, *answers: Any, own: Reasoner, **config: Any
+) -> AsyncIterator[tuple[Bench, ReasonerHands, str]]:
     agent = Agent("scripted", model=Script(answers), tools=(look,), **config)
     async with bench(url, agent, lease=0.5, grace=60) as desk:
-        yield desk, ConductHands(desk, agent, own=own), await desk.create()
+        yield desk, ReasonerHands(desk, agent, own=own), await desk.create()
 
 
 ASK, DONE = call(("look", {"what": "a"})), say("done")
@@ -100,7 +100,7 @@ async def test_progress_is_in_the_log_and_the_next_worker_goes_on_from_it(redis_
     """STATE-06"""
     async with opened(redis_url, ASK, ASK, DONE, own=Counting()) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        another = ConductHands(desk, hands.agent, own=Counting())
+        another = ReasonerHands(desk, hands.agent, own=Counting())
         await another.step(run_id, 1)
         await hands.step(run_id, 2)
         stored = await desk.stored(run_id)
@@ -144,7 +144,7 @@ async def test_an_answer_is_interpreted_once_and_its_calls_are_run_once(redis_ur
 
 
 @pytest.mark.parametrize("error", [StrategyError("no idea"), ValueError("no idea")])
-async def test_a_conduct_that_fails_is_an_error_of_a_step_that_keeps_its_work(
+async def test_a_reasoner_that_fails_is_an_error_of_a_step_that_keeps_its_work(
     redis_url: str, error: Exception
 ) -> None:
     own = Counting(raises=error)
@@ -159,7 +159,7 @@ async def test_a_conduct_that_fails_is_an_error_of_a_step_that_keeps_its_work(
     assert result.usage.total_tokens == 15
 
 
-async def test_the_policy_decides_whether_a_run_goes_on_behind_a_failed_conduct(
+async def test_the_policy_decides_whether_a_run_goes_on_behind_a_failed_reasoner(
     redis_url: str,
 ) -> None:
     own = Counting(raises=ValueError("no idea"))

@@ -14,7 +14,7 @@ from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.reasoner import Conduct, Turn
+from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError, StrategyError
 from stepfleet.orchestrator.protocol.claim import Claim
@@ -307,19 +307,19 @@ async def test_a_run_may_renew_the_entry_or_go_without_it(redis_url: str) -> Non
         assert hands.calls == 3
 
 
-class Sensible(Conduct):
+class Sensible(Reasoner):
     """Fails at gibberish."""
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress | None:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         if turn.response.content == "gibberish":
             raise StrategyError("that means nothing")
         return None
 
 
 class Code(LocalAgent):
-    """An agent's code with that conduct."""
+    """An agent's code with that reasoner."""
 
-    def conduct(self, config: AgentConfig) -> Conduct:
+    def reasoner(self, config: AgentConfig) -> Reasoner:
         return Sensible()
 
 

@@ -1,8 +1,14 @@
-"""Several conducts as one: requests pass through all, and what they make of a turn is joined."""
+"""Several reasoners as one: requests pass through all, and what they make of a turn is joined."""
 
 from support.runs.agent_records import START, a_state
 
-from stepfleet.orchestrator.agents.reasoner import Conduct, Handling, Turn, chain_of, joined
+from stepfleet.orchestrator.agents.reasoner import (
+    HandledCalls,
+    ModelTurn,
+    Reasoner,
+    chain_of,
+    joined,
+)
 from stepfleet.orchestrator.continuation import CanDecideToContinue, when
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationDecision
@@ -19,8 +25,8 @@ def allows(_: AgentState) -> ContinuationDecision:
     return ContinuationDecision.ALLOW_CONTINUATION
 
 
-class Noting(Conduct):
-    """Adds its name wherever a conduct may add something."""
+class Noting(Reasoner):
+    """Adds its name wherever a reasoner may add something."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,11 +37,11 @@ class Noting(Conduct):
     def interpret(self, response: LLMResponse, state: AgentState) -> LLMResponse:
         return response.model_copy(update={"content": f"{response.content}+{self.name}"})
 
-    def handle(self, response: LLMResponse, state: AgentState) -> Handling:
+    def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls:
         record = ToolCallRecord(tool_name="a", call_id="c1", result=self.name, timestamp=START)
-        return Handling({0: record}, Progress(custom_state={self.name: "handled"}))
+        return HandledCalls({0: record}, Progress(custom_state={self.name: "handled"}))
 
-    async def read(self, turn: Turn, state: AgentState) -> Progress:
+    async def read(self, turn: ModelTurn, state: AgentState) -> Progress:
         return Progress(
             messages=(Message.user(self.name),),
             strategy_state={"last": self.name, self.name: 1},
@@ -45,12 +51,12 @@ class Noting(Conduct):
         return (when(allows),)
 
 
-async def test_a_conduct_that_overrides_nothing_changes_nothing() -> None:
-    plain = Conduct()
+async def test_a_reasoner_that_overrides_nothing_changes_nothing() -> None:
+    plain = Reasoner()
     assert await plain.prepare(REQUEST, a_state()) is REQUEST
     assert plain.interpret(RESPONSE, a_state()) is RESPONSE
     assert plain.handle(RESPONSE, a_state()) is None
-    assert await plain.read(Turn(RESPONSE), a_state()) is None
+    assert await plain.read(ModelTurn(RESPONSE), a_state()) is None
     assert plain.criteria() == ()
 
 
@@ -75,13 +81,13 @@ def test_a_call_belongs_to_the_first_that_handles_it() -> None:
 async def test_what_each_makes_of_the_turn_is_joined_in_order() -> None:
     chain = chain_of(Noting("a"), Noting("b"))
     assert chain is not None
-    progress = await chain.read(Turn(RESPONSE), a_state())
+    progress = await chain.read(ModelTurn(RESPONSE), a_state())
     assert progress is not None
     assert [message.text for message in progress.messages] == ["a", "b"]
     assert progress.strategy_state == {"last": "b", "a": 1, "b": 1}
 
 
-def test_one_conduct_needs_no_chain_and_none_needs_nothing() -> None:
+def test_one_reasoner_needs_no_chain_and_none_needs_nothing() -> None:
     one = Noting("a")
     assert chain_of(None, one) is one
     assert chain_of(None, None) is None

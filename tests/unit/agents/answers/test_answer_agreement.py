@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 from support.runs.agent_records import a_state
 
-from stepfleet.orchestrator.agents.agent import Agent, conduct_of, criteria_of
+from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome, ReturnAnswer, SpecialTool
 from stepfleet.orchestrator.agents.assembly import contract_of
 from stepfleet.orchestrator.agents.config import AgentConfig
@@ -55,12 +55,12 @@ def test_the_stored_configuration_holds_the_schema_and_reads_back_equal() -> Non
     assert contract_of(again, ()) is not None
 
 
-def test_without_a_contract_nothing_is_stored_and_nothing_is_conducted() -> None:
+def test_without_a_contract_nothing_is_stored_and_no_reasoner_is_made() -> None:
     plain = agent(tools=[look])
     assert not {"output_schema", "answer_mode", "special_tools", "require_final_answer"} & set(
         AgentConfig.model_validate_json(plain.config.to_json()).model_fields_set
     )
-    assert conduct_of(plain.config, plain) is None
+    assert reasoner_of(plain.config, plain) is None
 
 
 def test_a_run_may_have_a_schema_of_its_own() -> None:
@@ -139,7 +139,7 @@ def test_the_contract_requests_work_until_the_answer_is_given(
 ) -> None:
     """ANS-11, ANS-18"""
     demanding = agent(require_final_answer=True, max_steps=1)
-    criteria = criteria_of(demanding.config, demanding, conduct_of(demanding.config, demanding))
+    criteria = criteria_of(demanding.config, demanding, reasoner_of(demanding.config, demanding))
     evaluation = criteria.evaluate(a_state(0, answer=answer)).get_evaluation_for(
         "AnswerContractCheck"
     )

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.agents.agent import Agent, conduct_of
+from stepfleet.orchestrator.agents.agent import Agent, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.planning import Planning
 from stepfleet.orchestrator.agents.strategies import (
@@ -12,7 +12,7 @@ from stepfleet.orchestrator.agents.strategies import (
     OutputMode,
     ReAct,
     Strategy,
-    StrategyConduct,
+    StrategyReasoner,
     lookup,
     make_strategy,
 )
@@ -150,20 +150,20 @@ def test_a_run_keeps_the_strategy_that_it_started_with() -> None:
     """STRAT-06, CONF-07: a registered one is made anew, code that is gone is missed."""
     started = Agent("a", model="openai:m", strategy="cot").config
     deployed = Agent("a", model="openai:m", strategy="react")
-    conduct = conduct_of(started, deployed)
-    assert isinstance(conduct, StrategyConduct)
-    assert isinstance(conduct.strategy, ChainOfThought)
+    reasoner = reasoner_of(started, deployed)
+    assert isinstance(reasoner, StrategyReasoner)
+    assert isinstance(reasoner.strategy, ChainOfThought)
     by_object = Agent("a", model="openai:m", strategy=READY)
     with pytest.raises(ConfigurationError, match="'object:ReAct', which its code on this worker"):
-        conduct_of(by_object.config, deployed)
-    again = conduct_of(by_object.config, by_object)
-    assert isinstance(again, StrategyConduct)
+        reasoner_of(by_object.config, deployed)
+    again = reasoner_of(by_object.config, by_object)
+    assert isinstance(again, StrategyReasoner)
     assert again.strategy is READY
 
 
-def test_a_plain_agent_has_no_conduct() -> None:
+def test_a_plain_agent_has_no_reasoner() -> None:
     agent = Agent("a", model="openai:m", tools=[look])
-    assert conduct_of(agent.config, agent) is None
+    assert reasoner_of(agent.config, agent) is None
 
 
 def test_the_tool_of_tracked_plans_is_the_plannings_own() -> None:

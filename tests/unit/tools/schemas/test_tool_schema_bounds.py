@@ -14,7 +14,7 @@ from stepfleet.orchestrator.tools.schemas.foreign import check_sound, checker_of
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 from stepfleet.orchestrator.tools.schemas.pattern_cost import cost_of
 from stepfleet.orchestrator.tools.schemas.patterns import MOST_WORK, TooMuchMatchingError, matches
-from stepfleet.orchestrator.tools.schemas.time_limit import allowed, limited, tick, unhurried
+from stepfleet.orchestrator.tools.schemas.time_limit import allowed, limited, run_check, tick
 
 LATEST = "https://json-schema.org/draft/2020-12/schema"
 DIALECTS = [
@@ -181,16 +181,16 @@ async def test_a_long_check_leaves_the_event_loop() -> None:
         with limited(60.0):
             return check(text)
 
-    task = asyncio.create_task(unhurried(bounded_check, "done"))
+    task = asyncio.create_task(run_check(bounded_check, "done"))
     await asyncio.wait_for(started.wait(), 60)
     seen.set()
     assert await task == "DONE"
 
 
 async def test_a_brief_check_stays_where_it_is() -> None:
-    assert await unhurried(threading.get_ident) == threading.get_ident()
+    assert await run_check(threading.get_ident) == threading.get_ident()
 
 
 async def test_arguments_of_a_long_check_are_refused_where_they_were_called() -> None:
     with allowed(0.3), pytest.raises(ToolArgumentsError, match="take too long"):
-        await unhurried(checker_of("t", doubling(40)), {})
+        await run_check(checker_of("t", doubling(40)), {})
