@@ -19,7 +19,7 @@ from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.admission import Gate
 from stepfleet.worker.engine.bridge import end_home, explain_ends
-from stepfleet.worker.engine.dead_letters import puts_aside
+from stepfleet.worker.engine.dead_letters import dead_letter_receiver
 from stepfleet.worker.engine.other_tasks import limit_tasks
 from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url
@@ -107,7 +107,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
 
 def _follow_refusals(settings: Settings) -> None:
     """Keep what Celery has and cannot use where people look for it."""
-    receive = puts_aside(settings)
+    receive = dead_letter_receiver(settings)
     signals.task_unknown.connect(receive, weak=False)
     signals.task_rejected.connect(receive, weak=False)
 

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
-from stepfleet.worker.engine.concurrency import Pacing
+from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.call_lease import CallLease
 from stepfleet.worker.leases.lease import Lease
 
@@ -191,4 +191,4 @@ class Ports:
     patience: float = 5.0
     tokens: Callable[[str], Count] = lambda _: estimate_tokens
     alone: Trials | None = None
-    pacing: Pacing = field(default_factory=Pacing)
+    pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)

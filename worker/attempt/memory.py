@@ -27,16 +27,16 @@ SHORTER = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Recollection:
+class AssembledMemory:
     """What a request shows; `remembered` is what is new about it, and None for nothing."""
 
     messages: tuple[Message, ...]
     remembered: Remembered | None = None
 
 
-async def recollect(
+async def assemble_memory(
     claim: Claim, history: History, agent: AgentCode, lease: Lease, ports: Ports
-) -> Recollection:
+) -> AssembledMemory:
     """Return the conversation under the run's memory policy.
 
     Raises `ModelError` when a summary cannot be made, `AgentMemoryError` when a policy fails.
@@ -58,7 +58,7 @@ async def recollect(
     messages = shown(window, history, policy, count)
     if policy.custom is not None:
         messages = await chosen(agent.memory_policy(policy.custom), messages, claim.state)
-    return Recollection(messages, remembered)
+    return AssembledMemory(messages, remembered)
 
 
 async def _summarized(

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.text.foreign_text import well_formed
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
-from stepfleet.worker.attempt.memory import recollect
+from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.attempt.usage import counted, spent_in_vain
 from stepfleet.worker.leases.lease import Lease
@@ -61,7 +61,7 @@ async def call_model(
     """
     messages, remembered = claim.state.messages, None
     if claim.history is not None:
-        recollection = await recollect(claim, claim.history, agent, lease, ports)
+        recollection = await assemble_memory(claim, claim.history, agent, lease, ports)
         messages, remembered = recollection.messages, recollection.remembered
     if agent.context is not None:
         note = await context_for(agent.context, messages, claim.config.memory.context_tokens)

@@ -18,7 +18,7 @@ STUCK_SECONDS = 0.5
 """When nobody had a turn for so long (a master of a cluster may be away), others are let in."""
 
 
-class Pacing:
+class ConcurrencyLimiter:
     """Gives steps their turn. Belongs to one event loop.
 
     `with pacing:` counts a step; it never waits, as its message has done so. Inside of it,
@@ -102,7 +102,7 @@ class Pacing:
 
 
 class _Elsewhere:
-    def __init__(self, pacing: Pacing) -> None:
+    def __init__(self, pacing: ConcurrencyLimiter) -> None:
         self._pacing = pacing
 
     async def __aenter__(self) -> None:
@@ -121,7 +121,7 @@ class _Elsewhere:
 
 
 class _Aside:
-    def __init__(self, pacing: Pacing) -> None:
+    def __init__(self, pacing: ConcurrencyLimiter) -> None:
         self._pacing = pacing
 
     def __enter__(self) -> None:

@@ -38,7 +38,7 @@ STEADY_SECONDS = 5.0
 EVENTS_PER_BUNDLE = 500
 
 
-class ForgivingConsumer(Consumer):
+class ResilientConsumer(Consumer):
     """A consumer that waits for its broker, and whose deferred calls cannot end the worker."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ class ForgivingConsumer(Consumer):
         self._lost_at = 0.0
         self._forgave = False
         for name in (KOMBUS_LOG, REQUESTS_LOG):
-            logging.getLogger(name).addFilter(is_news)
+            logging.getLogger(name).addFilter(is_worth_logging)
         super().__init__(*args, **kwargs)
 
     def on_ready(self) -> None:
@@ -155,7 +155,7 @@ def _wait(seconds: float) -> None:
         time.sleep(min(FIRST_PAUSE, seconds))
 
 
-def is_news(record: logging.LogRecord) -> bool:
+def is_worth_logging(record: logging.LogRecord) -> bool:
     """Tell whether to keep a log record about the broker: a traceback for each message is none.
 
     What is refused to the upkeep of bindings is refused to others, who say so once; that the

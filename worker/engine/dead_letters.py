@@ -14,7 +14,7 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry, keep_aside
-from stepfleet.worker.engine.transport.ack_buffer import IndebtedChannel
+from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _SHOWN = 200
 _PATIENCE_SECONDS = 2.0
 
 
-def puts_aside(settings: Settings) -> Callable[..., None]:
+def dead_letter_receiver(settings: Settings) -> Callable[..., None]:
     """Return a receiver of Celery's signals `task_unknown` and `task_rejected`."""
 
     def receive(message: Any = None, exc: Any = None, name: Any = None, **_: Any) -> None:
@@ -30,7 +30,7 @@ def puts_aside(settings: Settings) -> Callable[..., None]:
         why = f"this worker has no task {name!r}" if name is not None else _why(exc)
         made = entry(_shown(message), why[:_SHOWN], queue)
         log.warning("a message of queue %s was put aside: %s", queue, why[:_SHOWN])
-        if isinstance(message.channel, IndebtedChannel):
+        if isinstance(message.channel, AckBufferChannel):
             message.channel.put_aside(made)
             return
         try:

@@ -58,7 +58,7 @@ from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.telemetry import logged
-from stepfleet.worker.telemetry.instrumentation import prepare_watching, watching
+from stepfleet.worker.telemetry.instrumentation import import_exporters, watching
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 log = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ class Services:
     ) -> None:
         agents = tuple(agents)
         check_sources(agents)
-        prepare_watching(settings)
+        import_exporters(settings)
         self._settings = settings
         self.leases = Leases(time.monotonic)
         self.crash = crash_points(os.environ)

@@ -18,7 +18,7 @@ PAUSE_SECONDS = 0.2
 Take = Callable[[Seen], None]
 
 
-class Gathering:
+class ExportQueue:
     """Passes what is offered to all `takers`, in order; at most `most` wait. `dropped` counts."""
 
     def __init__(self, takers: Sequence[Take], most: int = MOST_WAITING) -> None:

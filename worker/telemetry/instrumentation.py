@@ -16,7 +16,7 @@ from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import CallStore, Store, Toolbox
 from stepfleet.worker.telemetry.config import Wanted, possible, wanted
-from stepfleet.worker.telemetry.export_queue import Gathering, Take
+from stepfleet.worker.telemetry.export_queue import ExportQueue, Take
 from stepfleet.worker.telemetry.wrappers import (
     Inside,
     ObservedCalls,
@@ -30,7 +30,7 @@ LAST_SECONDS = 2.0
 """How long an ending worker waits for a collector to take what is left."""
 
 
-class Watching(Protocol):
+class Instrumentation(Protocol):
     """What stands around a worker's collaborators."""
 
     def models(self) -> Models:
@@ -113,7 +113,7 @@ class Watched:
             self._metrics.serve(asked.host, asked.port)
             takers.append(self._metrics.take)
             self._ends.append(self._metrics.close)
-        self._gathering = Gathering(takers)
+        self._gathering = ExportQueue(takers)
         self._gathering.start()
 
     def models(self) -> Models:
@@ -150,7 +150,7 @@ class Watched:
         metrics.watch(
             "stepfleet_telemetry_dropped", "Attempts that were not told", lambda: dropped.dropped
         )
-        return [watch_loop(metrics.late)]
+        return [measure_loop_lag(metrics.late)]
 
     async def aclose(self) -> None:
         """Tell what is left; what a collector does not take within two seconds is lost."""
@@ -172,7 +172,7 @@ class Watched:
 
 def watching(
     settings: Settings, worker: str, environment: Mapping[str, str] | None = None
-) -> Watching:
+) -> Instrumentation:
     """Return what stands around a worker's collaborators, as the settings say.
 
     Raises `ConfigurationError` where what they ask for is not installed.
@@ -181,7 +181,7 @@ def watching(
     return Watched(asked, worker) if asked else Unwatched()
 
 
-def prepare_watching(settings: Settings) -> None:
+def import_exporters(settings: Settings) -> None:
     """Import what is wanted, before the event loop runs and children are forked.
 
     Raises `ConfigurationError` where it is not installed.
@@ -193,7 +193,7 @@ def prepare_watching(settings: Settings) -> None:
         import_module("stepfleet.worker.telemetry.metrics")
 
 
-async def watch_loop(late: Callable[[float], None]) -> None:
+async def measure_loop_lag(late: Callable[[float], None]) -> None:
     """Tell, twice a second, how much later than asked the event loop wakes."""
     clock = asyncio.get_running_loop().time
     while True:

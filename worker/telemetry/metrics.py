@@ -24,12 +24,12 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
-    ModelCallSeen,
-    RefusalSeen,
+    ModelCallObservation,
+    RefusalObservation,
     Seen,
-    StepSeen,
-    TaskSeen,
-    ToolCallSeen,
+    StepObservation,
+    ToolCallObservation,
+    ToolTaskObservation,
 )
 
 log = logging.getLogger(__name__)
@@ -83,12 +83,12 @@ class Metrics:
     def take(self, seen: Seen) -> None:
         """Count what was seen. Belongs to one thread."""
         match seen:
-            case StepSeen():
+            case StepObservation():
                 self._take_step(seen)
                 self._take_calls(seen.calls)
-            case TaskSeen():
+            case ToolTaskObservation():
                 self._take_calls(seen.calls)
-            case RefusalSeen():
+            case RefusalObservation():
                 self._refused.labels(seen.why.value).inc()
 
     def watch(self, name: str, told: str, value: Callable[[], float]) -> None:
@@ -135,7 +135,7 @@ class Metrics:
             thread.join()
             self._served = None
 
-    def _take_step(self, seen: StepSeen) -> None:
+    def _take_step(self, seen: StepObservation) -> None:
         agent, verdict = seen.claim.config.name, seen.verdict
         if not seen.applied:
             self._steps.labels(agent, "dropped").inc()
@@ -149,14 +149,14 @@ class Metrics:
             status = end_state(verdict.stop_reason).value
             self._runs.labels(agent, status, verdict.stop_reason.value).inc()
 
-    def _take_calls(self, calls: tuple[ModelCallSeen | ToolCallSeen, ...]) -> None:
+    def _take_calls(self, calls: tuple[ModelCallObservation | ToolCallObservation, ...]) -> None:
         for call in calls:
-            if isinstance(call, ModelCallSeen):
+            if isinstance(call, ModelCallObservation):
                 self._take_model_call(call)
             else:
                 self._take_tool_call(call)
 
-    def _take_model_call(self, call: ModelCallSeen) -> None:
+    def _take_model_call(self, call: ModelCallObservation) -> None:
         model = call.request.model
         if call.response:
             self._latency.labels(model).observe((call.ended - call.began) / 1e9)
@@ -166,7 +166,7 @@ class Metrics:
         elif call.code != CANCELLED:
             self._errors.labels(model, call.kind).inc()
 
-    def _take_tool_call(self, call: ToolCallSeen) -> None:
+    def _take_tool_call(self, call: ToolCallObservation) -> None:
         tool = call.name or "unknown"
         if call.code == CANCELLED:
             self._tools.labels(tool, "cancelled").inc()

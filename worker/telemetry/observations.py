@@ -18,7 +18,7 @@ CANCELLED = "CANCELLED"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCallSeen:
+class ModelCallObservation:
     """One model call. `code` and `kind` say what went wrong; both are empty when it answered."""
 
     span_id: int
@@ -37,7 +37,7 @@ class ModelCallSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallSeen:
+class ToolCallObservation:
     """One execution of a tool. `name` is empty where the agent has no tool of the asked name."""
 
     span_id: int
@@ -50,34 +50,34 @@ class ToolCallSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSeen:
+class StepObservation:
     """One attempt at a step, with the calls that were made in it. `applied`: it was committed."""
 
     claim: Claim
     verdict: Verdict
-    calls: tuple[ModelCallSeen | ToolCallSeen, ...]
+    calls: tuple[ModelCallObservation | ToolCallObservation, ...]
     began: int
     ended: int
     applied: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSeen:
+class ToolTaskObservation:
     """One tool call that was a task of its own. `applied`: its run has the result."""
 
     taken: TakenCall
-    calls: tuple[ModelCallSeen | ToolCallSeen, ...]
+    calls: tuple[ModelCallObservation | ToolCallObservation, ...]
     applied: bool
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalSeen:
+class RefusalObservation:
     """A message that asked for a step which was not given to this worker."""
 
     why: Refused
 
 
-Seen = StepSeen | TaskSeen | RefusalSeen
+Seen = StepObservation | ToolTaskObservation | RefusalObservation
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Attempt:
     run_id: str
     began: int
     mark: int
-    calls: list[ModelCallSeen | ToolCallSeen] = field(default_factory=list)
+    calls: list[ModelCallObservation | ToolCallObservation] = field(default_factory=list)
 
     @property
     def now(self) -> int:
@@ -105,7 +105,7 @@ def begin(run_id: str, now: datetime) -> Attempt:
     return attempt
 
 
-def at_hand(run_id: str | None = None) -> Attempt | None:
+def current_attempt(run_id: str | None = None) -> Attempt | None:
     """Return the work at hand, if there is any and it is that run's."""
     attempt = _current.get()
     return attempt if attempt and run_id in (None, attempt.run_id) else None

@@ -15,12 +15,12 @@ from stepfleet.orchestrator.records.run.results import RunStatus, end_state, run
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
-    ModelCallSeen,
-    RefusalSeen,
+    ModelCallObservation,
+    RefusalObservation,
     Seen,
-    StepSeen,
-    TaskSeen,
-    ToolCallSeen,
+    StepObservation,
+    ToolCallObservation,
+    ToolTaskObservation,
     nanoseconds,
 )
 from stepfleet.worker.telemetry.trace_ids import new_span_id, run_span_id, step_span_id
@@ -55,16 +55,16 @@ class SpanPlan:
 def spans_of(seen: Seen) -> Iterator[SpanPlan]:
     """Yield the spans that are over with what was seen, children first."""
     match seen:
-        case StepSeen():
+        case StepObservation():
             yield from _of_attempt(seen)
-        case TaskSeen(taken=taken):
+        case ToolTaskObservation(taken=taken):
             parent = step_span_id(taken.hint.run_id, taken.execution, taken.hint.step + 1)
             yield from _of_calls(taken.hint.run_id, seen.calls, parent)
-        case RefusalSeen():
+        case RefusalObservation():
             return
 
 
-def _of_attempt(seen: StepSeen) -> Iterator[SpanPlan]:
+def _of_attempt(seen: StepObservation) -> Iterator[SpanPlan]:
     claim, verdict = seen.claim, seen.verdict
     run_id, execution = claim.run_id, claim.state.info.execution
     waits = verdict.move is Move.WAIT and seen.applied
@@ -82,7 +82,7 @@ def _of_attempt(seen: StepSeen) -> Iterator[SpanPlan]:
         yield _run(seen)
 
 
-def _step(seen: StepSeen, step_id: int, began: int) -> SpanPlan:
+def _step(seen: StepObservation, step_id: int, began: int) -> SpanPlan:
     claim, verdict = seen.claim, seen.verdict
     result = verdict.logged.result if verdict.logged else None
     attributes: dict[str, Any] = {
@@ -111,7 +111,7 @@ def _step(seen: StepSeen, step_id: int, began: int) -> SpanPlan:
     )
 
 
-def _run(seen: StepSeen) -> SpanPlan:
+def _run(seen: StepObservation) -> SpanPlan:
     claim, verdict = seen.claim, seen.verdict
     state, reason = verdict.state, verdict.stop_reason
     parent = state.parent_agent_id
@@ -146,10 +146,11 @@ def _run(seen: StepSeen) -> SpanPlan:
 
 
 def _of_calls(
-    run_id: str, calls: tuple[ModelCallSeen | ToolCallSeen, ...], parent: int
+    run_id: str, calls: tuple[ModelCallObservation | ToolCallObservation, ...], parent: int
 ) -> Iterator[SpanPlan]:
     for call in calls:
-        is_model = isinstance(call, ModelCallSeen)
+        is_model = isinstance(call, ModelCallObservation)
+        told = _model_call(call) if isinstance(call, ModelCallObservation) else _tool_call(call)
         yield SpanPlan(
             name=LLM_GENERATE if is_model else TOOL_EXECUTION,
             run_id=run_id,
@@ -157,16 +158,13 @@ def _of_calls(
             parent_id=parent,
             began=call.began,
             ended=call.ended,
-            attributes={
-                "stepfleet.run_id": run_id,
-                **(_model_call(call) if isinstance(call, ModelCallSeen) else _tool_call(call)),
-            },
+            attributes={"stepfleet.run_id": run_id, **told},
             error=call.code,
             is_call=is_model,
         )
 
 
-def _model_call(call: ModelCallSeen) -> dict[str, Any]:
+def _model_call(call: ModelCallObservation) -> dict[str, Any]:
     provider, model = call.provider_and_model
     settings, response = call.request.settings, call.response
     told: dict[str, Any] = {
@@ -185,7 +183,7 @@ def _model_call(call: ModelCallSeen) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value not in (None, "")}
 
 
-def _tool_call(call: ToolCallSeen) -> dict[str, Any]:
+def _tool_call(call: ToolCallObservation) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": call.name or "unknown",

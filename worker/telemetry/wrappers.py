@@ -25,14 +25,14 @@ from stepfleet.worker.models import Models
 from stepfleet.worker.ports import CallStore, Committed, Store, Toolbox
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
-    ModelCallSeen,
-    RefusalSeen,
+    ModelCallObservation,
+    RefusalObservation,
     Seen,
-    StepSeen,
-    TaskSeen,
-    ToolCallSeen,
-    at_hand,
+    StepObservation,
+    ToolCallObservation,
+    ToolTaskObservation,
     begin,
+    current_attempt,
 )
 from stepfleet.worker.telemetry.trace_ids import new_span_id
 
@@ -53,7 +53,7 @@ class ObservedStore:
         """Take a step, or be refused."""
         claim = await self._store.claim(hint, token)
         if isinstance(claim, Refusal):
-            self._offer(RefusalSeen(claim.why))
+            self._offer(RefusalObservation(claim.why))
         else:
             begin(claim.run_id, claim.now)
         return claim
@@ -61,11 +61,11 @@ class ObservedStore:
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Write a verdict, all or nothing."""
         committed = await self._store.commit(claim, verdict, events)
-        attempt = at_hand(claim.run_id)
+        attempt = current_attempt(claim.run_id)
         if attempt and not committed.wanted:
             calls = tuple(attempt.calls)
             applied = committed.applied
-            self._offer(StepSeen(claim, verdict, calls, attempt.began, attempt.now, applied))
+            self._offer(StepObservation(claim, verdict, calls, attempt.began, attempt.now, applied))
         return committed
 
 
@@ -100,7 +100,7 @@ class ObservedCalls:
     ) -> Delivered:
         """Give a call's result to its run."""
         delivered = await self._calls.deliver(taken, agent, record, seconds)
-        attempt = at_hand(taken.hint.run_id)
+        attempt = current_attempt(taken.hint.run_id)
         if attempt:
             given_up = record.error is not None and record.error.code != NOT_EXECUTED
             if given_up and not attempt.calls:
@@ -108,9 +108,11 @@ class ObservedCalls:
                 code = record.error.code if record.error else ""
                 name, times = record.tool_name, taken.attempt
                 attempt.calls.append(
-                    ToolCallSeen(new_span_id(), began, now, name, record.call_id, times, code)
+                    ToolCallObservation(
+                        new_span_id(), began, now, name, record.call_id, times, code
+                    )
                 )
-            self._offer(TaskSeen(taken, tuple(attempt.calls), delivered.applied))
+            self._offer(ToolTaskObservation(taken, tuple(attempt.calls), delivered.applied))
         return delivered
 
 
@@ -132,7 +134,7 @@ class ObservedToolbox:
         clock: Callable[[], datetime],
     ) -> ToolCallRecord:
         """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
-        attempt = at_hand(invocation.run_id)
+        attempt = current_attempt(invocation.run_id)
         if attempt is None:
             return await self._toolbox.execute(call, tools, invocation, clock=clock)
         span_id, began, code = new_span_id(), attempt.now, ""
@@ -148,7 +150,7 @@ class ObservedToolbox:
             name = call.name if call.name in tools else ""
             times = invocation.attempt
             attempt.calls.append(
-                ToolCallSeen(span_id, began, attempt.now, name, call.id, times, code)
+                ToolCallObservation(span_id, began, attempt.now, name, call.id, times, code)
             )
         return record
 
@@ -168,7 +170,7 @@ class ObservedModels(Models):
         on_text: Callable[[str], None] | None = None,
     ) -> LLMResponse:
         """Make one model call. Raises nothing but `AgentException`s."""
-        attempt = at_hand()
+        attempt = current_attempt()
         if attempt is None:
             return await super().generate(request, llm=llm, on_text=on_text)
         span_id, began = new_span_id(), attempt.now
@@ -188,6 +190,6 @@ class ObservedModels(Models):
         finally:
             ended = attempt.now
             attempt.calls.append(
-                ModelCallSeen(span_id, began, ended, request, response, code, kind)
+                ModelCallObservation(span_id, began, ended, request, response, code, kind)
             )
         return response

@@ -182,7 +182,7 @@ def test_a_late_acknowledgement_never_means_another_delivery(redis_url: str, bro
     with consuming(redis_url, "a") as (connection, got):
         drain(connection, got, 1)
         late = got[0]
-        late.channel.give_back(late.delivery_tag, behind=False)
+        late.channel.restore_message(late.delivery_tag, behind=False)
         with consuming(redis_url, "a") as (other, again):
             drain(other, again, 1)
             late.ack()
@@ -199,7 +199,7 @@ def test_a_fetcher_that_was_given_up_takes_nothing(redis_url: str, broker: Any) 
         connection.transport.cycle.on_poll_start()  # sends a fetch, whose reply nobody reads
         fetch = channel._sent
         channel.client.connection.disconnect()
-        channel.settle_debts()
+        channel.restore_pending()
         assert broker.llen("a") == 1
         keys, args = channel._call_of(fetch)
         assert broker.evalsha(script("fetch").sha, len(keys), *keys, *args) == [

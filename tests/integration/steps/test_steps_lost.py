@@ -29,7 +29,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request, pause_fleet
 from stepfleet.orchestrator.tools import current_invocation, tool
 from stepfleet.worker.engine.bridge import TIME_IS_UP
-from stepfleet.worker.engine.concurrency import Pacing
+from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.step import run_step
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
@@ -334,7 +334,7 @@ async def test_an_answer_that_waits_for_its_turn_is_handed_back_with_the_step(
     opened: Opened,
 ) -> None:
     """A worker that stops at full load lets nobody pay for its answers again."""
-    pacing = Pacing(most=1)
+    pacing = ConcurrencyLimiter(most=1)
 
     async def while_another_works(_: ModelRequest) -> LLMResponse:
         pacing.enter()
@@ -489,7 +489,8 @@ async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) 
     async with opened(say("done")) as (desk, hands, run_id):
         await desk.claim(run_id)
         await lease_runs_out(desk, run_id)
-        ports = replace(hands.ports(), alone=Trusting(), pacing=Pacing(most=1, stuck=3600.0))
+        pacing = ConcurrencyLimiter(most=1, stuck=3600.0)
+        ports = replace(hands.ports(), alone=Trusting(), pacing=pacing)
         with ports.pacing:
             step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
 

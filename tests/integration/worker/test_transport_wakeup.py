@@ -40,12 +40,12 @@ def wait_for_words(connection: Any) -> None:
 def test_a_message_that_comes_before_the_reply_of_an_empty_fetch_is_looked_for(
     channel: Channel, redis_url: str
 ) -> None:
-    channel.next_look = 0.0
+    channel.next_fetch_at = 0.0
     channel.send_fetch()
     wait_for_words(channel.client.connection)
     with closing(Redis.from_url(redis_url)) as redis:
         redis.lpush("waking", "a message")
-    wait_for_words(channel.ear.connection)
+    wait_for_words(channel.wakeups.connection)
     with pytest.raises(Empty):
         channel.hear()
     with pytest.raises(Empty):

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
-from stepfleet.worker.engine.concurrency import Pacing
+from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.call_lease import CallLeases
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.models import Models
@@ -86,7 +86,7 @@ class Hands:
     leases: Leases = field(default_factory=lambda: Leases(time.monotonic))
     call_leases: CallLeases = field(default_factory=lambda: CallLeases(time.monotonic))
     models: Models = field(default_factory=Models)
-    pacing: Pacing = field(default_factory=Pacing)
+    pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
 
     async def step(self, run_id: str, step: int) -> StepReport:
         """Do one step."""

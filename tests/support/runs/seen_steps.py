@@ -12,9 +12,9 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry.observations import (
-    ModelCallSeen,
-    StepSeen,
-    ToolCallSeen,
+    ModelCallObservation,
+    StepObservation,
+    ToolCallObservation,
     nanoseconds,
 )
 
@@ -49,7 +49,7 @@ def a_verdict(move: Move = Move.CONTINUE, *, logged: bool = True, **fields: Any)
     return Verdict(**{**given, **fields})
 
 
-def a_model_call(**fields: Any) -> ModelCallSeen:
+def a_model_call(**fields: Any) -> ModelCallObservation:
     """Return a call that answered within a second."""
     given = {
         "span_id": 11,
@@ -60,10 +60,10 @@ def a_model_call(**fields: Any) -> ModelCallSeen:
             content="yes", model="gpt-1", usage=UsageStats(prompt_tokens=7, completion_tokens=2)
         ),
     }
-    return ModelCallSeen(**{**given, **fields})
+    return ModelCallObservation(**{**given, **fields})
 
 
-def a_tool_call(**fields: Any) -> ToolCallSeen:
+def a_tool_call(**fields: Any) -> ToolCallObservation:
     """Return a call of `add` that took a second, after the model's."""
     given = {
         "span_id": 12,
@@ -72,11 +72,14 @@ def a_tool_call(**fields: Any) -> ToolCallSeen:
         "name": "add",
         "call_id": "c1",
     }
-    return ToolCallSeen(**{**given, **fields})
+    return ToolCallObservation(**{**given, **fields})
 
 
 def an_attempt(
-    verdict: Verdict, *calls: ModelCallSeen | ToolCallSeen, applied: bool = True, **claimed: Any
-) -> StepSeen:
+    verdict: Verdict,
+    *calls: ModelCallObservation | ToolCallObservation,
+    applied: bool = True,
+    **claimed: Any,
+) -> StepObservation:
     """Return an attempt of three seconds that came to `verdict`."""
-    return StepSeen(a_claim(**claimed), verdict, calls, BEGAN, BEGAN + 3 * SECOND, applied)
+    return StepObservation(a_claim(**claimed), verdict, calls, BEGAN, BEGAN + 3 * SECOND, applied)

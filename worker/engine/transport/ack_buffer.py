@@ -15,7 +15,11 @@ from redis.exceptions import ResponseError
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_ENTRIES, entry
 from stepfleet.worker.engine.transport.kombu_types import StockChannel, dumps, loads, to_text
-from stepfleet.worker.engine.transport.pending_acks import Ledger, ledger_of, running_tags
+from stepfleet.worker.engine.transport.pending_acks import (
+    PendingAcks,
+    pending_acks_of,
+    running_tags,
+)
 from stepfleet.worker.engine.transport.scripts import script
 
 logger = logging.getLogger("kombu.transport.redis")
@@ -30,7 +34,7 @@ SHAPE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RecursionErr
 _GIVEN_UP_SECONDS = 86_400
 
 
-class IndebtedChannel(StockChannel):
+class AckBufferChannel(StockChannel):
     """A kombu Redis channel whose acknowledgements and returns go through the ledger."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +42,7 @@ class IndebtedChannel(StockChannel):
         self._consumed = False
         super().__init__(*args, **kwargs)
         info = self.connection.client
-        self._ledger: Ledger = ledger_of(
+        self._ledger: PendingAcks = pending_acks_of(
             info.hostname, info.port, info.virtual_host, self.global_keyprefix, self.unacked_key
         )
 
@@ -67,7 +71,7 @@ class IndebtedChannel(StockChannel):
 
     # ------------------------------------------------------------------ acknowledgements
 
-    def owe_ack(self, tag: str) -> None:
+    def acknowledge(self, tag: str) -> None:
         """Send an acknowledgement with the next fetch, or now where none will follow."""
         self._ledger.acknowledge(tag)
         if not self.closed and not self._fetches_go_on():
@@ -82,7 +86,7 @@ class IndebtedChannel(StockChannel):
             try:
                 self._send_acks(acks)
             except (*self.connection_errors, ResponseError) as error:
-                self._ledger.owe_again(acks)
+                self._ledger.put_back(acks)
                 logger.warning("%s acknowledgements will be sent later: %s", len(acks), error)
                 return
             self._ledger.counts["acknowledged"] += len(acks)
@@ -94,13 +98,13 @@ class IndebtedChannel(StockChannel):
 
     # ------------------------------------------------------------------ messages that go back
 
-    def owe_return(self, tag: str) -> None:
+    def restore_later(self, tag: str) -> None:
         """Give a message back behind the others, now or over the next connection."""
         self._ledger.returns.append((tag, True))
         if not self.closed:
-            self.settle_debts()
+            self.restore_pending()
 
-    def settle_debts(self) -> None:
+    def restore_pending(self) -> None:
         """Give back what a lost connection, a rejection or a closed channel left to be given."""
         ledger = self._ledger
         while ledger.given_up:
@@ -108,10 +112,10 @@ class IndebtedChannel(StockChannel):
             ledger.given_up.popleft()
         while ledger.returns:
             tag, behind = ledger.returns[0]
-            self.give_back(tag, behind=behind)
+            self.restore_message(tag, behind=behind)
             ledger.returns.popleft()
 
-    def return_deliveries(self, tags: Iterable[str]) -> None:
+    def restore_deliveries(self, tags: Iterable[str]) -> None:
         """Give back the deliveries of a channel that ends, except those that are still running."""
         ledger = self._ledger
         open_tags = {*tags, *ledger.carried} - set(ledger.acks)
@@ -119,11 +123,11 @@ class IndebtedChannel(StockChannel):
         to_return = sorted(open_tags - ledger.carried, key=_age, reverse=True)
         ledger.returns.extend((tag, False) for tag in to_return)
         try:
-            self.settle_debts()
+            self.restore_pending()
         except self.connection_errors as error:
             logger.warning("%s messages will be given back later: %s", len(ledger.returns), error)
 
-    def give_back(self, tag: Any, *, behind: bool) -> None:
+    def restore_message(self, tag: Any, *, behind: bool) -> None:
         """Put a message back into its queues: behind the others, or as the next one."""
         stored = self.plain.hget(self.whole(self.unacked_key), tag)
         lists, payload = self._whereto(stored) if stored else ([], b"")

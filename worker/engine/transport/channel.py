@@ -37,7 +37,7 @@ from stepfleet.worker.engine.transport.guard import (
 )
 from stepfleet.worker.engine.transport.kombu_types import StockChannel, fixed_order
 from stepfleet.worker.engine.transport.pending_acks import LostFetch
-from stepfleet.worker.engine.transport.poller import EAR
+from stepfleet.worker.engine.transport.poller import WAKEUP
 from stepfleet.worker.engine.transport.qos import QoS
 from stepfleet.worker.engine.transport.scripts import script
 from stepfleet.worker.engine.transport.wakeup import WakingChannel, ask
@@ -97,15 +97,15 @@ class Channel(WakingChannel):
         self._rests_until = 0.0  # monotonic; nothing is sent before, not even acknowledgements
         self._watch = Watch("The broker")
         super().__init__(*args, **kwargs)
-        self.handlers[EAR] = self.hear
+        self.handlers[WAKEUP] = self.hear
 
     # ------------------------------------------------------------------ the fetching connection
 
-    def forget_connection(self) -> None:
+    def reset_connection(self) -> None:
         """Start anew: what a lost connection was told to do must not be done any more."""
         self._fetcher = uuid4().hex
-        self.next_look = 0.0
-        self.shut_ear()
+        self.next_fetch_at = 0.0
+        self.close_wakeups()
 
     def prepare_connection(self) -> None:
         """Load the fetch script through the new fetching connection."""
@@ -126,11 +126,11 @@ class Channel(WakingChannel):
             return False
         if self._ledger.acks:
             return True
-        return monotonic() >= self.next_look and self.qos.credit(1) > 0
+        return monotonic() >= self.next_fetch_at and self.qos.credit(1) > 0
 
     def send_fetch(self) -> None:
         """Send the next fetch; the poller reads the reply."""
-        asleep = monotonic() < self.next_look
+        asleep = monotonic() < self.next_fetch_at
         self._fetches += 1
         fetch = Fetch(
             tag=f"{self._fetcher}:{self._fetches}",
@@ -199,7 +199,7 @@ class Channel(WakingChannel):
         """
         sent, self._sent = self._sent, None
         if sent is not None:
-            self._ledger.owe_again(sent.acks)
+            self._ledger.put_back(sent.acks)
         self._in_poll = None
         if isinstance(error, NoScriptError):
             try:
@@ -227,9 +227,9 @@ class Channel(WakingChannel):
             self.pool.disconnect(inuse_connections=False)
 
     def _sleep(self, seconds: float) -> None:
-        self.next_look = monotonic() + seconds
+        self.next_fetch_at = monotonic() + seconds
         if self.connection.hub is not None:
-            self.connection.look_within(seconds)
+            self.connection.poll_within(seconds)
 
     def _take_in(self, reply: Sequence[Any], sent: Fetch) -> bool:
         exhausted, refused, *found = reply
@@ -276,7 +276,7 @@ class Channel(WakingChannel):
         """Consume; messages of a consumer without acknowledgements are not registered."""
         (self._unregistered.add if no_ack else self._unregistered.discard)(queue)
         self._consumed = True
-        self.next_look = 0.0
+        self.next_fetch_at = 0.0
         return super().basic_consume(queue, no_ack, *args, **kwargs)
 
     def _basic_cancel(self, consumer_tag: str) -> None:
@@ -359,7 +359,7 @@ class Channel(WakingChannel):
             if self._qos is not None:
                 self._qos.restore_unacked_once()
             if self._consumed:
-                self.return_deliveries(())
+                self.restore_deliveries(())
         super().close()
 
     def _end_fetch(self) -> None:

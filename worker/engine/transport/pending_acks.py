@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-_LEDGERS: dict[tuple[object, ...], "Ledger"] = {}
+_LEDGERS: dict[tuple[object, ...], "PendingAcks"] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class LostFetch:
 
 
 @dataclass(slots=True)
-class Ledger:
+class PendingAcks:
     """Debts to one broker; acknowledgements may be added from any thread."""
 
     acks: deque[str] = field(default_factory=deque)
@@ -44,7 +44,7 @@ class Ledger:
             taken.append(self.acks.popleft())
         return tuple(taken)
 
-    def owe_again(self, acks: tuple[str, ...]) -> None:
+    def put_back(self, acks: tuple[str, ...]) -> None:
         """Put acknowledgements back that could not be sent."""
         self.acks.extendleft(reversed(acks))
 
@@ -53,12 +53,12 @@ class Ledger:
         self.counts["lost_fetches"] += 1
         self.given_up.append(fetch.fetcher)
         self.returns.extend((tag, False) for tag in reversed(fetch.tags))
-        self.owe_again(fetch.acks)
+        self.put_back(fetch.acks)
 
 
-def ledger_of(*broker: object) -> Ledger:
+def pending_acks_of(*broker: object) -> PendingAcks:
     """Return this process's ledger for the broker that these values identify."""
-    return _LEDGERS.setdefault((os.getpid(), *broker), Ledger())
+    return _LEDGERS.setdefault((os.getpid(), *broker), PendingAcks())
 
 
 def counts() -> dict[str, int]:

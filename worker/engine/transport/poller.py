@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from stepfleet.worker.engine.transport.kombu_types import StockPoller
 
 FETCHING = "BRPOP"
-EAR = "EAR"
+WAKEUP = "EAR"
 
 
 class Poller(StockPoller):
@@ -30,18 +30,18 @@ class Poller(StockPoller):
                 self._register_LISTEN(channel)
 
     def _do_what_is_due(self, channel: Any) -> None:
-        channel.settle_debts()
+        channel.restore_pending()
         if channel.wants_to_fetch():
             self._fetch(channel)
 
     def _fetch(self, channel: Any) -> None:
         if not self._client_registered(channel, channel.client, FETCHING):
-            channel.forget_connection()
+            channel.reset_connection()
             self._register(channel, channel.client, FETCHING)
             channel.prepare_connection()
-        if channel.hears and not self._client_registered(channel, channel.ear, EAR):
-            self._register(channel, channel.ear, EAR)
-            channel.open_ear()
+        if channel.hears and not self._client_registered(channel, channel.wakeups, WAKEUP):
+            self._register(channel, channel.wakeups, WAKEUP)
+            channel.open_wakeups()
         channel.send_fetch()
 
     def _update_brpop_polling(self) -> None:

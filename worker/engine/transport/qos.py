@@ -23,26 +23,26 @@ class QoS(StockQoS):
     def ack(self, delivery_tag: str) -> None:
         """Owe an acknowledgement, from any thread, also after the channel's end."""
         self.forget(delivery_tag)
-        self.channel.owe_ack(delivery_tag)
+        self.channel.acknowledge(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Drop the message, or give it back behind the others."""
         self.forget(delivery_tag)
         if requeue:
-            self.channel.owe_return(delivery_tag)
+            self.channel.restore_later(delivery_tag)
         else:
-            self.channel.owe_ack(delivery_tag)
+            self.channel.acknowledge(delivery_tag)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: ARG002 kombu's signature
         """Give one message back now (kombu's sweep for the visibility timeout calls this)."""
-        self.channel.give_back(tag, behind=leftmost)
+        self.channel.restore_message(tag, behind=leftmost)
 
     def restore_unacked(self, client: Any = None) -> None:  # noqa: ARG002 the same
         """Give everything back that is neither acknowledged nor still running."""
         self._flush()
         tags = list(self._delivered)
         self._delivered.clear()
-        self.channel.return_deliveries(tags)
+        self.channel.restore_deliveries(tags)
 
     def credit(self, most: int) -> int:
         """How many messages may be fetched now, at most ``most``."""

@@ -25,7 +25,7 @@ class Transport(StockTransport):
         self.hub = loop
         super().register_with_event_loop(connection, loop)
 
-    def look_within(self, seconds: float) -> None:
+    def poll_within(self, seconds: float) -> None:
         """Have the hub make a round within so many seconds; every second it does so anyway."""
         if seconds < (self.brpop_timeout or 1.0):
             self.hub.call_later(seconds, _nothing)

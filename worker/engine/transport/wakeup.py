@@ -14,19 +14,19 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from stepfleet.worker.engine.transport.ack_buffer import IndebtedChannel
+from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel
 
 logger = logging.getLogger("kombu.transport.redis")
 
 _POLL_SECONDS = 0.05
 
 
-class WakingChannel(IndebtedChannel):
+class WakingChannel(AckBufferChannel):
     """A channel with an ear; where the server refuses, it looks at its queues often instead."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.hears = True
-        self.next_look = 0.0  # monotonic time before which the queues are known to be empty
+        self.next_fetch_at = 0.0  # monotonic time before which the queues are known to be empty
         self.heard = False  # of a change, since the last fetch was sent
         super().__init__(*args, **kwargs)
 
@@ -36,15 +36,15 @@ class WakingChannel(IndebtedChannel):
         return (self.brpop_timeout or 1.0) if self.hears else _POLL_SECONDS
 
     @property
-    def ear(self) -> Any:
+    def wakeups(self) -> Any:
         """Holder of the connection that hears."""
         if "ear" not in self.__dict__:
             self.__dict__["ear"] = redis.Redis(connection_pool=self.async_pool)
         return self.__dict__["ear"]
 
-    def open_ear(self) -> None:
+    def open_wakeups(self) -> None:
         """Have the server tell this connection of changes to keys that fetches looked at."""
-        connection, fetching = self.ear.connection, self.client.connection
+        connection, fetching = self.wakeups.connection, self.client.connection
         try:
             own_id = ask(connection, "CLIENT", "ID")
             ask(connection, "SUBSCRIBE", "__redis__:invalidate")
@@ -60,7 +60,7 @@ class WakingChannel(IndebtedChannel):
             self.hears = False
         connection._sock.settimeout(0)  # noqa: SLF001 the poller of kombu works on sockets, too
 
-    def shut_ear(self) -> None:
+    def close_wakeups(self) -> None:
         """Drop the connection: it hears about keys of a fetching connection that is gone."""
         held = getattr(self.__dict__.get("ear"), "connection", None)
         if held is not None:
@@ -68,8 +68,8 @@ class WakingChannel(IndebtedChannel):
 
     def hear(self) -> None:
         """Take in whatever was said, which can only mean that there is something to fetch."""
-        connection = self.ear.connection
-        self.next_look = 0.0
+        connection = self.wakeups.connection
+        self.next_fetch_at = 0.0
         self.heard = True
         try:
             if not connection._sock.recv(65_536):  # noqa: SLF001 what is said does not matter
@@ -85,9 +85,9 @@ class WakingChannel(IndebtedChannel):
 
     def _close_clients(self) -> None:
         super()._close_clients()
-        ear = self.__dict__.pop("ear", None)
-        if ear is not None and ear.connection is not None:
-            connection, ear.connection = ear.connection, None
+        wakeups = self.__dict__.pop("ear", None)
+        if wakeups is not None and wakeups.connection is not None:
+            connection, wakeups.connection = wakeups.connection, None
             connection.disconnect()
 
 

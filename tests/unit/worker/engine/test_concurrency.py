@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.deadlines import until
 
-from stepfleet.worker.engine.concurrency import Pacing
+from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 
 LONG = 60.0
 ENDLESS = 3600.0
@@ -14,7 +14,7 @@ ENDLESS = 3600.0
 class Steps:
     """So many steps that wait for an answer."""
 
-    def __init__(self, pacing: Pacing, count: int) -> None:
+    def __init__(self, pacing: ConcurrencyLimiter, count: int) -> None:
         self.pacing = pacing
         self.answered = asyncio.Event()
         self.ended = [asyncio.Event() for _ in range(count)]
@@ -41,7 +41,7 @@ class Steps:
 
 
 async def test_answers_are_taken_up_in_order_a_few_at_a_time() -> None:
-    steps = Steps(Pacing(most=2, stuck=ENDLESS), 5)
+    steps = Steps(ConcurrencyLimiter(most=2, stuck=ENDLESS), 5)
     await steps.until(at_work=0, waiting=0)
     steps.answered.set()
     await steps.until(at_work=2, waiting=3)
@@ -55,7 +55,7 @@ async def test_answers_are_taken_up_in_order_a_few_at_a_time() -> None:
 
 
 async def test_a_step_that_begins_never_waits_and_goes_before_answers() -> None:
-    pacing = Pacing(most=1, stuck=ENDLESS)
+    pacing = ConcurrencyLimiter(most=1, stuck=ENDLESS)
     steps = Steps(pacing, 1)
     await steps.until(at_work=0, waiting=0)
     with pacing, pacing:
@@ -67,7 +67,7 @@ async def test_a_step_that_begins_never_waits_and_goes_before_answers() -> None:
 
 @pytest.mark.parametrize("had_its_turn", [False, True])
 async def test_whoever_is_broken_off_leaves_its_place(had_its_turn: bool) -> None:
-    steps = Steps(Pacing(most=1, stuck=ENDLESS), 3)
+    steps = Steps(ConcurrencyLimiter(most=1, stuck=ENDLESS), 3)
     await steps.until(at_work=0, waiting=0)
     steps.answered.set()
     await steps.until(at_work=1, waiting=2)
@@ -82,7 +82,7 @@ async def test_whoever_is_broken_off_leaves_its_place(had_its_turn: bool) -> Non
 
 
 async def test_a_call_that_fails_does_not_wait_to_say_so() -> None:
-    pacing = Pacing(most=1, stuck=ENDLESS)
+    pacing = ConcurrencyLimiter(most=1, stuck=ENDLESS)
     with pacing:
         with pytest.raises(ValueError, match="no answer"), pacing:
             async with pacing.elsewhere:
@@ -92,7 +92,7 @@ async def test_a_call_that_fails_does_not_wait_to_say_so() -> None:
 
 async def test_where_nobody_ends_its_work_others_are_let_in_all_the_same() -> None:
     """Redis may be away, or one master of a cluster: the others have work to do."""
-    steps = Steps(Pacing(most=2, stuck=0.05), 5)
+    steps = Steps(ConcurrencyLimiter(most=2, stuck=0.05), 5)
     await steps.until(at_work=0, waiting=0)
     steps.answered.set()
     await steps.until(at_work=5, waiting=0)
@@ -102,7 +102,7 @@ async def test_where_nobody_ends_its_work_others_are_let_in_all_the_same() -> No
 
 async def test_steps_that_are_stuck_hold_nobody_up_while_others_come_and_go() -> None:
     """One master of a cluster is away: the steps of the others are not held up by its own."""
-    pacing = Pacing(most=2, stuck=0.05)
+    pacing = ConcurrencyLimiter(most=2, stuck=0.05)
 
     async def come_and_go() -> None:
         while True:
@@ -123,7 +123,7 @@ async def test_steps_that_are_stuck_hold_nobody_up_while_others_come_and_go() ->
 
 
 async def test_after_a_wait_aside_nobody_waits() -> None:
-    pacing = Pacing(most=1, stuck=ENDLESS)
+    pacing = ConcurrencyLimiter(most=1, stuck=ENDLESS)
     with pacing, pacing:
         with pacing.aside:
             assert pacing.at_work == 1
@@ -133,7 +133,7 @@ async def test_after_a_wait_aside_nobody_waits() -> None:
 @pytest.mark.parametrize("turns", [1, 2, 3, 4])
 async def test_whoever_is_broken_off_at_a_boundary_is_counted_until_its_end(turns: int) -> None:
     """Before the wait, in it, and as it is over: whatever turn of the loop that is."""
-    pacing = Pacing(most=2)
+    pacing = ConcurrencyLimiter(most=2)
     seen: list[int] = []
 
     async def step() -> None:

@@ -1,27 +1,27 @@
 """The ledger of the batched transport: debts that outlive a connection."""
 
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry, read_entry
-from stepfleet.worker.engine.transport.pending_acks import Ledger, LostFetch, ledger_of
+from stepfleet.worker.engine.transport.pending_acks import LostFetch, PendingAcks, pending_acks_of
 
 
 def test_acknowledgements_are_taken_in_order_and_owed_again_in_order() -> None:
-    ledger = Ledger()
+    ledger = PendingAcks()
     for tag in "abcd":
         ledger.acknowledge(tag)
     taken = ledger.take_acks(3)
     assert taken == ("a", "b", "c")
-    ledger.owe_again(taken)
+    ledger.put_back(taken)
     assert ledger.take_acks(10) == ("a", "b", "c", "d")
 
 
 def test_an_acknowledged_delivery_is_carried_no_longer() -> None:
-    ledger = Ledger(carried={"a", "b"})
+    ledger = PendingAcks(carried={"a", "b"})
     ledger.acknowledge("a")
     assert ledger.carried == {"b"}
 
 
 def test_a_lost_fetch_leaves_its_messages_its_acknowledgements_and_its_fetcher() -> None:
-    ledger = Ledger()
+    ledger = PendingAcks()
     ledger.acknowledge("later")
     ledger.lost(LostFetch("fetcher", ("t1", "t2"), ("earlier",)))
     assert list(ledger.given_up) == ["fetcher"]
@@ -30,8 +30,8 @@ def test_a_lost_fetch_leaves_its_messages_its_acknowledgements_and_its_fetcher()
 
 
 def test_each_broker_has_one_ledger_per_process() -> None:
-    assert ledger_of("h", 1) is ledger_of("h", 1)
-    assert ledger_of("h", 1) is not ledger_of("h", 2)
+    assert pending_acks_of("h", 1) is pending_acks_of("h", 1)
+    assert pending_acks_of("h", 1) is not pending_acks_of("h", 2)
 
 
 def test_a_quarantined_message_is_cut_and_its_size_and_reason_are_kept() -> None:

@@ -6,17 +6,17 @@ import pytest
 from support.deadlines import wait_until
 
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.worker.telemetry.export_queue import Gathering
-from stepfleet.worker.telemetry.observations import RefusalSeen, Seen
+from stepfleet.worker.telemetry.export_queue import ExportQueue
+from stepfleet.worker.telemetry.observations import RefusalObservation, Seen
 
-EARLY, STALE = RefusalSeen(Refused.EARLY), RefusalSeen(Refused.STALE)
+EARLY, STALE = RefusalObservation(Refused.EARLY), RefusalObservation(Refused.STALE)
 
 
 def test_all_takers_get_all_in_order_in_another_thread() -> None:
     """OBS-07"""
     taken: list[Seen] = []
     threads: set[str] = set()
-    gathering = Gathering([taken.append, lambda _: threads.add(threading.current_thread().name)])
+    gathering = ExportQueue([taken.append, lambda _: threads.add(threading.current_thread().name)])
     gathering.start()
     gathering.offer(EARLY)
     gathering.offer(STALE)
@@ -28,7 +28,7 @@ def test_all_takers_get_all_in_order_in_another_thread() -> None:
 
 def test_what_waits_at_the_end_is_passed_on() -> None:
     taken: list[Seen] = []
-    gathering = Gathering([taken.append])
+    gathering = ExportQueue([taken.append])
     gathering.offer(EARLY)
     gathering.start()
     gathering.close()
@@ -37,7 +37,7 @@ def test_what_waits_at_the_end_is_passed_on() -> None:
 
 def test_what_is_too_much_is_dropped_and_counted() -> None:
     """OBS-07: a taker that is slow costs no memory without bound, and no step."""
-    gathering = Gathering([], most=2)
+    gathering = ExportQueue([], most=2)
     for _ in range(5):
         gathering.offer(EARLY)
     assert gathering.dropped == 3
@@ -51,7 +51,7 @@ def test_a_taker_that_fails_is_logged_and_the_others_go_on(
     def fail(_: Seen) -> None:
         raise RuntimeError("no luck")
 
-    gathering = Gathering([fail, taken.append])
+    gathering = ExportQueue([fail, taken.append])
     gathering.offer(EARLY)
     gathering.start()
     gathering.close()

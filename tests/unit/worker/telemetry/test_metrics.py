@@ -12,7 +12,7 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.worker.telemetry import metrics as module
 from stepfleet.worker.telemetry.metrics import Metrics
-from stepfleet.worker.telemetry.observations import CANCELLED, RefusalSeen
+from stepfleet.worker.telemetry.observations import CANCELLED, RefusalObservation
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_tools_that_ran_and_that_were_broken_off_are_counted(metrics: Metrics) -
 
 def test_refusals_rescues_lag_and_what_is_in_flight_are_shown(metrics: Metrics) -> None:
     """OBS-02"""
-    metrics.take(RefusalSeen(Refused.LEASED))
+    metrics.take(RefusalObservation(Refused.LEASED))
     metrics.rescued(3)
     metrics.late(0.02)
     held = [1, 2]

@@ -19,7 +19,11 @@ from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.worker.telemetry.observations import CANCELLED, RefusalSeen, TaskSeen
+from stepfleet.worker.telemetry.observations import (
+    CANCELLED,
+    RefusalObservation,
+    ToolTaskObservation,
+)
 from stepfleet.worker.telemetry.span_plans import TAKEN_OVER, is_failure, spans_of
 from stepfleet.worker.telemetry.trace_ids import run_span_id, step_span_id
 
@@ -102,7 +106,7 @@ def test_a_step_that_waits_is_one_span_over_all_its_workers() -> None:
     taken = TakenCall(
         ToolHint(RUN, 0, 0), "t", START, ToolCall(id="c1", name="add"), a_claim().config, 1
     )
-    (tool,) = spans_of(TaskSeen(taken, (a_tool_call(),), applied=True))
+    (tool,) = spans_of(ToolTaskObservation(taken, (a_tool_call(),), applied=True))
     journal = Journal(began=later(-60))
     (step,) = spans_of(an_attempt(a_verdict(), journal=journal))
     assert step.span_id == step_span_id(RUN, 1, 1)
@@ -133,4 +137,4 @@ def test_model_calls_have_the_conventions_attributes() -> None:
 
 
 def test_a_refusal_is_no_span() -> None:
-    assert list(spans_of(RefusalSeen(Refused.EARLY))) == []
+    assert list(spans_of(RefusalObservation(Refused.EARLY))) == []
