@@ -8,7 +8,7 @@ from typing import Any
 from redis import cluster as plain
 from redis.asyncio import cluster
 
-from stepfleet.orchestrator.redis_client.cluster_url import ClusterUrl, parse_cluster
+from stepfleet.orchestrator.redis_client.urls import ClusterUrl, parse_cluster
 
 
 def plain_cluster_client(url: str, **options: Any) -> plain.RedisCluster:

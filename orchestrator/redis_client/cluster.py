@@ -18,7 +18,6 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.redis_client.cluster_url import Place
 from stepfleet.orchestrator.redis_client.connection import FIRST_PAUSE, LONGEST_PAUSE
 from stepfleet.orchestrator.redis_client.node import Call, NodeConnection
 from stepfleet.orchestrator.redis_client.slots import SLOTS, Topology, guarded, key_of, slot_of
@@ -29,6 +28,7 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
     explained,
     transient_error_of,
 )
+from stepfleet.orchestrator.redis_client.urls import NodeAddress
 
 MOST_HOPS = 5
 MOST_ASKED = 8
@@ -44,16 +44,16 @@ class Cluster:
 
     def __init__(
         self,
-        seeds: tuple[Place, ...],
-        connect: Callable[[Place], Redis],
+        seeds: tuple[NodeAddress, ...],
+        connect: Callable[[NodeAddress], Redis],
         patience: Callable[[], float],
     ) -> None:
         self._seeds = seeds
         self._connect = connect
         self._patience = patience
-        self._lanes: dict[Place, NodeConnection] = {}
+        self._lanes: dict[NodeAddress, NodeConnection] = {}
         self._known = Topology((None,) * SLOTS)
-        self._owners: list[Place | None] = list(self._known.owners)
+        self._owners: list[NodeAddress | None] = list(self._known.owners)
         self._turns = cycle(self._seeds)
         self._groups: dict[int | None, _Group] = {}
         self._looking: asyncio.Task[None] | None = None
@@ -63,7 +63,7 @@ class Cluster:
         self._watch = Watch()
         self._closing = False
 
-    def client_of(self, place: Place) -> Redis:
+    def client_of(self, place: NodeAddress) -> Redis:
         """Return the client of one node."""
         return self._lane(place).client
 
@@ -148,7 +148,7 @@ class Cluster:
         slot = None if key is None else slot_of(key)
         return Call(guarded(command), slot, reply, time.monotonic(), patient)
 
-    def _lane(self, place: Place) -> NodeConnection:
+    def _lane(self, place: NodeAddress) -> NodeConnection:
         lane = self._lanes.get(place)
         if lane is None:
             lane = self._lanes[place] = NodeConnection(place, self._connect(place), self._take_in)

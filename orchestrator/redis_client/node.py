@@ -12,11 +12,11 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio import Redis
 
-from stepfleet.orchestrator.redis_client.cluster_url import Place
 from stepfleet.orchestrator.redis_client.hiredis_io import exchange, next_trip
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
 from stepfleet.orchestrator.redis_client.slots import Command
 from stepfleet.orchestrator.redis_client.transient_errors import explained
+from stepfleet.orchestrator.redis_client.urls import NodeAddress
 
 TRIPS = 2
 _BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
@@ -53,7 +53,7 @@ class NodeConnection:
 
     def __init__(
         self,
-        place: Place,
+        place: NodeAddress,
         client: Redis,
         take_in: "Callable[[NodeConnection, list[Call], list[Any]], None]",
     ) -> None:

@@ -18,7 +18,7 @@ from redis.retry import Retry as PlainRetry
 from redis.sentinel import Sentinel
 
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
-from stepfleet.orchestrator.redis_client.sentinel_url import SentinelUrl, parse_sentinel
+from stepfleet.orchestrator.redis_client.urls import SentinelUrl, parse_sentinel
 
 SENTINEL_SECONDS = 1.0
 """How long one Sentinel may take to answer; they are asked at the same time."""

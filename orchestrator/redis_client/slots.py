@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
-from stepfleet.orchestrator.redis_client.cluster_url import Place
+from stepfleet.orchestrator.redis_client.urls import NodeAddress
 
 SLOTS = 16_384
 Command = tuple[Any, ...]
@@ -70,16 +70,16 @@ class Topology:
     `owners` has an entry per slot, None where nobody serves it.
     """
 
-    owners: tuple[Place | None, ...]
-    replicas: frozenset[Place] = frozenset()
+    owners: tuple[NodeAddress | None, ...]
+    replicas: frozenset[NodeAddress] = frozenset()
     epoch: int = 0
     sound: bool = True
 
     @classmethod
-    def told(cls, asked: Place, slots: Sequence[Any], info: str) -> Self:
+    def told(cls, asked: NodeAddress, slots: Sequence[Any], info: str) -> Self:
         """Return what the node at `asked` answered to CLUSTER SLOTS and CLUSTER INFO."""
-        owners: list[Place | None] = [None] * SLOTS
-        replicas: set[Place] = set()
+        owners: list[NodeAddress | None] = [None] * SLOTS
+        replicas: set[NodeAddress] = set()
         for begin, end, master, *others in slots:
             place = _named(master, asked)
             owners[int(begin) : int(end) + 1] = [place] * (int(end) - int(begin) + 1)
@@ -93,7 +93,7 @@ class Topology:
         )
 
     @property
-    def masters(self) -> tuple[Place, ...]:
+    def masters(self) -> tuple[NodeAddress, ...]:
         """The nodes that own slots, in their order."""
         return tuple(dict.fromkeys(place for place in self.owners if place is not None))
 
@@ -106,6 +106,6 @@ def newest(told: Sequence[Topology]) -> Topology:
     return max(told, key=lambda one: (one.epoch, one.sound))
 
 
-def _named(node: Sequence[Any], asked: Place) -> Place:
+def _named(node: Sequence[Any], asked: NodeAddress) -> NodeAddress:
     host, port = node[0], int(node[1])
     return (asked[0] if host in _UNNAMED else str(host)), port

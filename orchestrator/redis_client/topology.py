@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from redis import exceptions
 from redis.asyncio import Redis
 
-from stepfleet.orchestrator.redis_client.cluster_url import Place, joined
 from stepfleet.orchestrator.redis_client.slots import Topology, newest
+from stepfleet.orchestrator.redis_client.urls import NodeAddress, host_port
 
 SURVEY_SECONDS = 2.0
 """How long one node may take to answer."""
 
 
-async def survey(clients: Mapping[Place, Redis]) -> Topology:
+async def survey(clients: Mapping[NodeAddress, Redis]) -> Topology:
     """Return the topology that these nodes tell.
 
     Raises `redis.exceptions.RedisError` where none answers: what one of them said.
@@ -31,7 +31,7 @@ async def survey(clients: Mapping[Place, Redis]) -> Topology:
     raise errors[0]
 
 
-async def _ask(place: Place, client: Redis) -> Topology:
+async def _ask(place: NodeAddress, client: Redis) -> Topology:
     pipeline = client.pipeline(transaction=False)
     pipeline.execute_command("CLUSTER", "SLOTS")
     pipeline.execute_command("CLUSTER", "INFO")
@@ -39,10 +39,10 @@ async def _ask(place: Place, client: Redis) -> Topology:
         async with asyncio.timeout(SURVEY_SECONDS):
             slots, info = await pipeline.execute(raise_on_error=False)
     except TimeoutError:
-        msg = f"no answer from {joined(place)} within {SURVEY_SECONDS} s"
+        msg = f"no answer from {host_port(place)} within {SURVEY_SECONDS} s"
         raise exceptions.TimeoutError(msg) from None
     except OSError as error:
-        raise exceptions.ConnectionError(f"{joined(place)}: {error}") from None
+        raise exceptions.ConnectionError(f"{host_port(place)}: {error}") from None
     for reply in (slots, info):
         if isinstance(reply, Exception):
             raise reply

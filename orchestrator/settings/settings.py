@@ -15,8 +15,12 @@ from pydantic_settings import (
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster, parse_cluster
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel, parse_sentinel
+from stepfleet.orchestrator.redis_client.urls import (
+    is_cluster,
+    is_sentinel,
+    parse_cluster,
+    parse_sentinel,
+)
 from stepfleet.orchestrator.settings.signing import SigningKeys, signing_keys
 
 CONFIG_FILE = "stepfleet.toml"

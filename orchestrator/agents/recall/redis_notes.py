@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 from stepfleet.orchestrator.agents.recall.notes import START, Page
 from stepfleet.orchestrator.agents.recall.per_loop import OnePerLoop
 from stepfleet.orchestrator.redis_client.clients import cluster_client
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster
+from stepfleet.orchestrator.redis_client.urls import is_cluster
 
 PAGE = 1000
 

@@ -31,7 +31,7 @@ from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster
+from stepfleet.orchestrator.redis_client.urls import is_cluster
 from stepfleet.orchestrator.settings.settings import Settings
 
 READY_SECONDS = 90.0

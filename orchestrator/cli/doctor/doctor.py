@@ -27,7 +27,7 @@ from stepfleet.orchestrator.cli.setup.sentinel_facts import asked_sentinels
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, USAGE
 from stepfleet.orchestrator.cli.terminal.output import print_json, screen
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel
+from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder

@@ -17,8 +17,8 @@ from redis.retry import Retry
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.redis_client.clients import plain_cluster_client
-from stepfleet.orchestrator.redis_client.cluster_url import parse_cluster
 from stepfleet.orchestrator.redis_client.slots import Topology, slot_of
+from stepfleet.orchestrator.redis_client.urls import parse_cluster
 from stepfleet.orchestrator.store.keys import Keys
 
 T = TypeVar("T")
@@ -61,14 +61,14 @@ def asked_cluster(url: str, question: Callable[[RedisCluster], T], *, seconds: f
             return question(client)
     except (AuthenticationError, NoPermissionError) as error:
         msg = (
-            f"Redis at {parsed.place} refuses the credentials: {error}; put the right ones "
+            f"Redis at {parsed.location} refuses the credentials: {error}; put the right ones "
             "into STEPFLEET_REDIS_URL (redis+cluster://USER:PASSWORD@HOST:7000)"
         )
         raise ConfigurationError(msg) from None
     # The client's own exception for a cluster of which no node answers is no RedisError.
     except (RedisError, RedisClusterException, OSError) as error:
         msg = (
-            f"Redis at {parsed.place} cannot be reached: {error}; start it, or correct "
+            f"Redis at {parsed.location} cannot be reached: {error}; start it, or correct "
             "STEPFLEET_REDIS_URL"
         )
         raise StoreError(msg) from None

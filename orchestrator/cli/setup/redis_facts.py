@@ -19,9 +19,8 @@ from stepfleet.orchestrator.cli.setup.cluster_facts import (
 )
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster
 from stepfleet.orchestrator.redis_client.sentinel import master_client
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel
+from stepfleet.orchestrator.redis_client.urls import is_cluster, is_sentinel
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.health import ServerFacts, health_findings, worst_of
 from stepfleet.orchestrator.store.quarantine import about_entries, reasons

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from stepfleet.orchestrator.redis_client.sentinel import sentinel_options
-from stepfleet.orchestrator.redis_client.sentinel_url import parse_sentinel
+from stepfleet.orchestrator.redis_client.urls import parse_sentinel
 
 
 @dataclass(frozen=True, slots=True)

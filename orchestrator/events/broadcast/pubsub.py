@@ -12,9 +12,8 @@ from redis.exceptions import ConnectionError, RedisClusterException  # noqa: A00
 
 from stepfleet.orchestrator.events.broadcast.port import Envelope
 from stepfleet.orchestrator.redis_client.clients import cluster_client
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster
 from stepfleet.orchestrator.redis_client.sentinel import master_pool
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel
+from stepfleet.orchestrator.redis_client.urls import is_cluster, is_sentinel
 
 SECONDS = 5.0
 

@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.redis_client.sentinel import sentinel_options
-from stepfleet.orchestrator.redis_client.sentinel_url import (
+from stepfleet.orchestrator.redis_client.urls import (
     SentinelUrl,
     is_sentinel,
     parse_sentinel,

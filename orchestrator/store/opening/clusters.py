@@ -11,10 +11,10 @@ from redis.asyncio.connection import SSLConnection
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.redis_client.cluster import Cluster
-from stepfleet.orchestrator.redis_client.cluster_url import Place, parse_cluster
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.redis_client.hiredis_io import pack_faster
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
+from stepfleet.orchestrator.redis_client.urls import NodeAddress, parse_cluster
 from stepfleet.orchestrator.settings.settings import Settings
 
 
@@ -22,7 +22,11 @@ class ClusterConnection(Connection):
     """A connection as the store uses it, to a cluster."""
 
     def __init__(
-        self, seeds: tuple[Place, ...], connect: Callable[[Place], Redis], *, patience: float
+        self,
+        seeds: tuple[NodeAddress, ...],
+        connect: Callable[[NodeAddress], Redis],
+        *,
+        patience: float,
     ) -> None:
         self.cluster = Cluster(seeds, connect, lambda: self.patience)
         super().__init__(self.cluster.client_of(seeds[0]), patience=patience)
@@ -54,7 +58,7 @@ def cluster_connection(settings: Settings, **options: Any) -> ClusterConnection:
     except ValueError as error:
         raise ConfigurationError(f"STEPFLEET_REDIS_URL: {error}") from None
 
-    def connect(place: Place) -> Redis:
+    def connect(place: NodeAddress) -> Redis:
         pool = RenewablePool(
             connection_class=PlainConnection if url.tls is None else SSLConnection,
             host=place[0],

@@ -12,12 +12,16 @@ from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster, parse_cluster
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.redis_client.hiredis_io import pack_faster
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
 from stepfleet.orchestrator.redis_client.sentinel import master_pool
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel, parse_sentinel
+from stepfleet.orchestrator.redis_client.urls import (
+    is_cluster,
+    is_sentinel,
+    parse_cluster,
+    parse_sentinel,
+)
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.configs import Configs
@@ -106,9 +110,9 @@ async def open_store(settings: Settings, app: Celery | None = None) -> OpenStore
 def place_of(url: str) -> str:
     """Return where a URL points to, without user and password."""
     if is_sentinel(url):
-        return parse_sentinel(url).place
+        return parse_sentinel(url).location
     if is_cluster(url):
-        return parse_cluster(url).place
+        return parse_cluster(url).location
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return parts.path

@@ -1,7 +1,7 @@
 import pytest
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.redis_client.cluster_url import is_cluster, joined, parse_cluster
+from stepfleet.orchestrator.redis_client.urls import host_port, is_cluster, parse_cluster
 from stepfleet.orchestrator.settings.settings import load_settings
 
 
@@ -9,7 +9,7 @@ def test_an_address_names_some_nodes_of_a_cluster() -> None:
     parsed = parse_cluster("redis+cluster://h1:7000,h2,[::1]:7002,h1:7000")
     assert parsed.nodes == (("h1", 7000), ("h2", 6379), ("::1", 7002))
     assert parsed.tls is None
-    assert parsed.place == "cluster h1:7000, h2:6379, [::1]:7002"
+    assert parsed.location == "cluster h1:7000, h2:6379, [::1]:7002"
 
 
 def test_credentials_and_tls_hold_for_all_nodes() -> None:
@@ -20,7 +20,7 @@ def test_credentials_and_tls_hold_for_all_nodes() -> None:
     assert parsed.tls == {"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False}
     assert parse_cluster("rediss+cluster://h").tls == {}
     assert "p:w" not in repr(parsed)
-    assert "p:w" not in parsed.place
+    assert "p:w" not in parsed.location
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_only_the_two_schemes_are_a_clusters() -> None:
 
 def test_a_places_text_can_be_read_back() -> None:
     for place in (("h", 1), ("::1", 2)):
-        assert parse_cluster(f"redis+cluster://{joined(place)}").nodes == (place,)
+        assert parse_cluster(f"redis+cluster://{host_port(place)}").nodes == (place,)
 
 
 def test_a_cluster_needs_a_broker_beside_it() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.redis_client.sentinel import elected
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel, parse_sentinel
+from stepfleet.orchestrator.redis_client.urls import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.opening.brokers import kombu_conf, kombu_url
 from stepfleet.orchestrator.store.opening.opening import client_app, place_of

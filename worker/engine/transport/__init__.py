@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from kombu.transport import TRANSPORT_ALIASES
 
-from stepfleet.orchestrator.redis_client.sentinel_url import is_sentinel, parse_sentinel
+from stepfleet.orchestrator.redis_client.urls import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.store.keys import QUARANTINE as QUARANTINE
 from stepfleet.orchestrator.store.quarantine import read_entry as read_entry
 from stepfleet.worker.engine.transport.fast_json import EVENTS as EVENTS
