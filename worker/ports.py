@@ -15,7 +15,7 @@ from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, NotTakenNow, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -80,7 +80,7 @@ class Store(Protocol):
 class CallStore(Protocol):
     """Take, leave, deliver."""
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
         """Take a call, or be refused."""
 
     async def leave(

@@ -10,7 +10,6 @@ from celery.utils.saferepr import saferepr
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.attempt.tool_task import CallReport
@@ -112,7 +111,7 @@ def told(report: StepReport) -> str:
 def told_of_call(report: CallReport) -> str:
     """Return what Celery shows as a tool task's result. Raises `CallFailed` for a failed call."""
     if report.refusal:
-        if report.refusal.why is NotTaken.DRAINING:
+        if report.refusal.why is Refused.DRAINING:
             raise Reject("the worker is stopping", requeue=True)
         return _dropped(report.hint.run_id, report.refusal)
     if report.elsewhere:
@@ -126,8 +125,8 @@ def told_of_call(report: CallReport) -> str:
     return "delivered"
 
 
-def _dropped(run_id: str, refusal: Refusal | NotTakenNow) -> str:
-    if refusal.why in (Refused.UNREADABLE, NotTaken.UNREADABLE):
+def _dropped(run_id: str, refusal: Refusal) -> str:
+    if refusal.why is Refused.UNREADABLE:
         log.warning("run %s is left to other workers: %s", run_id, refusal.detail)
     return f"dropped: {refusal.why}"
 

@@ -22,7 +22,7 @@ class StepHint:
 
 
 class Refused(StrEnum):
-    """Why a claim was refused. Every one of them means: acknowledge, drop, count."""
+    """Why a step or a tool call was refused. Each reason means: acknowledge, drop, count."""
 
     UNKNOWN = "unknown"
     ENDED = "ended"
@@ -37,7 +37,7 @@ class Refused(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused claim."""
+    """A refused claim of a step or a tool call; `detail` says what more is known."""
 
     why: Refused
     detail: str = ""

@@ -7,7 +7,6 @@ answered with that nobody has finished by then. Knows neither queues' contents n
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
@@ -42,27 +41,6 @@ class ToolHint:
     run_id: str
     step: int
     index: int
-
-
-class NotTaken(StrEnum):
-    """Why a tool call was not given to a worker. Each means: acknowledge, drop."""
-
-    UNKNOWN = "unknown"
-    ENDED = "ended"
-    PAUSED = "paused"
-    STALE = "stale"
-    AHEAD = "ahead"
-    LEASED = "leased"
-    UNREADABLE = "unreadable"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class NotTakenNow:
-    """A tool call that was refused, and what more is known."""
-
-    why: NotTaken
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,10 @@ import logging
 from dataclasses import dataclass
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.refusals import not_run
 from stepfleet.orchestrator.protocol.suspicion import Stance
-from stepfleet.orchestrator.protocol.waiting import (
-    NotTaken,
-    NotTakenNow,
-    TakenCall,
-    ToolHint,
-    gave_up,
-)
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint, gave_up
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
@@ -37,7 +32,7 @@ class CallReport:
     """
 
     hint: ToolHint
-    refusal: NotTakenNow | None = None
+    refusal: Refusal | None = None
     record: ToolCallRecord | None = None
     applied: bool = False
     elsewhere: bool = False
@@ -57,7 +52,7 @@ async def run_call(
     except asyncio.CancelledError:  # Redis may give it all the same, and nobody would hear
         leases.see_through(_let_go(hint, token, calls))
         raise
-    if isinstance(taken, NotTakenNow):
+    if isinstance(taken, Refusal):
         return CallReport(hint, refusal=taken)
     ports.crash("call-taken")
     try:
@@ -65,7 +60,7 @@ async def run_call(
     except Exception as error:  # noqa: BLE001 - whatever is wrong here, another worker may have it
         log.warning("a tool call was left to other workers: %s", error)
         await calls.leave(hint, taken.token, delay=ports.patience, started=False)
-        return CallReport(hint, refusal=NotTakenNow(NotTaken.UNREADABLE, str(error)))
+        return CallReport(hint, refusal=Refusal(Refused.UNREADABLE, str(error)))
     with leases.hold(taken) as lease:
         if taken.crashes and ports.alone and await ports.alone.tried_call(lease, calls):
             return CallReport(hint, elsewhere=True)
@@ -112,7 +107,7 @@ async def _attempt(
 
 async def _let_go(hint: ToolHint, token: str, calls: CallStore) -> None:
     """Give back what a `take` that was broken off has taken: ask again under its token."""
-    if not isinstance(await calls.take(hint, token), NotTakenNow):
+    if not isinstance(await calls.take(hint, token), Refusal):
         await calls.leave(hint, token, started=False)
 
 

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.models.pricing import RecentPrices
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
-from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow, ToolHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
@@ -138,7 +138,7 @@ class LoopServices:
         ports = ports or await self.ports()
         if await self._calls.keeps(hint):
             await self._upkeep.renew(hint.run_id)
-            return CallReport(hint, refusal=NotTakenNow(NotTaken.LEASED, HELD_HERE))
+            return CallReport(hint, refusal=Refusal(Refused.LEASED, HELD_HERE))
         return await run_call(hint, self._seen_calls, ports, self._calls)
 
     def be_patient(self, seconds: float) -> None:
@@ -339,7 +339,7 @@ class Services:
     async def run_call(self, hint: ToolHint) -> CallReport:
         """Make the tool call that `hint` names; a stopping worker refuses."""
         if self.leases.draining:
-            return CallReport(hint, refusal=NotTakenNow(NotTaken.DRAINING))
+            return CallReport(hint, refusal=Refusal(Refused.DRAINING))
         self._makes_calls = True
         return await self._loop().run_call(hint)
 

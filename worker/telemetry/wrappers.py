@@ -15,7 +15,7 @@ from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, NotTakenNow, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -76,7 +76,7 @@ class ObservedCalls:
         self._calls = calls
         self._offer = offer
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
         """Take a call, or be refused."""
         taken = await self._calls.take(hint, token)
         if isinstance(taken, TakenCall):

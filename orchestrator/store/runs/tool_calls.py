@@ -12,18 +12,10 @@ from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import (
-    Delivered,
-    Kept,
-    NotTaken,
-    NotTakenNow,
-    TakenCall,
-    ToolHint,
-    Waiting,
-)
+from stepfleet.orchestrator.protocol.waiting import Delivered, Kept, TakenCall, ToolHint, Waiting
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
@@ -112,7 +104,7 @@ class ToolCalls:
                 await self._dispatch.publish_calls(tasks)
         return reply
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | NotTakenNow:
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
         """Take a tool call: fence, lease, load, in one round trip.
 
         One that this version cannot read is left to a worker that can. Raises `StoreError` when
@@ -120,12 +112,12 @@ class ToolCalls:
         """
         reply = await self._run("take", hint, token, _ms(self.lease), self.worker)
         if reply[0] != "taken":
-            return NotTakenNow(NotTaken(reply[0]), str(reply[1]) if len(reply) > 1 else "")
+            return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
         try:
             return await self._taken(hint, token, reply)
         except (SerializationError, ConfigurationError) as error:
             await self.leave(hint, token, delay=self.grace * 2, started=False)
-            return NotTakenNow(NotTaken.UNREADABLE, str(error))
+            return Refusal(Refused.UNREADABLE, str(error))
 
     async def keep(self, hint: ToolHint, token: str, seconds: float) -> Kept:
         """Renew the lease; `seconds` since it was taken."""

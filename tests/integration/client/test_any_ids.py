@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stepfleet.orchestrator import Agent, Fleet, tool
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import NotTakenNow, ToolHint
+from stepfleet.orchestrator.protocol.claim import Refusal, StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
@@ -140,7 +140,7 @@ async def test_a_claim_of_any_id_is_refused_and_writes_nothing(redis_url: str) -
             claimed = await store.claim(StepHint(run_id, 0), "token")
             assert str(getattr(claimed, "why", "")) == "unknown"
             taken = await store.calls.take(ToolHint(run_id, 0, 0), "token")
-            assert isinstance(taken, NotTakenNow)
+            assert isinstance(taken, Refusal)
         assert sorted(client.scan_iter()) == before
     await opened.aclose()
 

@@ -12,7 +12,6 @@ from stepfleet.orchestrator import AsyncFleet, tool
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.protocol.waiting import NotTaken
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.store.runs.versions import note_version
 
@@ -84,7 +83,7 @@ async def test_a_tool_call_on_its_own_queue_notes_it_too(redis_url: str) -> None
         await become(desk, run_id, NEWER)
         refused = await hands.call(run_id, 0, 0)
         assert refused.refusal is not None
-        assert refused.refusal.why is NotTaken.UNREADABLE
+        assert refused.refusal.why is Refused.UNREADABLE
         assert "upgrade this worker" in refused.refusal.detail
         await become(desk, run_id, OLDER)
         assert (await hands.call(run_id, 0, 0)).applied

@@ -6,15 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import pytest
-from support.runs.heavy_calls import (
-    HEAVY,
-    ONE,
-    journal,
-    look,
-    measure,
-    messages,
-    render,
-)
+from support.runs.heavy_calls import HEAVY, ONE, journal, look, measure, messages, render
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import Bench, bench
@@ -22,7 +14,6 @@ from support.runs.stored_runs import Bench, bench
 from stepfleet.orchestrator import Agent, tool
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import NotTaken
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import StateUpdate, current_invocation
 from stepfleet.worker.runtime.inline import InlineWorker
@@ -189,7 +180,7 @@ async def test_a_worker_without_the_tool_leaves_the_call_to_others_unstarted(
         stranger = Hands(desk, Agent("other", model=Script((say("x"),))))
         refused = await stranger.call(run_id, 0, 0)
         assert refused.refusal is not None
-        assert refused.refusal.why is NotTaken.UNREADABLE
+        assert refused.refusal.why is Refused.UNREADABLE
         assert (await hands.call(run_id, 0, 0)).applied
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()

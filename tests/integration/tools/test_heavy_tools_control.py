@@ -7,16 +7,7 @@ from functools import partial
 
 import pytest
 from support.runs.conversations import check_pairs
-from support.runs.heavy_calls import (
-    HEAVY,
-    ONE,
-    lost,
-    measure,
-    messages,
-    render,
-    rescued,
-    result_of,
-)
+from support.runs.heavy_calls import HEAVY, ONE, lost, measure, messages, render, rescued, result_of
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import Bench
@@ -25,7 +16,7 @@ from stepfleet.orchestrator import Agent, tool
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import Kept, NotTaken, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Kept, TakenCall, ToolHint
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import current_invocation
 from stepfleet.worker.leases.call_lease import CallLease
@@ -131,7 +122,7 @@ async def test_a_paused_run_starts_no_call_keeps_results_and_goes_on_when_it_is_
         assert (await desk.control.pause(run_id)).word == "paused"
         refused = await hands.call(run_id, 0, 1)
         assert refused.refusal is not None
-        assert refused.refusal.why is NotTaken.PAUSED
+        assert refused.refusal.why is Refused.PAUSED
         assert (await desk.steps.calls.keep(taken.hint, "t", 0.1)).ours
         assert await desk.due(run_id) is None
         assert (await desk.steps.calls.deliver(taken, "s", result_of(taken), 0.1)).applied

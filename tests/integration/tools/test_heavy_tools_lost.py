@@ -25,7 +25,8 @@ from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ErrorPolicy, tool
-from stepfleet.orchestrator.protocol.waiting import NotTaken, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
@@ -52,10 +53,10 @@ async def test_a_call_has_one_owner_and_a_repeated_delivery_changes_nothing(
         first, second = await asyncio.gather(hands.call(run_id, 0, 0), hands.call(run_id, 0, 0))
         reports = [first, second]
         refused = [one.refusal for one in reports if one.refusal]
-        assert [one.why for one in refused] == [NotTaken.LEASED]
+        assert [one.why for one in refused] == [Refused.LEASED]
         again = await hands.call(run_id, 0, 0)
         assert again.refusal is not None
-        assert again.refusal.why is NotTaken.STALE
+        assert again.refusal.why is Refused.STALE
         await hands.finish(run_id)
         late = await hands.call(run_id, 0, 0)
         assert late.refusal is not None
@@ -81,7 +82,7 @@ async def test_a_call_whose_worker_died_is_not_run_again_unless_it_is_idempotent
                 await crashing.call(run_id, 0, index)
             held = await hands.call(run_id, 0, index)
             assert held.refusal is not None
-            assert held.refusal.why is NotTaken.LEASED
+            assert held.refusal.why is Refused.LEASED
             await call_lease_runs_out(desk, run_id, index)
             assert (await hands.call(run_id, 0, index)).applied
         await hands.finish(run_id)

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from celery.exceptions import Reject
 
-from stepfleet.orchestrator.protocol.waiting import NotTaken, NotTakenNow, ToolHint, gave_up
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused
+from stepfleet.orchestrator.protocol.waiting import ToolHint, gave_up
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.step import ALONE
@@ -23,7 +24,7 @@ DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestam
         (CallReport(HINT, record=DONE), "dropped: nobody waits for the result any more"),
         (CallReport(HINT), "given back: the worker is stopping"),
         (CallReport(HINT, elsewhere=True), ALONE),
-        (CallReport(HINT, refusal=NotTakenNow(NotTaken.STALE)), "dropped: stale"),
+        (CallReport(HINT, refusal=Refusal(Refused.STALE)), "dropped: stale"),
     ],
 )
 def test_what_became_of_a_tool_task_is_told_in_words(report: CallReport, told: str) -> None:
@@ -39,4 +40,4 @@ def test_a_call_that_failed_is_a_failed_task() -> None:
 
 def test_what_a_stopping_worker_does_not_take_goes_back_into_the_queue() -> None:
     with pytest.raises(Reject):
-        told_of_call(CallReport(HINT, refusal=NotTakenNow(NotTaken.DRAINING)))
+        told_of_call(CallReport(HINT, refusal=Refusal(Refused.DRAINING)))
