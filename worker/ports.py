@@ -13,7 +13,7 @@ from stepfleet.orchestrator.memory.custom import CustomPolicy
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.memory_window import Remembered
@@ -25,34 +25,6 @@ from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolR
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.call_lease import CallLease
 from stepfleet.worker.leases.lease import Lease
-
-
-class Held(Protocol):
-    """Answer to a journal entry."""
-
-    @property
-    def ours(self) -> bool:
-        """Whether the step still belongs to this claim."""
-
-    @property
-    def want(self) -> str:
-        """What somebody wants of the run: `cancel`, `pause` or nothing."""
-
-
-class Committed(Protocol):
-    """Answer to a commit."""
-
-    @property
-    def applied(self) -> bool:
-        """Whether the verdict is in the store."""
-
-    @property
-    def status(self) -> str:
-        """The run's status, as the store has it."""
-
-    @property
-    def wanted(self) -> str:
-        """Not empty when the store asks to decide again, because a cancel came in."""
 
 
 class Store(Protocol):

@@ -98,3 +98,23 @@ class Claim:
     def number(self) -> int:
         """The step's number as people see it, from 1."""
         return self.step + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Answer to a journal entry or a renewal: whether the work is still ours.
+
+    `want` is what is requested of the run: `cancel`, `pause` or nothing.
+    """
+
+    ours: bool
+    want: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Answer to a commit. `status` is the run's; `wanted` asks to decide again."""
+
+    applied: bool
+    status: str = ""
+    wanted: str = ""

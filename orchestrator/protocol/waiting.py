@@ -44,13 +44,6 @@ class ToolHint:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Answer to a renewal: whether the result is still wanted from this worker."""
-
-    ours: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Delivered:
     """Answer to a delivery. `left` counts the calls that the run still waits for."""
 

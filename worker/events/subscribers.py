@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.events.subscribers import Moment, Subscribers
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import from_commit
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.worker.ports import Committed, Store
+from stepfleet.worker.ports import Store
 
 log = logging.getLogger(__name__)
 

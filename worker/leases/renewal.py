@@ -2,9 +2,9 @@
 
 from typing import Self
 
-from stepfleet.orchestrator.protocol.waiting import Kept
+from stepfleet.orchestrator.protocol.claim import Held
 from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.steps import Held, StepStore, Terms
+from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.leases.call_lease import CallLease
 from stepfleet.worker.leases.lease import Lease
 
@@ -25,7 +25,7 @@ class Renewals:
         """Renew a step's lease. Raises `StoreError` when Redis stays out of reach."""
         return await self._store.journal(lease.claim, lease.seconds)
 
-    async def call(self, lease: CallLease) -> Kept:
+    async def call(self, lease: CallLease) -> Held:
         """Renew a tool call's lease. Raises `StoreError` when Redis stays out of reach."""
         taken = lease.taken
         return await self._store.calls.keep(taken.hint, taken.token, lease.seconds)

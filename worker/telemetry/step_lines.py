@@ -7,12 +7,12 @@ import logging
 from collections.abc import Iterator
 
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.run.step_lines import described
 from stepfleet.orchestrator.records.run.trace_steps import one_line
 from stepfleet.orchestrator.records.text.redaction import redact
-from stepfleet.worker.ports import Committed, Store
+from stepfleet.worker.ports import Store
 from stepfleet.worker.telemetry.identity import enter_step
 
 log = logging.getLogger("stepfleet.steps")

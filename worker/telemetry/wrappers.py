@@ -13,7 +13,7 @@ from typing import Any
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.errors import ErrorType
@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import CallStore, Committed, Store, Toolbox
+from stepfleet.worker.ports import CallStore, Store, Toolbox
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,

@@ -8,7 +8,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
@@ -57,23 +57,6 @@ class Terms:
     grace: float = 5.0
     retention: int = 604_800
     worker: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Answer to a journal entry: whether the step is still ours, and what is wanted of the run."""
-
-    ours: bool
-    want: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """Answer to a commit. `status` is the run's; `wanted` asks to decide again."""
-
-    applied: bool
-    status: str = ""
-    wanted: str = ""
 
 
 _HEADER = (

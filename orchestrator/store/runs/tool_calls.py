@@ -12,10 +12,10 @@ from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, Kept, TakenCall, ToolHint, Waiting
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint, Waiting
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
@@ -119,10 +119,10 @@ class ToolCalls:
             await self.leave(hint, token, delay=self.grace * 2, started=False)
             return Refusal(Refused.UNREADABLE, str(error))
 
-    async def keep(self, hint: ToolHint, token: str, seconds: float) -> Kept:
+    async def keep(self, hint: ToolHint, token: str, seconds: float) -> Held:
         """Renew the lease; `seconds` since it was taken."""
         reply = await self._run("retain", hint, token, _ms(self.lease), _ms(seconds))
-        return Kept(ours=reply[0] == "held")
+        return Held(ours=reply[0] == "held")
 
     async def leave(
         self,

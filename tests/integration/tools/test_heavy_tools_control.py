@@ -13,10 +13,10 @@ from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import Agent, tool
-from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.protocol.claim import Held, Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import Kept, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import current_invocation
 from stepfleet.worker.leases.call_lease import CallLease
@@ -177,7 +177,7 @@ async def test_a_cancelled_runs_call_is_broken_off_by_its_next_renewal(opened: O
         await started.wait()
         await desk.control.cancel(await desk.stored(run_id), "enough")
 
-        async def once(lease: CallLease) -> Kept:
+        async def once(lease: CallLease) -> Held:
             taken = lease.taken
             return await desk.steps.calls.keep(taken.hint, taken.token, lease.seconds)
 

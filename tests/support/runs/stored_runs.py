@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_envelopes import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
@@ -25,7 +25,7 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.control import Control
 from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
-from stepfleet.orchestrator.store.runs.steps import Committed, StepStore, Terms
+from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
