@@ -17,7 +17,8 @@ from stepfleet.orchestrator.records.text.foreign_text import well_formed
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
-from stepfleet.worker.models.openai.chat import RESPONSE_LIMIT, OpenAI
+from stepfleet.worker.models.http_model import RESPONSE_LIMIT
+from stepfleet.worker.models.openai.chat import OpenAI
 
 ENTRY_POINTS = "stepfleet.models"
 """Packages add providers by entry points of this group: `name = "package:factory"`."""

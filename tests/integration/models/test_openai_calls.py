@@ -313,7 +313,7 @@ async def test_connections_are_kept_and_shared(server: RawModelServer, models: M
 async def test_connections_of_streamed_calls_are_kept_too(
     server: RawModelServer, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepfleet.worker.models.openai.chat._READ_OUT_SECONDS", 60.0)
+    monkeypatch.setattr("stepfleet.worker.models.http_model._READ_OUT_SECONDS", 60.0)
     server.answers(kept_events(chunk(content="hello"), chunk("stop")))
     for _ in range(5):
         await models.generate(question(server, stream=True))

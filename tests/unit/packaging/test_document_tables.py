@@ -14,7 +14,7 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.worker.models.openai.chat import RESPONSE_LIMIT
+from stepfleet.worker.models.http_model import RESPONSE_LIMIT
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
 
 TEXTS = pages()

@@ -4,7 +4,7 @@ A malformed answer is a transient failure: the same request usually gets a sound
 """
 
 import uuid
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -48,10 +48,10 @@ def parse_body(body: bytes) -> dict[str, Any]:
     return payload
 
 
-def parse_completion(payload: dict[str, Any], asked_model: str) -> LLMResponse:
+def parse_completion(payload: dict[str, Any], default_model: str) -> LLMResponse:
     """Return the first choice of a completion as the fleet's answer.
 
-    `asked_model` names the model when the payload does not.
+    `default_model` names the model when the payload does not.
     """
     choice = _first_choice(payload)
     message = choice.get("message")
@@ -68,7 +68,7 @@ def parse_completion(payload: dict[str, Any], asked_model: str) -> LLMResponse:
         content=drop_leaked_arguments(text, calls) if text and calls else text,
         tool_calls=calls or None,
         usage=usage_of(payload.get("usage")),
-        model=model if isinstance(model, str) and 0 < len(model) <= _LONGEST_NAME else asked_model,
+        model=model if _is_name(model) else default_model,
         finish_reason=reason,
         raw=payload,
     )
@@ -105,6 +105,10 @@ def malformed(what: str) -> ModelError:
     """Return the transient failure of an answer that cannot be read."""
     msg = f"the model's answer is malformed: {what}"
     return ModelError(msg, retryable=True, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+
+
+def _is_name(model: Any) -> TypeGuard[str]:
+    return isinstance(model, str) and 0 < len(model) <= _LONGEST_NAME
 
 
 def _first_choice(payload: dict[str, Any]) -> dict[str, Any]:

@@ -1,52 +1,116 @@
-"""Assembles server-sent events into the completion that the same request gets unstreamed. Pure."""
+"""Assembles server-sent events into the completion that the same request gets unstreamed. Pure.
 
-from collections.abc import Iterator
+By the specification a call's first piece has index, id and name, and the others more of its
+arguments. Servers omit the index or give all calls the same one, repeat the name or everything in
+each piece, send arguments as an object, or send the name later than the id.
+"""
+
 from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.lenient_json import read_json
 from stepfleet.worker.models.openai.answer import malformed
-from stepfleet.worker.models.openai.deltas import StreamedCalls, as_list
 
 _DONE = b"[DONE]"
-_FIELDS = (b":", b"event:", b"id:", b"retry:")
+_LONGEST_NAME = 1024
+"""Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
 
 
-class EventLines:
-    """Cuts a byte stream into the data of its server-sent events."""
+class _Call:
+    """One call so far; its arguments stay in pieces, so that joining them costs once."""
 
     def __init__(self) -> None:
-        self._begun: list[bytes] = []
-        self._data: list[bytes] = []
+        self.id: Any = None
+        self.name = ""
+        self.pieces: list[str] = []
+        self.size = 0
+        self.is_whole = False
+        """Whether its arguments look like a whole object."""
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes and return the data of every event that they complete."""
-        head, newline, rest = chunk.rpartition(b"\n")
-        if not newline:
-            self._begun.append(chunk)
-            return []
-        lines = b"".join([*self._begun, head]).split(b"\n")
-        self._begun = [rest]
-        return [data for line in lines for data in self._line(line.rstrip(b"\r"))]
+    def add_name(self, piece: str) -> None:
+        if piece.startswith(self.name):  # the first, the whole one again, or the name so far
+            self.name = piece[:_LONGEST_NAME]
+        elif len(self.name) < _LONGEST_NAME:
+            self.name = (self.name + piece)[:_LONGEST_NAME]
 
-    def end(self) -> list[bytes]:
-        """Return the data of an event that the stream's end completes."""
-        return self.feed(b"\n\n")
+    def add_arguments(self, piece: str) -> None:
+        repeated = self.is_whole and len(piece) == self.size and piece == "".join(self.pieces)
+        if piece and not repeated:
+            self.pieces.append(piece)
+            self.size += len(piece)
+            # Computed once per piece: later pieces read it again, however long this one is.
+            self.is_whole = piece.rstrip().endswith("}")
 
-    def _line(self, line: bytes) -> Iterator[bytes]:
-        if line.startswith(b"data:"):
-            self._data.append(line[5:].removeprefix(b" "))
-        elif not line and self._data:
-            yield b"\n".join(self._data)
-            self._data.clear()
-        elif line and self._data and self._is_cut() and not line.startswith(_FIELDS):
-            # A line break that the server did not escape: the text goes on.
-            self._data.append(line)
+    def payload(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": "".join(self.pieces)}
+        named = {} if self.id is None else {"id": self.id}
+        return {"type": "function", "function": function, **named}
 
-    def _is_cut(self) -> bool:
-        last = self._data[-1].rstrip()
-        return self._data[0].startswith(b"{") and not last.endswith(b"}")
+
+class StreamedCalls:
+    """The calls of one completion so far, in the order of their indexes."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, int], _Call] = {}
+        self._last: dict[int, int] = {}
+        self._newest: tuple[int, int] | None = None
+        self.size = 0
+        """Characters of their arguments."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return the calls as an answer in one piece has them."""
+        return [call.payload() for _, call in sorted(self._calls.items())]
+
+    def add(self, delta: Any) -> None:
+        """Join a piece to the call that it continues. Raises `ModelError` if it is no object."""
+        if not isinstance(delta, dict):
+            raise malformed("a tool call of the stream is not an object")
+        function = delta.get("function")
+        function = function if isinstance(function, dict) else {}
+        name, arguments = function.get("name"), function.get("arguments")
+        place = self._place(delta, starts=bool(name))
+        if place not in self._calls and len(self._calls) > MOST_CALLS:
+            return  # one call too many is known: an error answers the others
+        self._newest = place
+        call = self._calls.setdefault(place, _Call())
+        self._last[place[0]] = place[1]
+        before = call.size
+        if delta.get("id"):
+            call.id = delta["id"]
+        if isinstance(name, str):
+            call.add_name(name)
+        if isinstance(arguments, dict):
+            arguments = orjson.dumps(arguments).decode()
+        if isinstance(arguments, str):
+            call.add_arguments(arguments)
+        self.size += call.size - before
+
+    def _place(self, delta: dict[str, Any], *, starts: bool) -> tuple[int, int]:
+        """Return where the call of a piece stands: its index, and which of those that share it."""
+        index = delta.get("index")
+        if not isinstance(index, int) or isinstance(index, bool):
+            return self._without_index(delta)
+        place = (index, self._last.get(index, 0))
+        known = self._calls.get(place)
+        if known and starts and known.is_whole and self._is_other(delta, known):
+            return (index, place[1] + 1)
+        return place
+
+    def _without_index(self, delta: dict[str, Any]) -> tuple[int, int]:
+        # Such servers send each call whole, or continue the newest one.
+        if self._newest is None:
+            return (0, 0)
+        index, nth = self._newest
+        return (index + 1, 0) if self._is_other(delta, self._calls[index, nth]) else (index, nth)
+
+    @staticmethod
+    def _is_other(delta: dict[str, Any], known: _Call) -> bool:
+        return bool(delta.get("id")) and delta["id"] != known.id
 
 
 class StreamedCompletion:
@@ -115,7 +179,7 @@ class StreamedCompletion:
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return ""
-        for call in as_list(delta.get("tool_calls")):
+        for call in _as_list(delta.get("tool_calls")):
             self._calls.add(call)
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
@@ -124,6 +188,13 @@ class StreamedCompletion:
         if piece:
             self._content.append(piece)
         return piece
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return a list as it is, one thing as a list of it, nothing as an empty one."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def _text(content: Any) -> str:

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
     plain_json,
 )
 from stepfleet.worker.models.lenient_json import read_json
-from stepfleet.worker.models.openai.failures import redact
+from stepfleet.worker.models.refusals import redact
 
 MEGABYTE = 1024 * 1024
 

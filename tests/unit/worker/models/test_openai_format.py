@@ -7,7 +7,7 @@ import pytest
 from stepfleet.orchestrator.records.messages import Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
-from stepfleet.worker.models.openai.format import (
+from stepfleet.worker.models.openai.request import (
     encode,
     request_body,
     tool_choice,

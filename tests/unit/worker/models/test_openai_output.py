@@ -6,8 +6,7 @@ import pytest
 
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import ModelRequest, OutputFormat
-from stepfleet.worker.models.openai.format import request_body
-from stepfleet.worker.models.openai.output import fits_strict_mode, response_format
+from stepfleet.worker.models.openai.request import fits_strict_mode, request_body, response_format
 
 CLOSED: dict[str, Any] = {
     "type": "object",

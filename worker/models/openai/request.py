@@ -1,4 +1,4 @@
-"""Translates the fleet's messages and tools into the body of a chat completion. Pure.
+"""Translates the fleet's messages, tools and output format into a chat completion's body. Pure.
 
 Only roles, text, media and calls are sent; a message's metadata never is.
 """
@@ -12,15 +12,19 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.records.messages import Block, Content, Message, Role
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.records.tools import ToolSpec
-from stepfleet.worker.models.openai.output import response_format
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# What strict mode's documentation names; a schema with any other keyword is sent without it.
+_STRICT_KEYWORDS = frozenset(
+    ("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
+     "$ref", "$defs", "definitions", "title", "description")
+)  # fmt: skip
 _MEDIA_TYPES = {"pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown"}
 
 
@@ -211,3 +215,44 @@ def _address(media: dict[str, Any], kind: str) -> str:
         f"image/{form}" if kind == "image" else _MEDIA_TYPES.get(form, f"application/{form}")
     )
     return f"data:{media_type};base64,{source.get('bytes', '')}"
+
+
+def response_format(output: OutputFormat) -> dict[str, Any]:
+    """Return the body's `response_format`.
+
+    Strict mode, in which the service guarantees the schema, is requested only for schemas that it
+    supports: the service refuses a request with any other.
+    """
+    if output.json_schema is None:
+        return {"type": "json_object"}
+    name = _safe_name(output.name) or "response"
+    return {
+        "type": "json_schema",
+        "json_schema": {
+            "name": name,
+            "schema": output.json_schema,
+            "strict": fits_strict_mode(output.json_schema),
+        },
+    }
+
+
+def fits_strict_mode(schema: Any, *, root: bool = True) -> bool:
+    """Return whether strict mode takes `schema`: closed objects that require every property."""
+    if not isinstance(schema, dict) or not schema.keys() <= _STRICT_KEYWORDS:
+        return False
+    if root and schema.get("type") != "object":
+        return False
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" and (
+        schema.get("additionalProperties") is not False
+        or set(schema.get("required", ())) != set(properties)
+    ):
+        return False
+    parts = [
+        *properties.values(),
+        *schema.get("anyOf", ()),
+        *schema.get("$defs", {}).values(),
+        *schema.get("definitions", {}).values(),
+        *([schema["items"]] if "items" in schema else []),
+    ]
+    return all(fits_strict_mode(part, root=False) for part in parts)

@@ -1,0 +1,277 @@
+"""The I/O path of every provider over HTTP: one exchange, its deadline, its limits, its failures.
+
+A provider's format decides what to send and what answers and refusals mean. Knows nothing of
+retries: a transient failure is only marked as such.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+
+from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.endpoint import Endpoint
+from stepfleet.worker.models.refusals import redact
+from stepfleet.worker.models.sse import EventLines
+
+RESPONSE_LIMIT = 16 * 1024 * 1024
+"""Largest answer that is read, in bytes."""
+
+LARGE_ANSWER = 64 * 1024
+"""Answers from so many bytes on are read on a thread: hostile ones take seconds."""
+
+_ERROR_LIMIT = 64 * 1024
+_READ_OUT_SECONDS = 0.25
+_SUCCESS = 2  # hundred and something
+_BROKEN = (aiohttp.ClientError, OSError)
+R = TypeVar("R")
+_NOT_SENT = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.InvalidURL,
+)
+_BYTES_PER_TOKEN = 4
+
+
+class StreamedAnswer(Protocol):
+    """An answer that arrives in server-sent events."""
+
+    error: dict[str, Any] | None
+    """The payload of a failure that came as an event."""
+    usage: Any
+    """The provider's token counts."""
+
+    @property
+    def size(self) -> int:
+        """How many characters of text and calls it has."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of interest follows."""
+
+    def add(self, data: bytes) -> str:
+        """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
+
+    def payload(self) -> dict[str, Any]:
+        """Return the whole answer. Raises `ModelError` when the stream broke off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one provider's requests and answers look: pure functions.
+
+    `failure` returns the failure inside a 200 answer, if there is one.
+    """
+
+    endpoint: Callable[[ModelSettings, Mapping[str, str]], Endpoint]
+    body: Callable[[ModelRequest, Endpoint], bytes]
+    parse: Callable[[bytes], dict[str, Any]]
+    stream: Callable[[], StreamedAnswer]
+    usage: Callable[[Any], UsageStats | None]
+    response: Callable[[dict[str, Any], str], LLMResponse]
+    failure: Callable[[dict[str, Any], Endpoint], ModelError | None]
+    refusal: Callable[[int, Mapping[str, str], bytes, Endpoint, datetime], ModelError]
+
+
+@dataclass
+class Received:
+    """How much of an answer had received when the call failed: bytes, characters, its usage."""
+
+    size: int = 0
+    text: int = 0
+    usage: UsageStats | None = None
+
+    @property
+    def tokens(self) -> int:
+        """About how many tokens that is; of a stream only its text counts."""
+        return (self.text or self.size) // _BYTES_PER_TOKEN
+
+
+class HttpModel(LLM):
+    """Models of one provider over HTTP.
+
+    `connections` are shared and stay the caller's to close. `environment` (the process's own by
+    default) has addresses and keys where the request's settings name none. `response_limit` is in
+    bytes.
+    """
+
+    def __init__(
+        self,
+        format: Format,  # noqa: A002 - the field's word
+        connections: Connections,
+        *,
+        environment: Mapping[str, str] | None = None,
+        response_limit: int = RESPONSE_LIMIT,
+    ) -> None:
+        self._format = format
+        self._connections = connections
+        self._environment = os.environ if environment is None else environment
+        self._response_limit = response_limit
+        self._endpoints: dict[tuple[str | None, ...], Endpoint] = {}
+
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        """Answer the request; streamed underneath if its settings say so, with an equal result.
+
+        Raises `ModelError` or a subclass; `ModelTimeoutError` after `settings.timeout` seconds.
+        """
+        return await self.generate_streaming(request, _ignore)
+
+    async def generate_streaming(
+        self, request: ModelRequest, on_text: Callable[[str], None]
+    ) -> LLMResponse:
+        """Answer like `generate` and pass each piece of text to `on_text` as it arrives.
+
+        Pieces arrive only when `settings.stream` is set.
+        """
+        endpoint = self._endpoint(request.settings)
+        seconds = request.settings.timeout
+        deadline = asyncio.timeout(seconds)
+        received = Received()
+        try:
+            async with deadline:
+                payload = await self._exchange(endpoint, request, on_text, received)
+            return await _read(received.size, self._format.response, payload, request.model)
+        except _BROKEN as error:
+            if deadline.expired():
+                msg = f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
+                # Where nothing came, the next attempt gives a better estimate of its usage.
+                failure: ModelError = ModelTimeoutError(msg, received=received.tokens or None)
+            else:
+                reason = redact(f"{type(error).__name__}: {error}", endpoint.key)
+                failure = ModelError(
+                    f"connection to {endpoint.host}: {reason}",
+                    retryable=True,
+                    code=ModelErrorCode.CONNECTION_ERROR,
+                    received=None if isinstance(error, _NOT_SENT) else received.tokens,
+                )
+        except ModelError as error:
+            if error.received is not None or received.text:
+                error.received, error.usage = received.tokens, received.usage
+            raise
+        # Raised out here because the foreign exception may hold the request's headers.
+        raise failure
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[str]:
+        """Yield the answer's text in pieces, streamed whatever the settings say."""
+        settings = request.settings.model_copy(update={"stream": True})
+        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        call = asyncio.ensure_future(
+            self.generate_streaming(
+                request.model_copy(update={"settings": settings}), pieces.put_nowait
+            )
+        )
+        call.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await call
+        finally:
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ModelError):
+                await call
+
+    def _endpoint(self, settings: ModelSettings) -> Endpoint:
+        # The environment of a process stays as it is; reading it costs at every step.
+        key = (settings.base_url, settings.api_key_env, settings.organization)
+        if key not in self._endpoints:
+            self._endpoints[key] = self._format.endpoint(settings, self._environment)
+        return self._endpoints[key]
+
+    async def _exchange(
+        self,
+        endpoint: Endpoint,
+        request: ModelRequest,
+        on_text: Callable[[str], None],
+        received: Received,
+    ) -> dict[str, Any]:
+        body = self._format.body(request, endpoint)
+        response = await self._connections.post(endpoint.url, endpoint.headers, body)
+        try:
+            if response.status // 100 != _SUCCESS:
+                raise await self._refused(response, endpoint)
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                payload = await self._assemble(response, on_text, received)
+            else:
+                parts = self._parts(response, received)
+                answer = b"".join([part async for part in parts])
+                payload = await _read(received.size, self._format.parse, answer)
+                received.usage = self._format.usage(payload.get("usage"))
+        finally:
+            response.release()
+        if failure := self._format.failure(payload, endpoint):
+            raise failure
+        return payload
+
+    async def _assemble(
+        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], received: Received
+    ) -> dict[str, Any]:
+        lines, answer = EventLines(), self._format.stream()
+
+        async def take(events: list[bytes]) -> None:
+            try:
+                for data in events:
+                    if answer.is_over:
+                        return
+                    if piece := await _read(len(data), answer.add, data):
+                        on_text(piece)
+            finally:
+                received.text = answer.size
+                received.usage = self._format.usage(answer.usage)
+
+        parts = self._parts(response, received)
+        async for part in parts:
+            await take(lines.feed(part))
+            if answer.is_over:
+                await _read_out(parts)
+                break
+        await take(lines.end())
+        return answer.error or answer.payload()
+
+    async def _parts(
+        self, response: aiohttp.ClientResponse, received: Received
+    ) -> AsyncIterator[bytes]:
+        async for part in response.content.iter_any():
+            received.size += len(part)
+            if received.size > self._response_limit:
+                msg = f"the answer is longer than the limit of {self._response_limit} B"
+                raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+            yield part
+
+    async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
+        body = b""
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) >= _ERROR_LIMIT:
+                break
+        now = datetime.now(UTC)
+        return self._format.refusal(
+            response.status, response.headers, body[:_ERROR_LIMIT], endpoint, now
+        )
+
+
+async def _read(size: int, read: Callable[..., R], *args: Any) -> R:
+    """Return `read(*args)` for an answer of `size` bytes; a large one blocks no event loop."""
+    return await asyncio.to_thread(read, *args) if size >= LARGE_ANSWER else read(*args)
+
+
+async def _read_out(parts: AsyncIterator[bytes]) -> None:
+    # The answer is whole. Only a connection whose last bytes were read can be used again.
+    with contextlib.suppress(*_BROKEN, ModelError):
+        async with asyncio.timeout(_READ_OUT_SECONDS):
+            async for _ in parts:
+                pass
+
+
+def _ignore(_piece: str) -> None:
+    """Drop a piece that nobody waits for."""

@@ -1,0 +1,213 @@
+"""Translates errors of OpenAI-compatible services into the exception tree. Pure.
+
+OpenAI distinguishes failures by `code` and `type`. Compatible servers use codes of their own,
+repeat the status there, or give the reason in the message alone. Codes win over the status; the
+message counts only where both leave the matter open. The code then decides what is transient.
+Messages are bounded and never contain the key.
+"""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
+from stepfleet.worker.models.refusals import redact, retry_after
+
+_SERVER_ERRORS, _LAST_STATUS = 500, 599
+_CODES = {
+    ModelErrorCode.QUOTA_EXHAUSTED: "insufficient_quota insufficient_user_quota"
+    " insufficient_balance insufficient_credits exceeded_current_quota_error billing_error"
+    " billing_hard_limit_reached billing_not_active budget_exceeded payment_required",
+    ModelErrorCode.CONTENT_FILTER: "content_filter content_filtered content_policy_violation"
+    " data_inspection_failed responsibleaipolicyviolation",
+    ModelErrorCode.MODEL_NOT_FOUND: "model_not_found model_not_found_error model_not_available"
+    " model_decommissioned invalid_model deploymentnotfound notfounderror not_found_error",
+    ModelErrorCode.PERMISSION_DENIED: "access_denied key_model_access_denied"
+    " team_model_access_denied permission_denied permission_error request_forbidden"
+    " unsupported_country_region_territory",
+    ModelErrorCode.INVALID_API_KEY: "auth_error authentication_error expired_key invalid_api_key"
+    " invalid_authentication_error unauthenticated unauthorized",
+    ModelErrorCode.INVALID_REQUEST: "not_supported_error",
+}
+_WORDS_BY_CODE = {code: frozenset(words.split()) for code, words in _CODES.items()}
+_STATUSES = {
+    HTTPStatus.UNAUTHORIZED: ModelErrorCode.INVALID_API_KEY,
+    HTTPStatus.PAYMENT_REQUIRED: ModelErrorCode.QUOTA_EXHAUSTED,
+    HTTPStatus.FORBIDDEN: ModelErrorCode.PERMISSION_DENIED,
+    HTTPStatus.NOT_FOUND: ModelErrorCode.MODEL_NOT_FOUND,
+    HTTPStatus.REQUEST_TIMEOUT: ModelErrorCode.TIMEOUT,
+    HTTPStatus.CONFLICT: ModelErrorCode.SERVER_ERROR,
+    HTTPStatus.TOO_EARLY: ModelErrorCode.SERVER_ERROR,
+    HTTPStatus.TOO_MANY_REQUESTS: ModelErrorCode.RATE_LIMIT,
+    HTTPStatus.NOT_IMPLEMENTED: ModelErrorCode.INVALID_REQUEST,
+    HTTPStatus.GATEWAY_TIMEOUT: ModelErrorCode.TIMEOUT,
+}
+_MESSAGES = {
+    ModelErrorCode.QUOTA_EXHAUSTED: r"insufficient (?:balance|credits?|funds|quota)"
+    r"|credit balance is too low|budget has been exceeded",
+    ModelErrorCode.INVALID_API_KEY: r"api[ _-]?key (?:is )?(?:not valid|invalid|expired)"
+    r"|(?:invalid|incorrect) api[ _-]?key",
+    ModelErrorCode.MODEL_NOT_FOUND: r"\bmodel\b.{0,120}?\b(?:does not exist|not found)"
+    r"|is not a valid model|invalid model name|no such model",
+}
+_PATTERNS = {code: re.compile(text, re.IGNORECASE) for code, text in _MESSAGES.items()}
+_VAGUE = frozenset(
+    {
+        None,
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.TOO_MANY_REQUESTS,
+    }
+)
+"""Statuses that leave the reason to the message."""
+
+_TOO_LONG_CODES = {"context_length_exceeded", "exceed_context_size_error", "string_too_long"}
+_TOO_LONG_STATUSES = {
+    None,
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+_TOO_LONG = re.compile(
+    r"context[_ ]length|context window|context size|maximum context|prompt is too long"
+    r"|input is too long|too many (?:input )?tokens",
+    re.IGNORECASE,
+)
+_LIMIT = re.compile(
+    r"(?:context (?:length|window|size)|maximum|limit)(?: is| of|:)? ?\(?(\d[\d,]*)"
+    r"|> (\d[\d,]*) maximum|limit of (\d[\d,]*)",
+    re.IGNORECASE,
+)
+_HINTS = {
+    HTTPStatus.UNAUTHORIZED: "check the variable that settings.api_key_env names"
+    " (OPENAI_API_KEY if it names none) on the workers",
+    HTTPStatus.FORBIDDEN: "check what the key may use",
+    HTTPStatus.NOT_FOUND: "check the agent's model and settings.base_url",
+}
+
+
+def refusal(
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    host: str,
+    key: str | None,
+    now: datetime,
+) -> ModelError:
+    """Return the failure of an answer with `status` (not 2xx).
+
+    `now` turns a Retry-After date into seconds; `key` is cut out of the provider's message.
+    """
+    error = _error_of(body)
+    message = redact(str(error.get("message") or f"status {status}"), key)
+    return _failure(status, error, message, host, retry_after(headers, now))
+
+
+def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> ModelError:
+    """Return the failure of an error inside a 200 answer or a stream."""
+    error = _as_error(payload)
+    message = redact(str(error.get("message") or "an error without a message"), key)
+    return _failure(_status_of(error.get("code")), error, message, host, None)
+
+
+def _failure(
+    status: int | None, error: dict[str, Any], message: str, host: str, wait: float | None
+) -> ModelError:
+    words = _words_of(error)
+    text = f"{host} failed: {message}" if status is None else _answered(host, status, message)
+    if words & _TOO_LONG_CODES or (status in _TOO_LONG_STATUSES and _TOO_LONG.search(message)):
+        return ContextWindowError(text, limit=_window(error, message))
+    code = _code_of(status, words, error, message)
+    if code is ModelErrorCode.RATE_LIMIT:
+        if status is not None and message.startswith("Request too large"):
+            return ModelError(text, code=ModelErrorCode.INVALID_REQUEST)
+        return RateLimitError(text, retry_after=wait)
+    if code in PERMANENT:
+        return ModelError(text, code=code)
+    return ModelError(text, retryable=True, retry_after=wait, code=code)
+
+
+def _answered(host: str, status: int, message: str) -> str:
+    if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
+        return f"{host} redirects ({status}): set settings.base_url to the final address"
+    hint = _HINTS.get(HTTPStatus(status)) if status in _HINTS else None
+    return f"{host} answered {status}: {message}" + (f" ({hint})" if hint else "")
+
+
+def _code_of(
+    status: int | None, words: frozenset[str], error: Mapping[str, Any], message: str
+) -> ModelErrorCode:
+    if status is None and any("rate_limit" in one for one in words):
+        return ModelErrorCode.RATE_LIMIT
+    for code, known in _WORDS_BY_CODE.items():
+        if words & known:
+            return code
+    metadata = error.get("metadata")
+    if isinstance(metadata, Mapping) and ("flagged_input" in metadata or "reasons" in metadata):
+        return ModelErrorCode.CONTENT_FILTER
+    if status in _VAGUE:
+        for code, pattern in _PATTERNS.items():
+            if pattern.search(message):
+                return code
+    return _by_status(status, words)
+
+
+def _by_status(status: int | None, words: frozenset[str]) -> ModelErrorCode:
+    if status in _STATUSES:
+        return _STATUSES[HTTPStatus(status)]
+    refused = "invalid_request_error" in words if status is None else status < _SERVER_ERRORS
+    return ModelErrorCode.INVALID_REQUEST if refused else ModelErrorCode.SERVER_ERROR
+
+
+def _words_of(error: Mapping[str, Any]) -> frozenset[str]:
+    """Return the codes that an error body names, in small letters."""
+    inner = error.get("innererror")
+    named = [error.get("code"), error.get("type"), error.get("status")]
+    if isinstance(inner, Mapping):
+        named.append(inner.get("code"))
+    return frozenset(str(one).lower() for one in named if isinstance(one, str | int))
+
+
+def _status_of(code: Any) -> int | None:
+    """Return the HTTP status that a code is; some servers send it as text."""
+    if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:  # noqa: PLR2004 - digits of a status
+        code = int(code)
+    is_status = isinstance(code, int) and HTTPStatus.BAD_REQUEST <= code <= _LAST_STATUS
+    return code if is_status else None
+
+
+def _error_of(body: bytes) -> dict[str, Any]:
+    """Return the error in a body: OpenAI's form, a bare one, a list of one, or plain text."""
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {"message": body.decode(errors="replace").strip()}
+    if isinstance(payload, list) and payload:
+        payload = payload[0]
+    if not isinstance(payload, dict):
+        return {"message": str(payload)}
+    return _as_error(payload)
+
+
+def _as_error(payload: dict[str, Any]) -> dict[str, Any]:
+    error = payload.get("error")
+    if isinstance(error, dict):
+        return error
+    if error:
+        return {"message": str(error)}
+    return {**payload, "message": payload.get("message") or payload.get("detail")}
+
+
+def _window(error: dict[str, Any], message: str) -> int | None:
+    if isinstance(window := error.get("n_ctx"), int):
+        return window
+    found = _LIMIT.search(message)
+    digits = next((group for group in found.groups() if group), None) if found else None
+    return int(digits.replace(",", "")) if digits else None
