@@ -10,7 +10,8 @@ Rooms, from top to bottom:
 - `agents`: what an agent is and where it comes from
 - `events`, `models`, `settings`: envelopes and their way out; a model's interface, prices, cache
 - `memory`, `redis_client`, `tools`: what is sent of a conversation; connections; what a tool is
-- `continuation`, `errors`: whether a run goes on; the exceptions
+- `continuation`, `references`: whether a run goes on; the import of code that a field names
+- `errors`: the exceptions
 - `records`: frozen values: messages, state, steps, usage, results
 """
 

@@ -111,7 +111,6 @@ class Agent:
             told = explain_invalid(error, record=AgentConfig)
             raise ConfigurationError(f"agent {name!r}: {told}") from None
         stored.check_models()
-        _check_tool_choice(stored)
         check_contract(stored, specials)
         for attribute, value in (
             ("config", stored),
@@ -150,7 +149,6 @@ class Agent:
     def _with(self, **overrides: Any) -> "Agent":
         changed = replace_frozen(self, config=self.config.with_overrides(overrides))
         check_reasoning(changed.config, changed.strategy)
-        _check_tool_choice(changed.config)
         check_contract(changed.config, changed.special_tools)
         return changed
 
@@ -201,14 +199,3 @@ def _schema(name: str, output_type: Any) -> dict[str, Any]:
     except ConfigurationError as error:
         msg = f"agent {name!r}: field 'output_type': {error.message}"
         raise ConfigurationError(msg) from None
-
-
-def _check_tool_choice(config: AgentConfig) -> None:
-    names = [*(one.name for one in config.tools), *config.special_tools]
-    # Which tools a server has is known to workers alone.
-    if not config.mcp_servers and config.tool_choice not in {"auto", "any", "none", *names}:
-        msg = (
-            f"agent {config.name!r}: tool_choice {config.tool_choice!r} is neither auto, any, none "
-            f"nor one of its tools ({', '.join(names) or 'it has none'})"
-        )
-        raise ConfigurationError(msg)

@@ -91,15 +91,11 @@ def check_reasoning(config: AgentConfig, strategy: Strategy | None) -> None:
     if tracked and UPDATE_PLAN in names:
         msg = f"tool {UPDATE_PLAN!r} is the planning's own; rename yours, or set tracked=False"
         raise ConfigurationError(msg)
-    if strategy is None or strategy.mode is not OutputMode.JSON:
+    in_json_mode = strategy is not None and strategy.mode is OutputMode.JSON
+    name = type(strategy).__name__ if in_json_mode else None
+    config.check_tool_choice(name)
+    if name is None:
         return
-    name = type(strategy).__name__
-    if config.tool_choice != "auto":
-        msg = (
-            f"field 'tool_choice': {config.tool_choice!r} needs native tool calls, and strategy "
-            f"{name} is in JSON mode; use strategy_options={{'mode': 'text'}} or tool_choice 'auto'"
-        )
-        raise ConfigurationError(msg)
     if config.answer_mode == "native" and config.output_schema is not None:
         msg = (
             f"field 'answer_mode': 'native' and the JSON mode of strategy {name} both say how a "

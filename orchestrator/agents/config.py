@@ -124,18 +124,39 @@ class AgentConfig(Record):
                 "own; give one of them another name"
             )
             raise ConfigurationError(msg)
-        offered = self.special_tools or (self.demands_answer and self.answer_mode == "tool")
-        if offered and self.tool_choice == "none":
-            msg = (
-                f"agent {self.name!r}: tool_choice 'none' keeps the model from giving its answer "
-                "by a tool; set 'auto' or 'any', or answer_mode='native' with an output_type"
-            )
-            raise ConfigurationError(msg)
         if self.answer_mode == "native" and self.output_schema is None:
             msg = (
                 f"agent {self.name!r}: answer_mode 'native' needs an output_type: the schema that "
                 "the provider is asked to write"
             )
+            raise ConfigurationError(msg)
+
+    def check_tool_choice(self, json_strategy: str | None = None) -> None:
+        """Raise `ConfigurationError`, with the fix, where no run can follow the `tool_choice`.
+
+        The one rule for agents, overrides, batch lines and forks. `json_strategy` names the
+        strategy whose JSON mode sends no native tools.
+        """
+        choice = self.tool_choice
+        names = [*(tool.name for tool in self.tools), *self.special_tools]
+        wrong = ""
+        # Only workers know the tools of MCP servers.
+        if choice not in {"auto", "any", "none", *names} and not self.mcp_servers:
+            wrong = f"is neither auto, any, none nor one of its tools ({', '.join(names)})"
+        elif choice != "auto" and json_strategy is not None:
+            wrong = (
+                f"needs native tool calls, and strategy {json_strategy} is in JSON mode; "
+                "use strategy_options={'mode': 'text'} or tool_choice 'auto'"
+            )
+        elif choice == "none" and (
+            self.special_tools or (self.demands_answer and self.answer_mode == "tool")
+        ):
+            wrong = (
+                "keeps the model from giving its answer by a tool; set 'auto' or 'any', or "
+                "answer_mode='native' with an output_type"
+            )
+        if wrong:
+            msg = f"agent {self.name!r}: field 'tool_choice': {choice!r} {wrong}"
             raise ConfigurationError(msg)
 
     def check_models(self) -> None:
@@ -174,4 +195,5 @@ class AgentConfig(Record):
                 msg = f"field {name!r} cannot be overridden per run; define another agent for that"
                 raise ConfigurationError(msg)
         changed.check_answer()
+        changed.check_tool_choice()
         return changed

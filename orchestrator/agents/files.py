@@ -4,7 +4,6 @@ Reads the file and imports the code that it names; `agent_layers` puts the layer
 """
 
 import os
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from stepfleet.orchestrator.agents.layers import (
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.text.validation import meant
-from stepfleet.orchestrator.tools.references import referred
+from stepfleet.orchestrator.references import load_reference, see_folder
 
 TABLE = "agents"
 SEVERAL = ("criteria", "special_tools", "middleware")
@@ -61,7 +60,7 @@ def builder_of(
             close = meant(unknown[0], FIELDS)
             msg = f"{file}: [{TABLE}.{name}]: field {unknown[0]!r} is not known{close}"
             raise ConfigurationError(msg)
-        _see(Path(file).resolve().parent)
+        see_folder(str(Path(file).resolve().parent))
     own = from_environment(name, os.environ if environment is None else environment)
     fields = with_limits_off(layered(told, own))
     code = {one: _code(one, fields[one]) for one in CODE if one in fields}
@@ -97,15 +96,5 @@ def _code(field: str, value: Any) -> Any:
     references = value if isinstance(value, list) and field in SEVERAL else [value]
     if not all(isinstance(one, str) for one in references):
         raise ConfigurationError(f"field {field!r} names code: write 'module:attribute'")
-    try:
-        found = tuple(referred(one) for one in references)
-    except ConfigurationError as error:
-        told = error.message.removeprefix("tool ")
-        raise ConfigurationError(f"field {field!r}: {told}") from error
+    found = tuple(load_reference(one, f"field {field!r}") for one in references)
     return found if field in SEVERAL else found[0]
-
-
-def _see(folder: Path) -> None:
-    """Let modules beside the file be found, as those beside a `.py` file are."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))

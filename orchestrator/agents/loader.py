@@ -1,24 +1,19 @@
 """Finds the agents that a reference names: a module, a `.py` or `.toml` file, or several of them.
 
-Runs the user's code, and turns whatever goes wrong there into one message that names file and
-line. Must not know who asks: the command line and the worker load agents alike.
+Must not know its callers: the command line and the worker load agents alike.
 """
 
-import hashlib
-import importlib
-import importlib.util
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.files import SUFFIX, agents_of_file
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.references import load_file, load_module, see_folder
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_OPTION = "--agents"
 
 
 def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
@@ -38,11 +33,11 @@ def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
         for agent in _agents_of(part):
             known = found.setdefault(agent.name, agent)
             if known is not agent:
-                msg = f"--agents {reference}: two agents are named {agent.name!r}; rename one"
+                msg = f"{_OPTION} {reference}: two agents are named {agent.name!r}; rename one"
                 raise ConfigurationError(msg)
     if not found:
         msg = (
-            f"--agents {reference}: no agent there; assign one at the top level, "
+            f"{_OPTION} {reference}: no agent there; assign one at the top level, "
             "as in solver = Agent('solver', model='openai:gpt-4o-mini')"
         )
         raise ConfigurationError(msg)
@@ -50,10 +45,12 @@ def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
 
 
 def _agents_of(part: str) -> Iterable[Agent]:
+    if "" not in sys.path:  # as `python -m` does; console scripts do not
+        see_folder(str(Path.cwd()))
     if part.endswith(SUFFIX):
-        _see_working_directory()
         return agents_of_file(part).values()
-    return _agents_in(vars(_load(part)).values())
+    load = load_file if part.endswith(".py") or "/" in part else load_module
+    return _agents_in(vars(load(part, _OPTION)).values())
 
 
 def _parts(reference: str | Iterable[str]) -> list[str]:
@@ -61,7 +58,7 @@ def _parts(reference: str | Iterable[str]) -> list[str]:
         return list(reference)
     parts = [part.strip() for part in reference.split(",") if part.strip()]
     if not parts:
-        raise ConfigurationError("--agents is empty: name a module or a .py file with agents")
+        raise ConfigurationError(f"{_OPTION} is empty: name a module or a .py file with agents")
     return parts
 
 
@@ -73,76 +70,3 @@ def _agents_in(values: Iterable[Any]) -> Iterator[Agent]:
             yield from (one for one in value if isinstance(one, Agent))
         elif isinstance(value, Mapping):
             yield from (one for one in value.values() if isinstance(one, Agent))
-
-
-def _load(reference: str) -> ModuleType:
-    _see_working_directory()
-    if reference.endswith(".py") or "/" in reference:
-        return _load_file(reference)
-    try:
-        return importlib.import_module(reference)
-    except ModuleNotFoundError as error:
-        if error.name and (reference == error.name or reference.startswith(f"{error.name}.")):
-            msg = (
-                f"--agents {reference}: there is no module {error.name!r} here or on the Python "
-                "path; name a module or a .py file, relative to the working directory"
-            )
-            raise ConfigurationError(msg) from None
-        raise _failed(reference, None, error) from error
-    except (Exception, SystemExit) as error:
-        raise _failed(reference, None, error) from error
-
-
-def _load_file(reference: str) -> ModuleType:
-    path = Path(reference).expanduser().resolve()
-    if not path.is_file():
-        raise ConfigurationError(f"--agents {reference}: there is no such file")
-    # A name of its own: `math.py` with agents must not become the module `math`.
-    name = f"agents_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"--agents {reference}: not a Python file (.py)")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise _failed(reference, path, error) from error
-    return module
-
-
-def _see_working_directory() -> None:
-    """Let modules beside the user be found, as `python -m` does; console scripts do not."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-
-
-def _failed(reference: str, path: Path | None, error: BaseException) -> ConfigurationError:
-    said = str(error) if isinstance(error, ConfigurationError) else f"{_kind(error)}{error}"
-    return ConfigurationError(f"--agents {reference} does not import: {_place(path, error)}{said}")
-
-
-def _kind(error: BaseException) -> str:
-    return f"{type(error).__name__}: "
-
-
-def _place(path: Path | None, error: BaseException) -> str:
-    """Return `file, line N: ` of the user's own line that led to the error."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: "
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith(("<frozen", _OURS)) and "/importlib/" not in frame.filename
-    ]
-    own = [frame for frame in theirs if path is not None and frame.filename == str(path)]
-    for frame in reversed(own or theirs):
-        return f"{frame.filename}, line {frame.lineno}: "
-    return ""

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.strategies.lookup import json_strategy
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.tools.schemas.nesting import READABLE_LEVELS, check_nesting, is_too_deep
 
-_CHOICES = ("auto", "any", "none")
 _IN_PARTS = "settings"
 
 
@@ -30,13 +30,8 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
     changed = config.with_overrides(wanted)
     if not {"model", "memory"}.isdisjoint(given):
         changed.check_models()
-    names = [tool.name for tool in config.tools]
-    if changed.tool_choice not in (*_CHOICES, *names) and not config.mcp_servers:
-        msg = (
-            f"field 'tool_choice': {changed.tool_choice!r} is neither auto, any, none nor one of "
-            f"the agent's tools ({', '.join(names) or 'it has none'})"
-        )
-        raise ConfigurationError(msg)
+    if "tool_choice" in given:
+        changed.check_tool_choice(json_strategy(config.strategy, config.strategy_options))
     plain = changed.model_dump(mode="json", include=set(given))
     if _IN_PARTS in plain:
         plain[_IN_PARTS] = {name: plain[_IN_PARTS][name] for name in wanted[_IN_PARTS]}

@@ -3,15 +3,15 @@
 Runs the user's code, and turns what goes wrong there into the framework's `MemoryError`.
 """
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from stepfleet.orchestrator.errors import AgentException, AgentMemoryError
+from stepfleet.orchestrator.errors import AgentException, AgentMemoryError, ConfigurationError
 from stepfleet.orchestrator.memory.limits import paired
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.references import load_reference
 
 CustomPolicy = Callable[
     [Sequence[Message], AgentState], Sequence[Message] | Awaitable[Sequence[Message]]
@@ -20,17 +20,12 @@ CustomPolicy = Callable[
 
 def find_policy(reference: str) -> CustomPolicy:
     """Return the function that `module:attribute` names. Raises `AgentMemoryError`."""
-    module, _, path = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for name in path.split("."):
-            found = getattr(found, name)
-    except Exception as error:
-        raise AgentMemoryError(
-            f"memory.custom {reference!r} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+        found = load_reference(reference, "field 'memory.custom'")
+    except ConfigurationError as error:
+        raise AgentMemoryError(error.message) from error
     if not callable(found):
-        raise AgentMemoryError(f"memory.custom {reference!r} is no function")
+        raise AgentMemoryError(f"field 'memory.custom': {reference!r} is no function")
     policy: CustomPolicy = found
     return policy
 

@@ -5,16 +5,17 @@ their entry points in the group `stepfleet.tools`, at the first name that is not
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools.definition import Tool, as_tool
-from stepfleet.orchestrator.tools.references import referred, tools_in
+from stepfleet.orchestrator.references import load_reference
+from stepfleet.orchestrator.tools.definition import Tool, ToolLike, as_tool
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class ToolCatalog:
         found: list[Tool[..., Any]] = []
         for point in self._installed():
             try:
-                offered = tools_in(point.load(), f"entry point {point.name!r} of {GROUP!r}")
+                offered = _tools_in(point.load(), f"entry point {point.name!r} of {GROUP!r}")
                 for one in offered:
                     known = self._known(one.name, one.version)
                     found.append(self.register(one))
@@ -114,7 +115,7 @@ class ToolCatalog:
         Raises `ConfigurationError` where there is nothing of the kind.
         """
         if ":" in reference or "." in reference.partition("@")[0]:
-            return tools_in(referred(reference), f"tool {reference!r}")
+            return _tools_in(load_reference(reference, "field 'tools'"), f"tool {reference!r}")
         name, _, version = reference.partition("@")
         return [self.get(name, version or None)]
 
@@ -134,6 +135,26 @@ def _package(point: EntryPoint) -> str:
 def tool_catalog() -> ToolCatalog:
     """Return this process's catalog, made at the first call."""
     return ToolCatalog()
+
+
+def _tools_in(found: Any, named: str) -> list[Tool[..., Any]]:
+    """Return the tools that an object is or holds: a tool, a list of them, or a module.
+
+    Raises `ConfigurationError` where it holds none; `named` says where it came from.
+    """
+    tools = list(_tools(found))
+    if not tools:
+        raise ConfigurationError(f"{named}: no tool there; put @tool above a function")
+    return tools
+
+
+def _tools(found: Any) -> Iterator[Tool[..., Any]]:
+    if isinstance(found, list | tuple):
+        yield from (as_tool(one) for one in found)
+    elif isinstance(found, ModuleType) and not isinstance(found, ToolLike):
+        yield from {id(one): one for one in vars(found).values() if isinstance(one, Tool)}.values()
+    else:
+        yield as_tool(found)
 
 
 def _order(version: str) -> tuple[int, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.definition import Tool, ToolOptions, as_tool
-from stepfleet.orchestrator.tools.references import referred
 from stepfleet.orchestrator.tools.schemas.foreign import checker_of
 
 
@@ -53,6 +53,6 @@ class _Late:
     def __call__(self, **arguments: Any) -> Any:
         if self._loaded is None:
             with self._loading:
-                self._loaded = self._loaded or as_tool(referred(self._reference))
+                self._loaded = self._loaded or as_tool(load_reference(self._reference, "tool"))
         tool = self._loaded
         return tool.function(**tool.check(arguments))

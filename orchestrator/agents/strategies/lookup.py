@@ -1,6 +1,5 @@
 """Finds the strategy that a name or a reference stands for, and makes it with its options."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 from stepfleet.orchestrator.agents.strategies.chain_of_thought import ChainOfThought
 from stepfleet.orchestrator.agents.strategies.noop import NoOp
 from stepfleet.orchestrator.agents.strategies.react import ReAct
-from stepfleet.orchestrator.agents.strategies.strategy import Strategy
+from stepfleet.orchestrator.agents.strategies.strategy import OutputMode, Strategy
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.references import load_reference
 
 ENTRY_POINTS = "stepfleet.strategies"
 """Packages register strategies by entry points of this group: `name = "package:Class"`."""
@@ -33,12 +33,22 @@ def stored_name(strategy: Strategy | str) -> str:
     return strategy if isinstance(strategy, str) else f"{OBJECT}{type(strategy).__name__}"
 
 
+def json_strategy(name: str | None, options: Mapping[str, Any]) -> str | None:
+    """Return the class of a built-in strategy that is in JSON mode; None for all others.
+
+    The modes of other strategies are known only where their code is.
+    """
+    kind = BUILT_IN.get(name or "")
+    in_json_mode = kind and (options.get("mode") or kind.default_mode) == OutputMode.JSON
+    return kind.__name__ if kind and in_json_mode else None
+
+
 def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
     """Return the strategy of that registered name or `module:attribute` reference.
 
     Raises `ConfigurationError` that names the field and the fix.
     """
-    found = _referenced(name) if is_reference(name) else _registered(name)
+    found = load_reference(name, "field 'strategy'") if is_reference(name) else _registered(name)
     if isinstance(found, Strategy):
         if options:
             msg = f"field 'strategy_options': {name!r} is a finished object; name its class instead"
@@ -76,15 +86,3 @@ def _registered(name: str) -> Callable[..., Any]:
         f"reference 'module:attribute', or an entry point in {ENTRY_POINTS!r}"
     )
     raise ConfigurationError(msg)
-
-
-def _referenced(name: str) -> Any:
-    module_name, _, path = name.partition(":")
-    try:
-        value: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        msg = f"field 'strategy': reference {name!r} leads nowhere: {error}"
-        raise ConfigurationError(msg) from error
-    return value

@@ -45,10 +45,7 @@ def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
     """
     at = checked_at(run, order.at)
     config = order.config.with_overrides(order.overrides)
-    names = (*(tool.name for tool in config.tools), "auto", "any", "none")
-    if config.tool_choice not in names and not config.mcp_servers:
-        msg = f"field 'tools': tool_choice is {config.tool_choice!r}; keep that tool among them"
-        raise ConfigurationError(msg)
+    config.check_tool_choice()
     log = _log(run, at, order.message)
     state = _state(run, at, order)
     _check_has_work(run, at, log)

@@ -135,7 +135,7 @@ def test_a_limit_is_switched_off_by_none() -> None:
     [
         (lambda: BASE.with_max_iterations(-1), "'max_steps'"),
         (lambda: BASE.with_timeout(0), "'settings.timeout'"),
-        (lambda: BASE.with_fields(tool_choice="lok"), "tool_choice 'lok'"),
+        (lambda: BASE.with_fields(tool_choice="lok"), "'tool_choice': 'lok' is neither"),
         (lambda: BASE.with_fields(answer_mode="native"), "needs an output_type"),
         (lambda: BASE.with_output_type(int), "'output_type'"),
         (lambda: BASE.with_fields(max_step=3), "'max_step' is not known"),

@@ -85,8 +85,8 @@ def test_a_run_may_have_a_schema_of_its_own() -> None:
         ({"special_tools": [STOP, STOP]}, "'stop_here' is there twice"),
         ({"special_tools": [look]}, "give SpecialTool objects"),
         ({"special_tools": ["stop_here"]}, "special_tools holds a str"),
-        ({"output_type": City, "tool_choice": "none"}, "tool_choice 'none'"),
-        ({"special_tools": [STOP], "tool_choice": "none"}, "tool_choice 'none'"),
+        ({"output_type": City, "tool_choice": "none"}, "'tool_choice': 'none' keeps"),
+        ({"special_tools": [STOP], "tool_choice": "none"}, "'tool_choice': 'none' keeps"),
         ({"output_schema": {"type": "array"}}, "field 'output_schema'"),
     ],
 )

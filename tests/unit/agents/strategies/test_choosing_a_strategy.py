@@ -75,9 +75,15 @@ def factory() -> object:
     ("given", "said"),
     [
         ({"strategy": "raect"}, r"there is no strategy 'raect' \(known: chain_of_thought, cot"),
-        ({"strategy": "nowhere.at.all:X"}, "'nowhere.at.all:X' leads nowhere"),
-        ({"strategy": "json:Nothing"}, "'json:Nothing' leads nowhere"),
-        ({"strategy": ":x"}, "':x' leads nowhere"),
+        (
+            {"strategy": "nowhere.at.all:X"},
+            "cannot be loaded: there is no module 'nowhere'",
+        ),
+        (
+            {"strategy": "json:Nothing"},
+            "cannot be loaded: module 'json' has no 'Nothing'",
+        ),
+        ({"strategy": ":x"}, "':x' cannot be loaded: it names no module"),
         ({"strategy": "json:dumps"}, "'strategy_options': 'json:dumps' cannot be made"),
         ({"strategy": "sys:maxsize"}, "is a int, neither class nor object"),
         ({"strategy": "builtins:dict"}, "made a dict; subclass Strategy"),
