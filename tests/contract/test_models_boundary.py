@@ -10,7 +10,10 @@ ROOT = Path(__file__).parents[2]
 ADAPTERS = (
     ROOT / "worker" / "models",
     ROOT / "worker" / "testing",
-    ROOT / "orchestrator" / "openai_batch.py",  # the file format of that provider's batches
+    ROOT
+    / "orchestrator"
+    / "batches"
+    / "openai_format.py",  # the file format of that provider's batches
 )
 PROVIDER_WORDS = {
     "max_completion_tokens",
@@ -63,4 +66,4 @@ def test_provider_words_stay_inside_the_adapters() -> None:
 @pytest.mark.parametrize("word", ["max_completion_tokens", "choices", "delta"])
 def test_the_words_are_those_of_the_adapters(word: str) -> None:
     """MSG-07: the list above is of words that are in use."""
-    assert any(word in words(file) for file in ADAPTERS[0].glob("*.py"))
+    assert any(word in words(file) for file in ADAPTERS[0].rglob("*.py"))

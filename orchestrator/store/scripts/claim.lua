@@ -73,6 +73,8 @@ local names = redis.call('HKEYS', journal_key)
 local journal, left = read_journal(names, 1)
 local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 6)), log, journal, found }
 if on or left then
-  for _, part in ipairs({ began, on or '', left and { unpack(names, left) } or {} }) do reply[#reply + 1] = part end
+  local rest = {}
+  for i = left or #names + 1, #names do rest[#rest + 1] = names[i] end
+  for _, part in ipairs({ began, on or '', rest }) do reply[#reply + 1] = part end
 end
 return reply

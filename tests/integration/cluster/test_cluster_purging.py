@@ -10,4 +10,4 @@ ELSEWHERE = (
     "test_a_full_redis_can_be_purged",
     "test_a_batch_that_is_purged_whole_is_forgotten_and_others_stay",
 )
-globals().update(borrowed("test_purge", without=ELSEWHERE))
+globals().update(borrowed("test_purging", without=ELSEWHERE))

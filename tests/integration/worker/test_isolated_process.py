@@ -36,7 +36,8 @@ from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.isolation.trials import Trials
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
-AGENTS = Path(__file__).parents[2] / "acceptance" / "agent_modules" / "agents.py"
+TESTS = Path(__file__).parents[2]
+AGENTS = TESTS / "acceptance" / "agent_modules" / "agents.py"
 HEAVY_AGENTS = AGENTS.with_name("heavy_agents.py")
 PLAIN = load_agents(str(AGENTS))["plain"]
 HEAVY = load_agents(str(HEAVY_AGENTS))["heavy"]
@@ -543,8 +544,9 @@ async def test_what_has_begun_goes_on_when_its_worker_dies(
     with ModelServer(lambda _: Reply("alone", latency=1.0)) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         given = (redis_url, str(AGENTS), "plain", run_id, "-1", str(LONG))
+        environment.setenv("PYTHONPATH", str(TESTS))
         starter = await asyncio.create_subprocess_exec(
-            sys.executable, trial_starter.__file__, *given
+            sys.executable, "-m", trial_starter.__name__, *given
         )
 
         async def is_asked() -> bool:
