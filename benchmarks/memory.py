@@ -85,7 +85,7 @@ def readings(client: Fleet, batch: Batch, run_ids: list[str]) -> dict[str, float
     asked = run_ids[:READINGS]
     return {
         "read_ms": _cpu(client.show, asked),
-        "told_ms": _cpu(lambda run_id: list(client.events(run_id)), asked),
+        "told_ms": _cpu(lambda run_id: list(client.runs.events(run_id)), asked),
         "results_ms": _cpu(lambda _: list(batch.results()), ["all"] * 3) / len(run_ids),
     }
 

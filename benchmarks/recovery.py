@@ -236,7 +236,7 @@ def blocked_loop(sizes: Sizes, within: float) -> dict[str, Any]:
         until(lambda: all(len(on.holds(runs, one)) >= share for one in workers), START_SECONDS)
         began = time.monotonic()
         [line] = lines(sizes.runs + 1, 2)[-1:]
-        on.client.wait(on.client.submit(blocker, line["input"]), timeout=within)
+        on.client.runs.wait(on.client.submit(blocker, line["input"]), timeout=within)
         unblocked = time.monotonic() - began
         ended, done = on.ended(batch), batch.progress().done
         said, failed = len(on.crew.logged()), batch.progress().failed

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.config import AgentConfig as AgentConfig
     from stepfleet.orchestrator.agents.files import agents_of_file as agents_of_file
     from stepfleet.orchestrator.agents.files import builder_of as builder_of
+    from stepfleet.orchestrator.agents.keywords import AgentKeywords as AgentKeywords
+    from stepfleet.orchestrator.agents.keywords import RunOverrides as RunOverrides
     from stepfleet.orchestrator.agents.planning import Planning as Planning
     from stepfleet.orchestrator.agents.strategies import ChainOfThought as ChainOfThought
     from stepfleet.orchestrator.agents.strategies import NoOp as NoOp
@@ -36,14 +38,25 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
     from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
     from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
-    from stepfleet.orchestrator.client.blocking.fleet import Batch as Batch
-    from stepfleet.orchestrator.client.blocking.fleet import Fleet as Fleet
+    from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
+    from stepfleet.orchestrator.client.blocking import Batch as Batch
+    from stepfleet.orchestrator.client.blocking import Fleet as Fleet
+    from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
+    from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
+    from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
+    from stepfleet.orchestrator.client.blocking import FleetRuns as FleetRuns
+    from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
     from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
     from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
     from stepfleet.orchestrator.client.checkpoints.files import save_checkpoint as save_checkpoint
     from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
     from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
     from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
+    from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
+    from stepfleet.orchestrator.client.history.history import RestoreOptions as RestoreOptions
+    from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
+    from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
+    from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
     from stepfleet.orchestrator.continuation.error_policy import (
@@ -114,6 +127,7 @@ _WHERE = {
     "agents.builder": ("AgentBuilder",),
     "agents.config": ("AgentConfig",),
     "agents.files": ("agents_of_file", "builder_of"),
+    "agents.keywords": ("AgentKeywords", "RunOverrides"),
     "agents.planning": ("Planning",),
     "agents.strategies": (
         "ChainOfThought",
@@ -123,12 +137,23 @@ _WHERE = {
         "Strategy",
         "StrategyContext",
     ),
-    "client.batch": ("AsyncBatch",),
-    "client.blocking.fleet": ("Batch", "Fleet"),
+    "client.batch": ("AsyncBatch", "AsyncFleetBatches"),
+    "client.blocking": (
+        "Batch",
+        "Fleet",
+        "FleetBatches",
+        "FleetCache",
+        "FleetHistory",
+        "FleetRuns",
+    ),
+    "client.cache": ("AsyncFleetCache",),
     "client.checkpoints.files": ("CheckpointFolder", "load_checkpoint", "save_checkpoint"),
     "client.checkpoints.record": ("AgentCheckpoint",),
     "client.fleet": ("AsyncFleet",),
     "client.history.comparison": ("RunComparison",),
+    "client.history.history": ("AsyncFleetHistory", "RestoreOptions"),
+    "client.inputs": ("RunOptions", "SubmitOptions"),
+    "client.runs": ("AsyncFleetRuns",),
     "continuation": ("ContinuationCriteria", "when"),
     "continuation.error_policy": ("ErrorHandlingDecision", "ErrorPolicy"),
     "errors": (

@@ -25,12 +25,12 @@ async def talk(redis_url: str) -> None:
     async with AsyncFleet(redis_url) as fleet, InlineWorker(settings, [shopper]) as worker:
         run_id = await fleet.submit(shopper, first)
         await worker.finish(run_id)
-        print(f"{first}  {(await fleet.result(run_id)).output}")
+        print(f"{first}  {(await fleet.runs.result(run_id)).output}")
         for said in further:
-            await fleet.send(run_id, said)
+            await fleet.runs.send(run_id, said)
             await worker.finish(run_id)
-            print(f"{said}  {(await fleet.result(run_id)).output}")
-        state = (await fleet.show(run_id)).state
+            print(f"{said}  {(await fleet.runs.result(run_id)).output}")
+        state = (await fleet.runs.show(run_id)).state
         print(f"turns: {state.info.execution}, steps in all: {state.session_steps}")
 
 

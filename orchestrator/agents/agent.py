@@ -5,7 +5,7 @@ A run stores the configuration it started with; workers find the code by the age
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from pydantic import ValidationError
 
@@ -18,6 +18,7 @@ from stepfleet.orchestrator.agents.assembly import (
     strategy_of,
 )
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
+from stepfleet.orchestrator.agents.keywords import AgentKeywords
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.agents.strategies import Strategy, stored_name
 from stepfleet.orchestrator.continuation import (
@@ -84,7 +85,7 @@ class Agent:
         special_tools: Iterable[SpecialTool] = (),
         middleware: Iterable[Middleware] = (),
         earlier_tools: Iterable[Any] = (),
-        **config: Any,
+        **config: Unpack[AgentKeywords],
     ) -> None:
         registry = registry_of(tools)
         specials = tuple(special_tools)

@@ -1,14 +1,16 @@
 """One submitted batch as its caller holds it: progress, results, requests to all its runs."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
+from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
-from stepfleet.orchestrator.client.session import Client
+from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.batches.requests import Request
+from stepfleet.orchestrator.store.batches.requests import Swept
 from stepfleet.orchestrator.store.runs.control import new_request
 
 OnProgress = Callable[[int], None]
@@ -23,7 +25,7 @@ class AsyncBatch:
 
     def __init__(
         self,
-        client: Client,
+        session: Session,
         manifest: Manifest,
         *,
         skipped: tuple[str, ...] = (),
@@ -31,7 +33,7 @@ class AsyncBatch:
     ) -> None:
         self.skipped = skipped
         self.skipped_count = skipped_count
-        self._client = client
+        self._session = session
         self._manifest = manifest
 
     @property
@@ -41,9 +43,9 @@ class AsyncBatch:
 
     async def progress(self) -> BatchProgress:
         """Return how far the batch is."""
-        return await self._client.batches.progress(self._manifest)
+        return await (await self._session.open()).batches.progress(self._manifest)
 
-    def results(
+    async def results(
         self, *, ordered: bool = False, follow: bool = True, failed: bool = False
     ) -> Results:
         """Yield results as runs end, or in the order of the lines.
@@ -51,9 +53,12 @@ class AsyncBatch:
         `follow=False` stops at what has ended by now; `failed=True` leaves out completed runs.
         A run that is retried while its results are followed as they end comes again.
         """
-        reader = BatchResults(self._manifest, self._client.batches, self._client.runs)
+        client = await self._session.open()
+        reader = BatchResults(self._manifest, client.batches, client.runs)
         read = reader.in_order if ordered else reader.as_they_end
-        return read(follow=follow, failed=failed)
+        async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
+            async for result in results:
+                yield result
 
     async def wait(self, timeout: float | None = None) -> BatchProgress:  # noqa: ASYNC109
         """Return the progress when all runs have ended.
@@ -79,33 +84,34 @@ class AsyncBatch:
         it; `on_progress` is told how many rows were looked at so far. A worker finishes that
         where the caller is gone before.
         """
-        control = self._client.control
-        request = await self._ask("cancel", control.batch_cancel())
-        await control.interrupt_batch(self.id)
-        swept = await self._client.requests.sweep(request, on_progress or _nobody)
+        control = (await self._session.open()).control
+        swept = await self._request("cancel", on_progress, control.batch_cancel())
         if swept.held:  # tool calls of runs that wait for them
             await control.interrupt_batch(self.id)
         return swept.runs
 
     async def pause(self, on_progress: OnProgress | None = None) -> int:
         """Pause the batch: from now on no step of it begins; returns as `cancel` does."""
-        request = await self._ask("pause")
-        return (await self._client.requests.sweep(request, on_progress or _nobody)).runs
+        return (await self._request("pause", on_progress)).runs
 
     async def resume(self, on_progress: OnProgress | None = None) -> int:
         """Take pauses back, also those that were only asked for; counts runs that were paused."""
-        request = await self._ask("resume")
-        return (await self._client.requests.sweep(request, on_progress or _nobody)).runs
+        return (await self._request("resume", on_progress)).runs
 
-    async def _ask(self, word: str, fields: str = "") -> Request:
-        return await self._client.requests.ask(self._manifest, word, new_request(), fields)
+    async def _request(self, verb: str, on_progress: OnProgress | None, fields: str = "") -> Swept:
+        """Put a request in force for the whole batch, then apply it to each of its runs."""
+        client = await self._session.open()
+        request = await client.requests.ask(self._manifest, verb, new_request(), fields)
+        if verb == "cancel":
+            await client.control.interrupt_batch(self.id)
+        return await client.requests.sweep(request, on_progress or _ignore)
 
     async def retry(
         self,
         on_progress: OnProgress | None = None,
         *,
         failed_only: bool = True,
-        **overrides: Any,
+        **overrides: Unpack[RunOverrides],
     ) -> int:
         """Take runs that did not complete up again; what went well in them is kept.
 
@@ -115,9 +121,25 @@ class AsyncBatch:
         where the caller is gone before all were, asking again goes on with those that are left.
         """
         wanted = _RETRIED if failed_only else _RETRIED | {Lifecycle.CANCELLED}
-        retries = self._client.retries
-        return await retries.retry(self._manifest, wanted, overrides, on_progress or _nobody)
+        retries = (await self._session.open()).retries
+        return await retries.retry(self._manifest, wanted, overrides, on_progress or _ignore)
 
 
-def _nobody(_: int) -> None:
+class AsyncFleetBatches:
+    """The batches of a fleet: `fleet.batches`; `fleet.submit_batch` makes a new one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def get(self, batch_id: str) -> AsyncBatch:
+        """Return a submitted batch. Raises `ConfigurationError` if there is none of that id."""
+        client = await self._session.open()
+        return AsyncBatch(self._session, await client.batches.get(batch_id))
+
+    async def newest(self, limit: int = 50) -> list[BatchProgress]:
+        """Return the progress of the newest batches."""
+        return await (await self._session.open()).batches.newest(limit)
+
+
+def _ignore(_: int) -> None:
     return None

@@ -1,33 +1,39 @@
 """The client of a fleet: submit runs and batches, read results, steer runs.
 
-One implementation, asynchronous; `sync.Fleet` is a facade over it. Makes no model call and
+One implementation, asynchronous; `blocking.Fleet` is a facade over it. Makes no model call and
 runs no tool: workers do.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.lines import parse_metadata
 from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.submit import BatchOrder
-from stepfleet.orchestrator.client.batch import AsyncBatch
+from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
+from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.follow import Steps
-from stepfleet.orchestrator.client.history.history import RunHistory, checked_id
-from stepfleet.orchestrator.client.inputs import Input, messages_of, origin_of
-from stepfleet.orchestrator.client.runs import (
-    FleetCache,
-    FleetPurge,
-    RunCosts,
-    RunDisplay,
-    RunToolTraces,
+from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
+from stepfleet.orchestrator.client.inputs import (
+    Input,
+    RunOptions,
+    SubmitOptions,
+    messages_of,
+    origin_of,
 )
-from stepfleet.orchestrator.client.session import Client
+from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.session import Client, Session
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
-from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store.batches.requests import pause_fleet
+from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
+from stepfleet.orchestrator.store.health import server_info, warnings
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
@@ -35,13 +41,84 @@ __all__ = ["AsyncBatch", "AsyncFleet"]
 LONGEST_DELAY = 366 * 24 * 3600
 
 
-class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, FleetPurge):
+class AsyncFleet:
     """A fleet as its client sees it. Connects at its first use, in the loop of that use.
 
     Without a Redis in the arguments, the environment or `stepfleet.toml` it joins the private
     server of the folder `.stepfleet`, where `stepfleet up` or `stepfleet run` has made one.
     `brings` names agents whose workers the caller starts: running workers need not have them.
     """
+
+    runs: AsyncFleetRuns
+    """Existing runs: read, follow, control, remove."""
+    batches: AsyncFleetBatches
+    """Submitted batches."""
+    history: AsyncFleetHistory
+    """What runs have behind them: checkpoints, forks, comparisons, costs, tool calls."""
+    cache: AsyncFleetCache
+    """The response cache."""
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        broker_url: str | None = None,
+        settings: Settings | None = None,
+        brings: Collection[str] = (),
+    ) -> None:
+        found = settings or load_settings(redis_url=redis_url, broker_url=broker_url)
+        self._session = Session(found, brings)
+        self.runs = AsyncFleetRuns(self._session)
+        self.batches = AsyncFleetBatches(self._session)
+        self.history = AsyncFleetHistory(self._session)
+        self.cache = AsyncFleetCache(self._session)
+
+    async def __aenter__(self) -> Self:
+        await self._session.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Disconnect, and leave the private server if there is one."""
+        await self._session.aclose()
+
+    def forget(self) -> object:
+        """Leave the connection to the process that made it, and return it; for a forked child."""
+        return self._session.forget()
+
+    async def check(self) -> None:
+        """Make sure that Redis answers and lets us in.
+
+        Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
+        """
+        client = await self._session.open()
+        await client.store.connection.execute("PING")
+
+    async def warnings(self) -> list[str]:
+        """Return what about the Redis server endangers runs, each with its fix."""
+        client = await self._session.open()
+        return warnings(await server_info(client.store.connection))
+
+    async def overview(self) -> FleetOverview:
+        """Return what is going on: active runs, waiting messages, workers."""
+        return await overview((await self._session.open()).store)
+
+    async def pause(self) -> None:
+        """Pause the fleet: no step begins on any worker, and no tool of a step under way."""
+        store = (await self._session.open()).store
+        await pause_fleet(store.connection, store.keys, paused=True)
+
+    async def resume(self) -> None:
+        """Take the fleet's pause back."""
+        store = (await self._session.open()).store
+        await pause_fleet(store.connection, store.keys, paused=False)
 
     async def submit(
         self,
@@ -52,7 +129,7 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         metadata: Mapping[str, Any] | None = None,
         delay: float = 0.0,
         parent: str | None = None,
-        **overrides: Any,
+        **overrides: Unpack[RunOverrides],
     ) -> str:
         """Submit one run and return its id; workers take it up after `delay` seconds.
 
@@ -61,7 +138,7 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         agent's configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
-        client = await self._open()
+        client = await self._session.open()
         config = await client.config_of(agent)
         own = stored_overrides(config, overrides)
         run = NewRun(
@@ -88,15 +165,15 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         input: Input,  # noqa: A002 - the public name
         *,
         timeout: float | None = None,  # noqa: ASYNC109 - the run goes on behind it
-        **options: Any,
+        **options: Unpack[SubmitOptions],
     ) -> AgentRunResult:
         """Submit one run, wait for its end and return its result, however it ended.
 
         `options` are those of `submit`. Raises `TimeoutError` after `timeout` seconds.
         """
-        return await self.wait(await self.submit(agent, input, **options), timeout)
+        return await self.runs.wait(await self.submit(agent, input, **options), timeout)
 
-    async def run(self, agent: Agent | str, prompt: Input, **options: Any) -> str:
+    async def run(self, agent: Agent | str, prompt: Input, **options: Unpack[RunOptions]) -> str:
         """Submit one run, wait for its end and return its text.
 
         A run that stops at a limit gives its last text. Raises `RunFailed`, with the result,
@@ -105,14 +182,19 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         return _text_of(await self.run_with_steps(agent, prompt, **options))
 
     async def run_with_messages(
-        self, agent: Agent | str, messages: Sequence[Message | Mapping[str, Any]], **options: Any
+        self,
+        agent: Agent | str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        **options: Unpack[RunOptions],
     ) -> str:
         """Do as `run`, from a conversation instead of a prompt."""
         return _text_of(await self.run_with_steps(agent, messages, **options))
 
-    async def run_stream(self, agent: Agent | str, prompt: Input, **options: Any) -> Steps:
+    async def run_stream(
+        self, agent: Agent | str, prompt: Input, **options: Unpack[SubmitOptions]
+    ) -> Steps:
         """Submit one run and yield its steps as they are committed, until it has ended."""
-        async for step in self.steps(await self.submit(agent, prompt, **options)):
+        async for step in self.runs.steps(await self.submit(agent, prompt, **options)):
             yield step
 
     async def submit_batch(
@@ -125,7 +207,7 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         skip_invalid: bool = False,
         name: str | None = None,
         on_progress: Callable[[int], None] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[RunOverrides],
     ) -> AsyncBatch:
         """Submit a batch: a JSONL file, `-` for standard input, or dicts.
 
@@ -139,7 +221,7 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         `on_progress` is told how many runs are there so far. Raises `ConfigurationError` that
         lists the bad lines, `StoreError` when Redis stays out of reach.
         """
-        client = await self._open()
+        client = await self._session.open()
         known = {key: one.config for key, one in (agents or {}).items()}
         if isinstance(agent, Agent):
             known[agent.name] = agent.config
@@ -155,17 +237,8 @@ class AsyncFleet(RunDisplay, RunHistory, RunCosts, RunToolTraces, FleetCache, Fl
         )
         done = await client.batch_submission.submit(order, client.accept)
         return AsyncBatch(
-            client, done.manifest, skipped=done.skipped, skipped_count=done.skipped_count
+            self._session, done.manifest, skipped=done.skipped, skipped_count=done.skipped_count
         )
-
-    async def batch(self, batch_id: str) -> AsyncBatch:
-        """Return a submitted batch. Raises `ConfigurationError` if there is none of that id."""
-        client = await self._open()
-        return AsyncBatch(client, await client.batches.get(batch_id))
-
-    async def batches(self, limit: int = 50) -> list[BatchProgress]:
-        """Return the progress of the newest batches."""
-        return await (await self._open()).batches.newest(limit)
 
 
 async def _checked_parent(client: Client, parent: str | None) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.lines import parse_input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.messages import Message
@@ -12,6 +13,21 @@ from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 
 Input = str | Sequence[Message | Mapping[str, Any]] | AgentRunResult
+
+
+class SubmitOptions(RunOverrides, total=False):
+    """What `submit` takes beside an agent and its input."""
+
+    run_id: str | None
+    metadata: Mapping[str, Any] | None
+    delay: float
+    parent: str | None
+
+
+class RunOptions(SubmitOptions, total=False):
+    """What `run` takes beside an agent and its input."""
+
+    timeout: float | None
 
 
 def messages_of(given: Input) -> tuple[Message, ...]:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from celery import Celery
@@ -20,13 +19,12 @@ from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.client.follow import Following
 from stepfleet.orchestrator.client.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet_overview import FleetOverview, WorkerSeen, overview, workers
-from stepfleet.orchestrator.store.health import server_info, warnings
+from stepfleet.orchestrator.store.fleet_overview import WorkerSeen, workers
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.runs.control import Control
@@ -157,35 +155,19 @@ _LEFT: list[object] = []
 """Connections of a parent process, which must not be collected here: that would close them."""
 
 
-class FleetConnection:
-    """What all verbs of a fleet share: one connection, in the loop of its first use."""
+class Session:
+    """One connection, in the loop of its first use; all rooms of a fleet share it.
 
-    def __init__(
-        self,
-        redis_url: str | None = None,
-        *,
-        broker_url: str | None = None,
-        settings: Settings | None = None,
-        brings: Collection[str] = (),
-    ) -> None:
-        given = {"redis_url": redis_url, "broker_url": broker_url}
-        self._settings = settings or load_settings(**given)
+    Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where
+    there is one. `brings` names agents whose workers the caller starts.
+    """
+
+    def __init__(self, settings: Settings, brings: Collection[str] = ()) -> None:
+        self._settings = settings
         self._brings = frozenset(brings)
         self._opening: asyncio.Task[Client] | None = None
         self._private: EmbeddedRedis | None = None
         self._process = os.getpid()
-
-    async def __aenter__(self) -> Self:
-        await self._open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Disconnect, and leave the private server if there is one."""
@@ -210,23 +192,8 @@ class FleetConnection:
         self._opening, self._private, self._process = None, None, os.getpid()
         return left
 
-    async def check(self) -> None:
-        """Make sure that Redis answers and lets us in.
-
-        Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
-        """
-        client = await self._open()
-        await client.store.connection.execute("PING")
-
-    async def warnings(self) -> list[str]:
-        """Return what about the Redis server endangers runs, each with its fix."""
-        return warnings(await server_info((await self._open()).store.connection))
-
-    async def overview(self) -> FleetOverview:
-        """Return what is going on: active runs, waiting messages, workers."""
-        return await overview((await self._open()).store)
-
-    async def _open(self) -> Client:
+    async def open(self) -> Client:
+        """Return the collaborators, connected. Raises `StoreError` or `ConfigurationError`."""
         if self._process != os.getpid():
             _LEFT.append(self.forget())
         if self._opening is None or (self._opening.done() and self._opening.exception()):

@@ -204,8 +204,8 @@ def test_a_run_that_loses_two_workers_has_no_failure_of_its_agent(
             wait_until(died.exists, within=60, what=f"the death of the {name}")
             assert victim.wait() == -signal.SIGKILL
         launch(redis_url, name="heir", env=ONE_AT_A_TIME)
-        result = fleet.wait(run_id, timeout=60)
-        failures = fleet.show(run_id).state.failures
+        result = fleet.runs.wait(run_id, timeout=60)
+        failures = fleet.runs.show(run_id).state.failures
     assert (result.success, [step.step for step in result.steps]) == (True, [1])
     assert [lost.kind for lost in result.lost_attempts] == ["crash", "crash"]
     assert (failures.consecutive_failures, failures.total_failures) == (0, 0)
@@ -241,7 +241,7 @@ def test_a_run_whose_submitter_dies_between_save_and_publish_is_done(
             assert submitter.wait() == -signal.SIGKILL
     launch(redis_url, name="worker", env={**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": "publish"})
     with Fleet(redis_url) as fleet:
-        assert fleet.wait(run_id, timeout=60).output == "answer to answer 0"
+        assert fleet.runs.wait(run_id, timeout=60).output == "answer to answer 0"
 
 
 @pytest.mark.chaos
@@ -268,7 +268,7 @@ def test_a_worker_that_sleeps_at_a_point_past_its_lease_commits_nothing_twice(
         sleeper.signal(signal.SIGCONT)
         late = fleet.submit(AGENTS["plain"], "answer late")
         wait_until(lambda: "succeeded" in sleeper.log, within=60, what="the sleeper at work again")
-        fleet.wait(late, timeout=60)
+        fleet.runs.wait(late, timeout=60)
         sleeper.signal(signal.SIGTERM)
         sleeper.wait()
         results = list(batch.results(ordered=True))

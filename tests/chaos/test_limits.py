@@ -183,7 +183,7 @@ async def long_run(make: Servers, steps: int, monkeypatch: pytest.MonkeyPatch) -
             began = time.monotonic()
             await here.finish(run_id)
             seconds = time.monotonic() - began
-            result = await fleet.wait(run_id, timeout=30)
+            result = await fleet.runs.wait(run_id, timeout=30)
     early = written.per_step(steps // 5, 2 * steps // 5)
     late = written.per_step(4 * steps // 5, steps)
     sys.stdout.write(
@@ -271,7 +271,7 @@ async def test_a_history_of_ten_thousand_messages_is_a_run_like_any(
         async with AsyncFleet(settings=settings) as fleet, InlineWorker(settings, [agent]) as here:
             run_id = await fleet.submit(agent, history)
             await here.finish(run_id)
-            result = await fleet.wait(run_id, timeout=30)
+            result = await fleet.runs.wait(run_id, timeout=30)
             large = [{"role": "user", "content": "x" * 1000}] * 10_000
             with pytest.raises(
                 ConfigurationError, match=r"'input' has .* bytes; the limit is .*: shorten"
@@ -333,6 +333,6 @@ async def test_an_answer_without_end_is_a_clear_error(answer: str, redis_url: st
             before = psutil.Process().memory_info().rss
             await here.finish(run_id)
             grown = (psutil.Process().memory_info().rss - before) / MEGABYTE
-            result = await fleet.wait(run_id, timeout=30)
+            result = await fleet.runs.wait(run_id, timeout=30)
     assert (result.error or "").endswith(said)
     assert grown < MOST_GROWTH

@@ -51,9 +51,9 @@ async def standing(state: str, fleet: AsyncFleet, desk: Bench) -> str:
         claim = await desk.claim(run_id, 1)
         await desk.commit(claim, answered(claim))
     if state == "paused":
-        await fleet.pause(run_id)
+        await fleet.runs.pause(run_id)
     if state == "cancelled":
-        await fleet.cancel(run_id)
+        await fleet.runs.cancel(run_id)
     return run_id
 
 
@@ -64,16 +64,16 @@ async def adopted_runs_are_sound(url: str, auditor: Auditor) -> None:
         runs = {state: await standing(state, fleet, desk) for state in STATES}
         copies: dict[str, Any] = {}
         for state, run_id in runs.items():
-            kept = await fleet.checkpoint(run_id)
+            kept = await fleet.history.checkpoint(run_id)
             copy, waiting = str(uuid4()), await desk.queued()
             for _ in range(2):
-                assert await fleet.restore(kept, run_id=copy) == copy
+                assert await fleet.history.restore(kept, run_id=copy) == copy
             at_work = state in ("queued", "in_progress")
             assert await desk.queued() == waiting + at_work
             copies[state] = copy
-        forks = [await fleet.fork(runs["stopped"], at=1) for _ in range(2)]
+        forks = [await fleet.history.fork(runs["stopped"], at=1) for _ in range(2)]
         with pytest.raises(ConfigurationError, match="is there already"):
-            await fleet.fork(runs["stopped"], at=2, new_run_id=forks[0])
+            await fleet.history.fork(runs["stopped"], at=2, new_run_id=forks[0])
         dump = auditor.dump([*runs.values(), *copies.values(), *forks])
         check_invariants(dump)
         for state, copy in copies.items():

@@ -200,7 +200,7 @@ class _Run:
         if note is None or not note.batch_id:
             return None
         with contextlib.suppress(ConfigurationError):  # another store, or past its retention
-            return await fleet.batch(note.batch_id)
+            return await fleet.batches.get(note.batch_id)
         return None
 
     async def _is_resumable(self, note: Note, known: AsyncBatch | None) -> bool:

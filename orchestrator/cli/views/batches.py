@@ -83,7 +83,7 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
     """Show a batch's progress until it has ended; return the exit code."""
 
     async def watch(fleet: AsyncFleet) -> int:
-        return await _to_its_end(await fleet.batch(batch_id), None, "auto", json=json)
+        return await _to_its_end(await fleet.batches.get(batch_id), None, "auto", json=json)
 
     return with_fleet(data, watch, waits=True)
 
@@ -93,13 +93,13 @@ def show_status(batch_id: str | None, data: Path, *, json: bool) -> None:
 
     async def show(fleet: AsyncFleet) -> None:
         if batch_id is not None:
-            progress = await (await fleet.batch(batch_id)).progress()
+            progress = await (await fleet.batches.get(batch_id)).progress()
             if json:
                 print_json(progress.to_dict())
             else:
                 screen().print(tables.summary(progress))
             return
-        overview, batches = await fleet.overview(), await fleet.batches()
+        overview, batches = await fleet.overview(), await fleet.batches.newest()
         if json:
             listed = [one.to_dict() for one in batches]
             print_json({"fleet": overview.to_dict(), "batches": listed})
@@ -128,7 +128,7 @@ def write_results(
         check_writable(out)
 
     async def write(fleet: AsyncFleet) -> int:
-        batch = await fleet.batch(batch_id)
+        batch = await fleet.batches.get(batch_id)
         progress = await batch.progress()
         written = 0
         with _sink(out, output_format, progress) as sink:

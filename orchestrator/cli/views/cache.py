@@ -18,7 +18,7 @@ def print_statistics(data: Path, *, json: bool) -> None:
     """Print what the cache holds and how often it helped."""
 
     async def tell(fleet: AsyncFleet) -> None:
-        found = await fleet.cache_statistics()
+        found = await fleet.cache.statistics()
         if json:
             print_json({**found.to_dict(), "hit_rate": found.hit_rate})
         else:
@@ -31,7 +31,7 @@ def clear_cache(model: str | None, key: str | None, data: Path, *, json: bool) -
     """Drop entries and print how many went."""
 
     async def drop(fleet: AsyncFleet) -> None:
-        dropped = await fleet.clear_cache(key=key, model=model)
+        dropped = await fleet.cache.clear(key=key, model=model)
         if json:
             print_json({"dropped": dropped})
         else:

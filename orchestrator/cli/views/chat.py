@@ -79,14 +79,14 @@ def show_conversation(run_id: str, data: Path, *, json: bool, full: bool, follow
 
     async def show(fleet: AsyncFleet) -> None:
         if follow and json:
-            async for messages in fleet.display(run_id, continuation=True):
+            async for messages in fleet.runs.display(run_id, continuation=True):
                 print_json_line([message.to_dict() for message in messages])
             return
         if follow:
             with Live(console=screen(), auto_refresh=False, transient=True) as window:
-                async for messages in fleet.display(run_id, continuation=True):
+                async for messages in fleet.runs.display(run_id, continuation=True):
                     window.update(conversation(messages, full=full), refresh=True)
-        view = await fleet.view(run_id)
+        view = await fleet.runs.view(run_id)
         if json:
             print_json(view.to_dict())
         else:

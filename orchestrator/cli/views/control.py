@@ -76,12 +76,12 @@ def ask_one_or_all(
 
     async def ask(fleet: AsyncFleet) -> int:
         if everything:
-            whole: Callable[[], Awaitable[Answer]] = getattr(fleet, word)
-            return _say_fleet(await whole(), json=json)
+            await (fleet.pause() if word == "pause" else fleet.resume())
+            return _say_fleet(word, json=json)
         if run_id is not None:
-            action: Callable[[str], Awaitable[Answer]] = getattr(fleet, word)
+            action: Callable[[str], Awaitable[Answer]] = getattr(fleet.runs, word)
             return _say(run_id, await action(run_id), json=json)
-        batch = await fleet.batch(str(batch_id))
+        batch = await fleet.batches.get(str(batch_id))
         all_of_it: Callable[[OnProgress], Awaitable[int]] = getattr(batch, word)
         return _say_count(word, batch, await all_of_it(_said(word)), json=json)
 
@@ -106,8 +106,8 @@ def retry_one_or_all(
 
     async def retry(fleet: AsyncFleet) -> int:
         if run_id is not None:
-            return _say(run_id, await fleet.retry(run_id, **overrides), json=json)
-        batch = await fleet.batch(str(batch_id))
+            return _say(run_id, await fleet.runs.retry(run_id, **overrides), json=json)
+        batch = await fleet.batches.get(str(batch_id))
         return _say_count("retry", batch, await batch.retry(_looked_at(), **overrides), json=json)
 
     return with_fleet(data, retry)
@@ -119,7 +119,7 @@ def send_message(run_id: str, text: str, data: Path, *, raised: Sequence[str], j
     message = _standard_input() if text == "-" else text
 
     async def send(fleet: AsyncFleet) -> int:
-        return _say(run_id, await fleet.send(run_id, message, **overrides), json=json)
+        return _say(run_id, await fleet.runs.send(run_id, message, **overrides), json=json)
 
     return with_fleet(data, send)
 
@@ -145,10 +145,10 @@ def _say(run_id: str, answer: Answer, *, json: bool) -> int:
     return COMPLETED if answer.word in _DONE else SOME_FAILED
 
 
-def _say_fleet(answer: Answer, *, json: bool) -> int:
+def _say_fleet(word: str, *, json: bool) -> int:
     if json:
-        print_json({"fleet": answer.word})
-    elif answer.word == "paused":
+        print_json({"fleet": f"{word}d"})
+    elif word == "pause":
         screen().print("The fleet is paused: no step begins. On again: stepfleet resume --all")
     else:
         screen().print("The fleet goes on")

@@ -58,7 +58,7 @@ def print_snapshot(run_id: str, preset: str, data: Path, *, redact: bool) -> Non
     config = presets[preset]().model_copy(update={"redact_tool_args": redact})
 
     async def take(fleet: AsyncFleet) -> None:
-        print_json(await fleet.snapshot(run_id, config))
+        print_json(await fleet.history.snapshot(run_id, config))
 
     with_fleet(data, take)
 
@@ -75,11 +75,11 @@ def write_checkpoint(
 
     async def write(fleet: AsyncFleet) -> None:
         if every is None:
-            kept = await fleet.checkpoint(run_id, at=at)
+            kept = await fleet.history.checkpoint(run_id, at=at)
             notice(f"{save_checkpoint(kept, out)}: run {run_id}, {len(kept.steps)} steps")
             return
         folder = CheckpointFolder(out, keep=all_of.keep)
-        async for kept in fleet.checkpoints(run_id, every=every, follow=all_of.follow):
+        async for kept in fleet.history.checkpoints(run_id, every=every, follow=all_of.follow):
             notice(f"{folder.save(kept)}: {len(kept.steps)} steps")
 
     with_fleet(data, write, waits=all_of.follow)
@@ -94,7 +94,9 @@ def restore_run(
 
     async def restore(fleet: AsyncFleet) -> None:
         wanted = str(uuid4()) if as_new else None
-        _say_id(await fleet.restore(checkpoint, agent, run_id=wanted, **overrides), json=json)
+        _say_id(
+            await fleet.history.restore(checkpoint, agent, run_id=wanted, **overrides), json=json
+        )
 
     with_fleet(data, restore, warn=True)
 
@@ -105,7 +107,7 @@ def fork_run(wish: ForkWish, data: Path, *, json: bool) -> None:
     tools = None if wish.tools is None else [one for one in wish.tools.split(",") if one]
 
     async def fork(fleet: AsyncFleet) -> None:
-        made = await fleet.fork(
+        made = await fleet.history.fork(
             wish.run_id, at=wish.at, message=wish.message, tools=tools, **overrides
         )
         _say_id(made, json=json)
@@ -117,7 +119,7 @@ def compare_runs(first: str, second: str, data: Path, *, json: bool) -> None:
     """Print how two runs differ."""
 
     async def compare(fleet: AsyncFleet) -> None:
-        found = await fleet.compare(first, second)
+        found = await fleet.history.compare(first, second)
         if json:
             print_json(found.to_dict())
         else:

@@ -43,7 +43,7 @@ def purge_runs(wanted: Wanted, data: Path, *, yes: bool) -> int:
 
     async def remove(fleet: AsyncFleet) -> int:
         async def purge(*, dry_run: bool, say: bool) -> int:
-            return await fleet.purge(
+            return await fleet.runs.purge(
                 batch=wanted.batch,
                 statuses=wanted.statuses,
                 older_than=older_than,

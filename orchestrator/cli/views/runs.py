@@ -17,7 +17,7 @@ def show_run(run_id: str, data: Path, *, json: bool, full: bool) -> None:
     """Print the run's trace, or its whole result as JSON."""
 
     async def show(fleet: AsyncFleet) -> None:
-        stored = await fleet.show(run_id)
+        stored = await fleet.runs.show(run_id)
         result = stored.result()
         if json:
             messages = [message.to_dict() for message in stored.state.messages]
@@ -33,7 +33,7 @@ def explain_run(run_id: str, data: Path, *, json: bool) -> None:
     """Print why the run stopped: every criterion of its newest evaluation, with its numbers."""
 
     async def explain(fleet: AsyncFleet) -> None:
-        stored = await fleet.show(run_id)
+        stored = await fleet.runs.show(run_id)
         found = explanation.explain(stored.result(), await _awaited(fleet, stored))
         if json:
             print_json(found.to_dict())
@@ -53,11 +53,10 @@ def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: 
     """Print the run's events, a line of JSON each; with `follow` until it has ended."""
 
     async def tell(fleet: AsyncFleet) -> None:
-        await fleet.show(run_id)
-        live = fleet.stream(run_id, since=since, chunks=chunks) if follow else None
-        async for event in live or fleet.events(run_id):
-            if follow or event["sequence"] > since:
-                print_json_line(event)
+        await fleet.runs.show(run_id)
+        text = follow and chunks
+        async for event in fleet.runs.events(run_id, since=since, follow=follow, chunks=text):
+            print_json_line(event)
             await asyncio.sleep(0)
 
     with_fleet(data, tell, waits=follow)

@@ -1,32 +1,51 @@
 """What a client does with a run's past: look at it in short, keep it, go back, fork, compare."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID, uuid4
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.batches.lines import parse_input, parse_metadata
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.results import Pause
-from stepfleet.orchestrator.client.checkpoints.capture import capture
+from stepfleet.orchestrator.client.checkpoints.capture import capture, cost_calls
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
 from stepfleet.orchestrator.client.checkpoints.restore import restored
 from stepfleet.orchestrator.client.checkpoints.trust import of_agent
 from stepfleet.orchestrator.client.history.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.history.forking import ForkOrder, forked, with_tools
 from stepfleet.orchestrator.client.resumable import check_goes_on
-from stepfleet.orchestrator.client.session import Client, FleetConnection
+from stepfleet.orchestrator.client.session import Client, Session
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
+from stepfleet.orchestrator.records.run.tool_traces import ToolTraces, tool_traces_of
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.runs.marks import COST_FROM, mark
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 Checkpoints = AsyncGenerator[AgentCheckpoint, None]
+_CLEARED = "traces_cleared"
 
 
-class RunHistory(FleetConnection):
-    """Verbs on what a run has behind it."""
+class RestoreOptions(RunOverrides, total=False):
+    """What `restore` and `load_state` take beside a checkpoint and an agent."""
+
+    run_id: str | None
+
+
+class AsyncFleetHistory:
+    """What runs have behind them: `fleet.history`.
+
+    `snapshot` is a run in short, `checkpoint` all of it, to `restore` or save as a file; `fork`
+    goes another way from any step; costs and tool calls are listed over all its sessions.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     async def snapshot(
         self, run_id: str, config: SlimSerializationConfig | None = None
@@ -35,7 +54,7 @@ class RunHistory(FleetConnection):
 
         Only what the configuration keeps is read from Redis.
         """
-        client = await self._open()
+        client = await self._session.open()
         return await client.snapshots.take(run_id, config or SlimSerializationConfig.standard())
 
     async def checkpoint(self, run_id: str, *, at: int | None = None) -> AgentCheckpoint:
@@ -44,7 +63,7 @@ class RunHistory(FleetConnection):
         A step under way is not part of it: where the checkpoint is restored, it is done again.
         Raises `ConfigurationError` for an unknown run, or one that has not so many steps.
         """
-        client = await self._open()
+        client = await self._session.open()
         return capture(await client.runs.get(run_id), await client.runs.now(), at)
 
     async def checkpoints(self, run_id: str, *, every: int, follow: bool = False) -> Checkpoints:
@@ -55,7 +74,7 @@ class RunHistory(FleetConnection):
         """
         if every < 1:
             raise ConfigurationError(f"field 'every' is {every}; write 1 step or more")
-        client = await self._open()
+        client = await self._session.open()
         at, pause = every, Pause()
         while True:
             status, done = await client.snapshots.standing(run_id)
@@ -75,7 +94,7 @@ class RunHistory(FleetConnection):
         agent: Agent | str | None = None,
         *,
         run_id: str | None = None,
-        **overrides: Any,
+        **overrides: Unpack[RunOverrides],
     ) -> str:
         """Create the run of a checkpoint and return its id; it goes on where it stood.
 
@@ -85,7 +104,7 @@ class RunHistory(FleetConnection):
         `overrides` change it. Raises `ConfigurationError` where another run has the id, no worker
         knows the agent, or a limit would end the run at once.
         """
-        client = await self._open()
+        client = await self._session.open()
         config = await _config_for(client, checkpoint, agent)
         own = stored_overrides(config, overrides)
         wanted = checkpoint.run_id if run_id is None else run_id
@@ -102,7 +121,10 @@ class RunHistory(FleetConnection):
         return (await self.checkpoint(run_id)).to_dict()
 
     async def load_state(
-        self, state: Mapping[str, Any], agent: Agent | str | None = None, **options: Any
+        self,
+        state: Mapping[str, Any],
+        agent: Agent | str | None = None,
+        **options: Unpack[RestoreOptions],
     ) -> str:
         """Create the run that `save_state` has returned; `options` are those of `restore`.
 
@@ -119,7 +141,7 @@ class RunHistory(FleetConnection):
         tools: Sequence[str] | None = None,
         new_run_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[RunOverrides],
     ) -> str:
         """Start a run that begins with the first `at` steps of another, and return its id.
 
@@ -130,7 +152,7 @@ class RunHistory(FleetConnection):
         fork's totals; its result's `origin` says how much of them. Forking to the same
         `new_run_id` (UUID) again changes nothing. Raises `ConfigurationError`, with the fix.
         """
-        client = await self._open()
+        client = await self._session.open()
         run = await client.runs.get(run_id)
         config = await client.store.configs.load(run.header["config"])
         if tools is not None:
@@ -152,9 +174,63 @@ class RunHistory(FleetConnection):
 
     async def compare(self, first: str, second: str) -> RunComparison:
         """Return how the run `second` differs from `first`, as far as both have come."""
-        client = await self._open()
+        client = await self._session.open()
         one: StoredRun = await client.runs.get(first)
         return compared(one, await client.runs.get(second))
+
+    async def tool_traces(self, run_id: str) -> ToolTraces:
+        """Return the tool calls of a run's committed steps since they were last cleared.
+
+        Raises `ConfigurationError` if there is no such run.
+        """
+        run = await (await self._session.open()).runs.get(run_id)
+        cleared = int(run.header.get(_CLEARED, "0"))
+        return tool_traces_of((step.result for step in run.log), cleared)
+
+    async def clear_tool_traces(self, run_id: str) -> int:
+        """Leave the calls so far out of `tool_traces`; return how many the run has had.
+
+        The run's log keeps them: results, conversation and retries are as before. Raises
+        `ConfigurationError` if there is no such run.
+        """
+        client = await self._session.open()
+        run = await client.runs.get(run_id)
+        count = sum(len(step.result.tool_calls) for step in run.log)
+        keys = client.store.keys.script_keys(run_id, None)
+        await run_script(client.store.connection, "clear_traces", keys, run_id, _CLEARED, count)
+        return count
+
+    async def get_cost_calls(self, run_id: str) -> tuple[ModelCall, ...]:
+        """Return a run's committed model calls with their costs in USD, since the last reset."""
+        run = await (await self._session.open()).runs.get(run_id)
+        first = max(int(run.header.get(COST_FROM, "0")) - run.first, 0)
+        return tuple(cost_calls(run.config, [logged.result for logged in run.log[first:]]))
+
+    async def get_cost_stats(self, run_id: str) -> CostStatistics:
+        """Return the sums over those calls, in all and by model."""
+        return statistics_of(await self.get_cost_calls(run_id))
+
+    async def get_cost_summary(self, run_id: str) -> str:
+        """Return the sums as text, a line per model."""
+        told = await self.get_cost_stats(run_id)
+        lines = [
+            f"{told.total_calls} calls, {told.total_tokens:,} tokens, {told.total_cost:.6f} USD"
+        ]
+        for model, sums in sorted(told.by_model.items()):
+            lines.append(
+                f"  {model}: {sums.calls} calls, {sums.input_tokens:,} tokens in, "
+                f"{sums.output_tokens:,} out, {sums.cost:.6f} USD"
+            )
+        return "\n".join(lines)
+
+    async def reset_cost_tracking(self, run_id: str) -> None:
+        """Let the statistics begin anew with the next step; the run's own totals stay.
+
+        Raises `ConfigurationError` if there is no run of that id.
+        """
+        client = await self._session.open()
+        _, done = await client.snapshots.standing(run_id)
+        await mark(client.store.connection, client.store.keys, run_id, COST_FROM, done)
 
 
 def checked_id(run_id: str | None) -> str:

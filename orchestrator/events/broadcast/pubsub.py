@@ -1,6 +1,6 @@
 """Broadcasts over Redis pub/sub: whoever subscribes to `agent.<run id>` hears of the run.
 
-Pub/sub keeps nothing: who was not there reads the run's stream (`fleet.stream`).
+Pub/sub keeps nothing: late readers use the run's event log (`fleet.runs.events`).
 """
 
 from typing import Any, Self

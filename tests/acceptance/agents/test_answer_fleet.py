@@ -79,19 +79,19 @@ def test_the_answer_of_one_worker_is_completed_by_another(
     first = start_worker(name="w1")
     run_id = fleet.submit(city_agent(), "a city")
     assert second.wait(LONG), "nobody asked for the second turn"
-    assert fleet.pause(run_id).word == "requested"
+    assert fleet.runs.pause(run_id).word == "requested"
     paused.set()
-    wait_until(lambda: len(fleet.show(run_id).log) == 2, within=LONG, what="the second step")
+    wait_until(lambda: len(fleet.runs.show(run_id).log) == 2, within=LONG, what="the second step")
     first.signal(signal.SIGTERM)
     first.wait(within=LONG)
-    noted = fleet.show(run_id)
+    noted = fleet.runs.show(run_id)
     assert noted.state.answer is not None
     assert (noted.state.answer.text, noted.state.answer.final) == ("Oslo", False)
 
     model.follow(follow)
     start_worker(name="w2")
-    fleet.resume(run_id)
-    result = fleet.wait(run_id, timeout=60)
+    fleet.runs.resume(run_id)
+    result = fleet.runs.wait(run_id, timeout=60)
     assert (result.status, result.output, result.structured) == (RunStatus.COMPLETED, "Oslo", GOOD)
     assert result.structured_as(City) == City.model_validate(GOOD)
     workers = [step.worker for step in result.steps]
@@ -142,7 +142,7 @@ def test_in_native_mode_the_provider_is_asked_for_the_schema_and_its_message_is_
     model.follow(lambda request: Reply("a city" if request.turn == 1 else said))
     start_worker(name="w1")
     run_id = fleet.submit(city_agent(answer_mode="native"), "a native city")
-    result = fleet.wait(run_id, timeout=60)
+    result = fleet.runs.wait(run_id, timeout=60)
     assert (result.status, result.structured, result.steps_used) == (
         RunStatus.COMPLETED,
         GOOD,

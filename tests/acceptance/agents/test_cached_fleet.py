@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -45,7 +46,7 @@ def rules(request: RequestRecord) -> Reply:
 
 
 def asking(fleet: Fleet) -> Ask:
-    def ask(agent: str, text: str, **overrides: object) -> AgentRunResult:
+    def ask(agent: str, text: str, **overrides: Any) -> AgentRunResult:
         return fleet.run_with_steps(AGENTS[agent], text, timeout=LONG, **overrides)
 
     return ask
@@ -90,13 +91,13 @@ def _fill(fleet: Fleet, ask: Ask, model: ModelServer) -> AgentRunResult:
     assert calls_of(model) == 4
     first = ask("keen", "the sea")
     assert (first.usage, calls_of(model)) == (TWO_CALLS, 6)
-    wait_until(lambda: fleet.cache_statistics().entries == 2, within=LONG, what="two entries")
+    wait_until(lambda: fleet.cache.statistics().entries == 2, within=LONG, what="two entries")
     return first
 
 
 def _share(fleet: Fleet, model: ModelServer, redis_url: str, first: AgentRunResult) -> None:
     again = [fleet.submit("keen", "the sea") for _ in range(10)]
-    results = [fleet.wait(run_id, timeout=LONG) for run_id in again]
+    results = [fleet.runs.wait(run_id, timeout=LONG) for run_id in again]
     assert calls_of(model) == 6
     price = 2 * cost_of("gpt-4o-mini", UsageStats(prompt_tokens=100, completion_tokens=10))
     assert price > 0
@@ -108,7 +109,7 @@ def _share(fleet: Fleet, model: ModelServer, redis_url: str, first: AgentRunResu
         assert abs(one.saved_usd - price) < 1e-9
     shown = stepfleet(redis_url, "show", again[0])
     assert shown.count("cached (saved 110 tokens, $") == 2
-    events = [one for one in fleet.events(again[0]) if one["type"] == "agent.step.completed"]
+    events = [one for one in fleet.runs.events(again[0]) if one["type"] == "agent.step.completed"]
     assert [one["payload"]["cached"] for one in events] == [True, True]
     told = orjson.loads(stepfleet(redis_url, "cache", "stats", "--json"))
     assert (told["entries"], told["hits"], told["misses"]) == (2, 20, 2)
@@ -118,16 +119,16 @@ def _share(fleet: Fleet, model: ModelServer, redis_url: str, first: AgentRunResu
 def _clear(fleet: Fleet, ask: Ask, model: ModelServer, redis_url: str) -> None:
     before = ask("keen", "the sea").steps[1].cache
     assert before
-    assert fleet.clear_cache(key=before.key) == 1
+    assert fleet.cache.clear(key=before.key) == 1
     third = ask("keen", "the sea")
     assert [step.cached for step in third.steps] == [True, False]
     assert calls_of(model) == 7
-    wait_until(lambda: fleet.cache_statistics().entries == 2, within=LONG, what="two entries")
+    wait_until(lambda: fleet.cache.statistics().entries == 2, within=LONG, what="two entries")
     cleared = stepfleet(redis_url, "cache", "clear", "--model", "openai:gpt-4o-mini")
     assert cleared == "2 entries dropped\n"
     assert ask("keen", "the sea").usage == TWO_CALLS
-    wait_until(lambda: fleet.cache_statistics().entries == 2, within=LONG, what="two entries")
-    assert fleet.clear_cache() == 2
+    wait_until(lambda: fleet.cache.statistics().entries == 2, within=LONG, what="two entries")
+    assert fleet.cache.clear() == 2
 
 
 def test_only_whole_answers_are_kept_for_their_time_and_streamed_as_one_chunk(
@@ -147,14 +148,14 @@ def _keep_whole_answers(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
         model.fail(Fault(kind), key=f"the {kind}", turn=1)
         assert ask("keen", f"the {kind}", **streamed).usage.llm_calls == 2
         assert model.count(f"the {kind}", 1) == 2
-    wait_until(lambda: fleet.cache_statistics().entries == 4, within=LONG, what="whole answers")
+    wait_until(lambda: fleet.cache.statistics().entries == 4, within=LONG, what="whole answers")
 
     cut = Reply("I have se", usage=USED, finish_reason="length")
     model.script("a short answer", cut)
     for _ in range(2):
         assert ask("keen", "a short answer").usage.cached_calls == 0
     assert model.count("a short answer", 1) == 2
-    assert fleet.cache_statistics().entries == 4
+    assert fleet.cache.statistics().entries == 4
 
     ask("brief", "the wind")
     wait_until(
@@ -162,7 +163,7 @@ def _keep_whole_answers(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
         within=LONG,
         what="a call behind the entries' end",
     )
-    fleet.clear_cache()
+    fleet.cache.clear()
 
 
 def _stream(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
@@ -171,8 +172,10 @@ def _stream(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
     wait_until(lambda: ask("keen", "a poem").steps[0].cached, within=LONG, what="the entry")
     asked = calls_of(model)
     run_id = fleet.submit("keen", "a poem", broadcast="standard")
-    told = [one for one in fleet.stream(run_id, chunks=True) if one["type"] == "agent.stream.chunk"]
-    assert fleet.result(run_id).steps[0].cached
+    told = [
+        one for one in fleet.runs.events(run_id, chunks=True) if one["type"] == "agent.stream.chunk"
+    ]
+    assert fleet.runs.result(run_id).steps[0].cached
     assert [one["payload"]["chunk"] for one in told if one["payload"]["chunk"]] == [
         "An old silent pond"
     ]

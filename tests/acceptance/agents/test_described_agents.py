@@ -50,7 +50,7 @@ def test_file_environment_and_run_reach_the_model_in_their_order(
     until_known(redis_url, "adder")
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit("adder", "1 + 2?", settings={"seed": 6})
-        result = fleet.wait(run_id, timeout=60)
+        result = fleet.runs.wait(run_id, timeout=60)
     assert (result.output, result.max_iterations) == ("It is 3.", 4)
     assert result.tool_calls_by_name == {"calculator": 1}
     body = seen[0].body

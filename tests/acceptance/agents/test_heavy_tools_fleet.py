@@ -129,7 +129,7 @@ def test_a_dead_tool_workers_call_is_made_again_if_it_only_reads(
         victim.end()
         leases_run_out(redis_url)
         start_worker(name="gpu2", options=options, env=env)
-        result = fleet.wait(run_id, timeout=LONG)
+        result = fleet.runs.wait(run_id, timeout=LONG)
     unknown, again = result.steps[0].tool_calls
     assert unknown.error is not None
     assert unknown.error.code == "OUTCOME_UNKNOWN"
@@ -154,12 +154,14 @@ def test_a_cancel_reaches_a_tool_on_its_own_queue_at_once(
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(HEAVY, "heavy one")
         wait_until(lambda: lines(effects, "endless"), within=LONG, what="the call under way")
-        fleet.cancel(run_id)
+        fleet.runs.cancel(run_id)
         wait_until(lambda: lines(effects, "told"), within=LONG, what="the tool broken off")
         wait_until(
-            lambda: len(fleet.result(run_id).lost_attempts) == 2, within=LONG, what="the ledger"
+            lambda: len(fleet.runs.result(run_id).lost_attempts) == 2,
+            within=LONG,
+            what="the ledger",
         )
-        result = fleet.result(run_id)
+        result = fleet.runs.result(run_id)
     assert result.stop_reason == "user_requested"
     assert sorted(one.kind for one in result.lost_attempts) == ["interrupted", "late"]
 
@@ -184,7 +186,7 @@ def test_a_tool_worker_that_stops_hands_its_call_to_another(
         wait_until(lambda: lines(effects, "measure"), within=LONG, what="the call under way")
         start_worker(name="gpu2", options=("-Q", "gpu"), env=env)
         first.signal(signal.SIGTERM)
-        result = fleet.wait(run_id, timeout=LONG)
+        result = fleet.runs.wait(run_id, timeout=LONG)
     assert result.success
     assert result.steps[0].tool_calls[0].result == "measured heavy one"
     assert [one.kind for one in result.lost_attempts] == ["interrupted"]
@@ -209,7 +211,9 @@ def test_a_queue_that_nobody_serves_is_told_until_somebody_does(
         assert told()["queue gpu"]["state"] == "warn"
         run_id = fleet.submit(HEAVY, "heavy one")
         wait_until(
-            lambda: fleet.show(run_id).header.get("waiting"), within=LONG, what="the run to wait"
+            lambda: fleet.runs.show(run_id).header.get("waiting"),
+            within=LONG,
+            what="the run to wait",
         )
         (gpu,) = told().values()
         assert (gpu["state"], gpu["found"]) == (
@@ -222,6 +226,6 @@ def test_a_queue_that_nobody_serves_is_told_until_somebody_does(
             assert "tool 'render' on queue 'gpu', which no running worker serves" in said
         assert "no worker serves the queue gpu" in commands("status").stdout
         start_worker(name="gpu", options=("-Q", "gpu"), env=env)
-        assert fleet.wait(run_id, timeout=LONG).success
+        assert fleet.runs.wait(run_id, timeout=LONG).success
         wait_until(lambda: fleet.overview().unserved == {}, within=LONG, what="the worker's report")
     assert told() == {}

@@ -119,7 +119,7 @@ def test_an_image_of_a_tool_is_shown_to_the_model_behind_the_results(
     start_worker(env=env)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["near"], "draw")
-        assert fleet.wait(run_id, timeout=LONG).success
+        assert fleet.runs.wait(run_id, timeout=LONG).success
     drawn, added, images = shown
     assert isinstance(drawn, dict)
     assert isinstance(added, dict)
@@ -138,13 +138,13 @@ def test_runs_wait_for_a_server_that_is_away_and_go_on_when_it_is_there(
     start_worker(env={**env, "TALKER_URL": f"http://127.0.0.1:{port}/mcp"})
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["far"], "add")
-        wait_until(lambda: fleet.result(run_id).lost_attempts, within=LONG, what="an attempt")
-        (first, *_) = fleet.result(run_id).lost_attempts
+        wait_until(lambda: fleet.runs.result(run_id).lost_attempts, within=LONG, what="an attempt")
+        (first, *_) = fleet.runs.result(run_id).lost_attempts
         server = subprocess.Popen(
             [sys.executable, str(TALKER), "http", str(port)], env={**os.environ, **env}
         )
         try:
-            result = fleet.wait(run_id, timeout=LONG)
+            result = fleet.runs.wait(run_id, timeout=LONG)
         finally:
             server.kill()
             server.wait()
@@ -173,7 +173,7 @@ def test_a_killed_workers_calls_are_made_again_only_where_they_may(
         struck.touch()
         leases_run_out(redis_url)
         start_worker(name="heir", env=env)
-        result = fleet.wait(run_id, timeout=LONG)
+        result = fleet.runs.wait(run_id, timeout=LONG)
     (record,) = result.steps[0].tool_calls
     assert (record.result, record.repeated) == ("seen", True)
     keys = {line.split()[1] for line in lines(notes, "look") if "cancelled" not in line}
@@ -187,7 +187,7 @@ def test_a_worker_that_stops_ends_its_servers(
     model.follow(asks(ToolCallReply("add", {"a": 1, "b": 2})))
     worker = start_worker(env=env)
     with Fleet(redis_url) as fleet:
-        assert fleet.wait(fleet.submit(AGENTS["near"], "add"), timeout=LONG).success
+        assert fleet.runs.wait(fleet.submit(AGENTS["near"], "add"), timeout=LONG).success
     (pid,) = (int(line.split()[1]) for line in lines(notes, "started"))
     worker.signal(signal.SIGTERM)
     worker.wait(within=LONG)
@@ -205,6 +205,6 @@ def test_a_server_that_the_workers_agent_lacks_is_an_error_where_it_is_submitted
         "near", model="openai:scripted", tools=[*near.tools, mcp_server("new", command=["x"])]
     )
     with Fleet(redis_url) as fleet:
-        assert fleet.wait(fleet.submit(near, "add"), timeout=LONG).success
+        assert fleet.runs.wait(fleet.submit(near, "add"), timeout=LONG).success
         with pytest.raises(ConfigurationError, match="has no MCP server 'new'"):
             fleet.submit(other, "hello")

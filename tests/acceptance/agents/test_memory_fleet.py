@@ -58,7 +58,7 @@ def test_a_summary_is_paid_for_once_though_its_worker_is_killed(
         assert [sums_up(one) for one in model.requests] == [False, False, True]
         leases_run_out(redis_url)
         start_worker(name="heir", env=env)
-        result = fleet.wait(run_id, timeout=60)
+        result = fleet.runs.wait(run_id, timeout=60)
     assert (result.status, result.output) == (RunStatus.COMPLETED, "done")
     assert len(result.steps) == LAST + 1
     made = sum(map(sums_up, model.requests))
@@ -121,7 +121,7 @@ def done_by_both(fleet: Fleet, agent: str, question: str, runs: int) -> list[Age
         first = len(results)
         given = [f"{question}, {n}" for n in range(first, first + runs)]
         ids = [fleet.submit(agent, text) for text in given]
-        results.extend(fleet.wait(run_id, timeout=60) for run_id in ids)
+        results.extend(fleet.runs.wait(run_id, timeout=60) for run_id in ids)
         return len({step.worker for result in results for step in result.steps}) == 2
 
     wait_until(both_have_worked, what="steps of both workers")

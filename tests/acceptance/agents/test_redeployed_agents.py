@@ -77,8 +77,8 @@ def test_a_run_keeps_its_configuration_when_its_workers_are_replaced_by_others_w
         deploy("new", 9)
         wait_until(lambda: known(redis_url) != told, within=LONG, what="news of the new code")
         struck.set()
-        begun = fleet.wait(running, timeout=LONG)
-        fresh = fleet.wait(fleet.submit("clerk", "fresh"), timeout=LONG)
+        begun = fleet.runs.wait(running, timeout=LONG)
+        fresh = fleet.runs.wait(fleet.submit("clerk", "fresh"), timeout=LONG)
     assert len({step.worker for step in begun.steps}) == len(begun.steps) == 2
     assert (begun.output, begun.max_iterations) == ("Done.", 4)
     assert (fresh.output, fresh.max_iterations) == ("Done.", 9)

@@ -88,7 +88,9 @@ def run_all(fleet: Fleet, agent: str, **options: Any) -> list[tuple[AgentRunResu
     def some_have_moved() -> bool:
         numbers = range(len(ended), len(ended) + RUNS)
         ids = [fleet.submit(AGENTS[agent], f"{agent}-{n}-", **options) for n in numbers]
-        ended.extend((fleet.wait(run_id, timeout=60), fleet.show(run_id).state) for run_id in ids)
+        ended.extend(
+            (fleet.runs.wait(run_id, timeout=60), fleet.runs.show(run_id).state) for run_id in ids
+        )
         return any(len({step.worker for step in result.steps}) > 1 for result, _ in ended)
 
     wait_until(some_have_moved, what="a run that moved")
@@ -205,11 +207,11 @@ def test_a_run_taken_up_again_keeps_the_history_of_its_strategy(
 
     model.follow(rules)
     run_id = fleet.submit(AGENTS["react"], "resumed-", max_steps=2)
-    assert fleet.wait(run_id, timeout=60).stop_reason is StopReason.STEPS_LIMIT
-    assert len(fleet.show(run_id).state.strategy_state["react_history"]) == 2
-    fleet.retry(run_id, max_steps=8)
-    wait_until(lambda: fleet.result(run_id).success, within=60)
-    state = fleet.show(run_id).state
+    assert fleet.runs.wait(run_id, timeout=60).stop_reason is StopReason.STEPS_LIMIT
+    assert len(fleet.runs.show(run_id).state.strategy_state["react_history"]) == 2
+    fleet.runs.retry(run_id, max_steps=8)
+    wait_until(lambda: fleet.runs.result(run_id).success, within=60)
+    state = fleet.runs.show(run_id).state
     thoughts = [one["thought"] for one in state.strategy_state["react_history"]]
     assert thoughts == ["t1", "t2", "t3", "enough"]
     assert state.custom_state == {"notes": ["n1", "n2", "n3"]}
@@ -221,17 +223,17 @@ def test_a_checkpoint_in_the_middle_holds_the_history(fleet: Fleet, model: Model
     """STRAT-10: and a run restored from it goes on with it."""
     model.follow(looks_twice)
     run_id = fleet.submit(AGENTS["react"], "kept-")
-    fleet.wait(run_id, timeout=60)
-    stored = fleet.checkpoint(run_id, at=1).to_json()
+    fleet.runs.wait(run_id, timeout=60)
+    stored = fleet.history.checkpoint(run_id, at=1).to_json()
     checkpoint = AgentCheckpoint.from_json(stored)
     assert [one["thought"] for one in checkpoint.state.strategy_state["react_history"]] == [
         "look for a"
     ]
-    copy = fleet.restore(checkpoint, AGENTS["react"], run_id=str(uuid4()))
-    result = fleet.wait(copy, timeout=60)
+    copy = fleet.history.restore(checkpoint, AGENTS["react"], run_id=str(uuid4()))
+    result = fleet.runs.wait(copy, timeout=60)
     assert (result.output, result.steps_used) == ("both seen", 3)
-    history = fleet.show(copy).state.strategy_state["react_history"]
-    assert history == fleet.show(run_id).state.strategy_state["react_history"]
+    history = fleet.runs.show(copy).state.strategy_state["react_history"]
+    assert history == fleet.runs.show(run_id).state.strategy_state["react_history"]
 
 
 def test_plans_are_made_at_the_start_and_after_every_two_steps(

@@ -42,7 +42,7 @@ def test_a_hard_time_limit_is_a_timeout_of_the_model_and_no_endless_repetition(
     """ERR-32: as many calls as the agent allows, each in the ledger, then the policy's word."""
     model.follow(lambda _: Reply("too late", latency=600.0))
     worker = start_worker(options=(*options(pool), "--time-limit", "2"), env=PATIENT)
-    result = fleet.wait(fleet.submit(STRICT, "one", model_attempts=2), timeout=LONG)
+    result = fleet.runs.wait(fleet.submit(STRICT, "one", model_attempts=2), timeout=LONG)
     assert result.stop_reason is StopReason.ERROR
     assert len(model.requests) == 2
     (failed,) = result.steps
@@ -67,7 +67,7 @@ def test_a_hard_time_limit_of_a_heavy_tool_starts_it_once(
     limited = ("-Q", "gpu", *options(pool), "--time-limit", "2")
     start_worker(name="gpu", options=limited, env=env)
     policy = ErrorPolicy.retry_all(3).to_dict()
-    result = fleet.wait(fleet.submit(HEAVY, "one", error_policy=policy), timeout=LONG)
+    result = fleet.runs.wait(fleet.submit(HEAVY, "one", error_policy=policy), timeout=LONG)
     assert result.output == "answer"
     (record,) = result.steps[0].tool_calls
     assert record.error is not None
@@ -91,7 +91,7 @@ def test_a_step_that_is_revoked_and_terminated_is_an_attempt_that_was_lost(
         operator.control.revoke(
             task["id"], terminate=True, destination=here, reply=True, timeout=LONG
         )
-    result = fleet.wait(run_id, timeout=LONG)
+    result = fleet.runs.wait(run_id, timeout=LONG)
     assert result.output == "answer"
     (lost,) = result.lost_attempts
     assert (lost.kind, lost.ambiguous) == ("deferred", True)
@@ -111,6 +111,6 @@ def test_a_child_that_a_hard_time_limit_kills_is_a_lost_worker(
     agents = {"STEPFLEET_AGENTS": str(FOLDER / "stubborn_agents.py"), "EFFECTS": str(effects)}
     limited = (*options("prefork"), "--time-limit", "2")
     start_worker(options=limited, env={**PATIENT, **agents})
-    result = fleet.wait(fleet.submit(STUCK, "one"), timeout=LONG)
+    result = fleet.runs.wait(fleet.submit(STUCK, "one"), timeout=LONG)
     assert result.stop_reason is StopReason.ERROR
     assert effects.read_text().count("again") <= 3

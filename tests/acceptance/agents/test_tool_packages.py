@@ -89,10 +89,10 @@ def test_a_worker_finds_a_packages_tool_and_runs_it_through_the_agents_layers(
     until_known(redis_url, "loud")
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit("loud", "say hey")
-        result = fleet.wait(run_id, timeout=60)
-        config = fleet.show(run_id).config
-        traces = fleet.tool_traces(run_id)
-        cleared = fleet.clear_tool_traces(run_id), fleet.tool_traces(run_id).all()
+        result = fleet.runs.wait(run_id, timeout=60)
+        config = fleet.runs.show(run_id).config
+        traces = fleet.history.tool_traces(run_id)
+        cleared = fleet.history.clear_tool_traces(run_id), fleet.history.tool_traces(run_id).all()
     assert result.success
     refused, shouted = traces.all()
     assert (refused.call.is_error, shouted.call.result) == (True, "HEY")

@@ -26,7 +26,7 @@ def test_ended_runs_are_purged_after_a_yes(redis_url: str, stepfleet: CommandLin
     with Fleet(redis_url) as fleet:
         runs = [fleet.submit(AGENT, "x") for _ in range(3)]
         for run_id in runs[:2]:
-            fleet.cancel(run_id)
+            fleet.runs.cancel(run_id)
         dry = stepfleet("purge", "--dry-run")
         assert dry.returncode == 0
         assert "2 ended runs would be removed" in dry.stdout
@@ -40,4 +40,4 @@ def test_ended_runs_are_purged_after_a_yes(redis_url: str, stepfleet: CommandLin
         wrong = stepfleet("purge", "--older-than", "soon")
         assert wrong.returncode == 2
         assert "--older-than" in wrong.stderr
-        assert not fleet.show(runs[2]).state.status.is_terminal
+        assert not fleet.runs.show(runs[2]).state.status.is_terminal

@@ -47,15 +47,15 @@ def test_a_second_turn_has_the_full_history_and_fresh_counters(
     start_worker()
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["plain"], "first", max_steps=3)
-        before = fleet.wait(run_id, timeout=LONG)
+        before = fleet.runs.wait(run_id, timeout=LONG)
         assert before.output == "answer 1 to first"
 
         done = stepfleet("send", run_id, "second")
 
         assert done.returncode == 0, done.stderr
         assert f"Run {run_id} has the message and goes on at step 3" in done.stdout
-        after = fleet.wait(run_id, timeout=LONG)
-        stored = fleet.show(run_id)
+        after = fleet.runs.wait(run_id, timeout=LONG)
+        stored = fleet.runs.show(run_id)
     assert (after.status, after.output) == (RunStatus.COMPLETED, "answer 2 to second")
     assert [step.step for step in after.steps] == [1, 2, 3, 4]
     assert after.usage.total_tokens > before.usage.total_tokens
@@ -72,7 +72,7 @@ def test_a_second_turn_has_the_full_history_and_fresh_counters(
 
     assert '"answer": "sent"' in third.stdout, third.stderr
     with Fleet(redis_url) as fleet:
-        last = fleet.wait(run_id, timeout=LONG)
+        last = fleet.runs.wait(run_id, timeout=LONG)
     assert last.steps[-1].thought == "answer 3 to third"
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_sent_is_one_message(
             "is not UTF-8": stepfleet("send", run_id, "-", feed="bytes"),
             "FIELD=VALUE": stepfleet("send", run_id, "more", "--raise", "max_steps"),
         }
-        fleet.cancel(run_id)
+        fleet.runs.cancel(run_id)
     for said, done in refused.items():
         assert done.returncode == 2, done.stdout
         assert said in done.stderr

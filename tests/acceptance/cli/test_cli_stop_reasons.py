@@ -150,8 +150,8 @@ def ended(fleet: Fleet, model: ModelServer) -> dict[StopReason, AgentRunResult]:
     }
     held = f"{StopReason.USER_REQUESTED} please"
     wait_until(lambda: model.count(held, turn=2), within=LONG, what="a second call to break off")
-    fleet.cancel(runs[StopReason.USER_REQUESTED])
-    return {reason: fleet.wait(run_id, timeout=LONG) for reason, run_id in runs.items()}
+    fleet.runs.cancel(runs[StopReason.USER_REQUESTED])
+    return {reason: fleet.runs.wait(run_id, timeout=LONG) for reason, run_id in runs.items()}
 
 
 def test_every_stop_reason_there_is_has_a_case() -> None:

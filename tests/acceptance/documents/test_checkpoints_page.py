@@ -52,7 +52,7 @@ def test_the_samples_run_one_after_another(
     solver = load_agents(str(agents))["solver"]
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(solver, "Is it so?")
-        assert fleet.wait(run_id, timeout=60).output == "It is so."
+        assert fleet.runs.wait(run_id, timeout=60).output == "It is so."
     samples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     program = "\n".join([f"run_id, new_id = {run_id!r}, {str(uuid4())!r}", *samples])
     done = subprocess.run(

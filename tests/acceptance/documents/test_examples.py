@@ -148,4 +148,4 @@ async def answers(agent: Agent, folder: Path, redis_url: str) -> dict[str, Any]:
     async with AsyncFleet(redis_url) as fleet, InlineWorker(settings, [agent]) as worker:
         runs = {key: await fleet.submit(agent, text) for key, text in asked.items()}
         await worker.finish(*runs.values())
-        return {key: (await fleet.result(run_id)).output for key, run_id in runs.items()}
+        return {key: (await fleet.runs.result(run_id)).output for key, run_id in runs.items()}

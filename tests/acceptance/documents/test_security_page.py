@@ -86,12 +86,12 @@ def test_the_fleets_user_may_do_all_that_a_fleet_does_and_nothing_is_denied(
         assert {result.output for result in results} == {"answer"}
         run_id = fleet.submit(HEAVY, "hang on")
         wait_until(lambda: any("hang" in one.key for one in model.requests), within=LONG)
-        fleet.pause(run_id)
-        fleet.cancel(run_id)
-        assert fleet.wait(run_id, timeout=LONG).status == "cancelled"
-        list(fleet.stream(results[0].run_id))
+        fleet.runs.pause(run_id)
+        fleet.runs.cancel(run_id)
+        assert fleet.runs.wait(run_id, timeout=LONG).status == "cancelled"
+        list(fleet.runs.events(results[0].run_id, follow=True))
         assert fleet.overview().workers
-        copy = fleet.fork(results[0].run_id, at=1)
+        copy = fleet.history.fork(results[0].run_id, at=1)
         assert copy
     wait_until(lambda: site.get("/broker")[0] == 200, within=LONG)
     for arguments in (("doctor", "--json"), ("status",), ("show", results[0].run_id)):
@@ -141,7 +141,7 @@ def test_without_remote_control_nobody_can_stop_a_worker_and_a_cancel_arrives_al
         stranger.control.shutdown()
         run_id = fleet.submit(HEAVY, "hang on")
         wait_until(lambda: any("hang" in one.key for one in model.requests), within=LONG)
-        fleet.cancel(run_id)
-        assert fleet.wait(run_id, timeout=LONG).status == "cancelled"
+        fleet.runs.cancel(run_id)
+        assert fleet.runs.wait(run_id, timeout=LONG).status == "cancelled"
         assert fleet.run(HEAVY, "question") == "answer"
     assert worker.exit_code is None

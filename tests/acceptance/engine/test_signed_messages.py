@@ -122,7 +122,7 @@ def test_forged_step_messages_are_put_aside_and_the_signed_one_is_done(
         assert sorted(reasons(broker)) == sorted(reason for _, reason in FORGERIES.values())
         assert not model.requests
         queue.put(true)
-        assert fleet.wait(run_id, timeout=LONG).output == "answer"
+        assert fleet.runs.wait(run_id, timeout=LONG).output == "answer"
     assert len(model.requests) == 2
     assert worker.exit_code is None
     assert KEY not in worker.log
@@ -226,7 +226,7 @@ def test_forged_tool_messages_are_put_aside(
         wait_until(lambda: len(quarantined(broker)) == 4, within=LONG)
         assert effects.read_text() == ""
         queue.put(true)
-        assert fleet.wait(run_id, timeout=LONG).output == "done"
+        assert fleet.runs.wait(run_id, timeout=LONG).output == "done"
     assert len(effects.read_text().splitlines()) == 1
     assert steps.exit_code is None
     assert tools.exit_code is None

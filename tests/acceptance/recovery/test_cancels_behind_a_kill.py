@@ -22,9 +22,9 @@ Start = Callable[..., FleetWorker]
 Read = Callable[[Fleet, str], AgentRunResult]
 
 READERS: dict[str, Read] = {
-    "result": lambda fleet, run_id: fleet.result(run_id),
-    "show": lambda fleet, run_id: fleet.show(run_id).result(),
-    "wait": lambda fleet, run_id: fleet.wait(run_id, timeout=LONG),
+    "result": lambda fleet, run_id: fleet.runs.result(run_id),
+    "show": lambda fleet, run_id: fleet.runs.show(run_id).result(),
+    "wait": lambda fleet, run_id: fleet.runs.wait(run_id, timeout=LONG),
 }
 
 
@@ -37,8 +37,8 @@ def lost(redis_url: str, start_worker: Start, hold: Hold) -> str:
         run_id = fleet.submit(AGENTS["plain"], "question")
         assert reached.wait(LONG)
         worker.end()
-        assert fleet.cancel(run_id).word == "requested"
-        assert not fleet.result(run_id).lifecycle.is_terminal, "its lease has not run out"
+        assert fleet.runs.cancel(run_id).word == "requested"
+        assert not fleet.runs.result(run_id).lifecycle.is_terminal, "its lease has not run out"
     return run_id
 
 
@@ -55,8 +55,8 @@ def test_who_reads_a_cancelled_run_behind_its_lease_finds_it_ended(
 
 def test_who_waits_already_when_the_lease_runs_out_sees_the_end(redis_url: str, lost: str) -> None:
     with Fleet(redis_url) as fleet, ThreadPoolExecutor() as threads:
-        ends = threads.submit(lambda: list(fleet.events(lost, follow=True)))
-        waits = threads.submit(lambda: fleet.wait(lost, timeout=LONG))
+        ends = threads.submit(lambda: list(fleet.runs.events(lost, follow=True)))
+        waits = threads.submit(lambda: fleet.runs.wait(lost, timeout=LONG))
         leases_run_out(redis_url)
         assert waits.result(LONG).lifecycle is Lifecycle.CANCELLED
         assert ends.result(LONG)[-1]["payload"]["status"] == "cancelled"

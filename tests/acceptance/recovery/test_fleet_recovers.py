@@ -157,7 +157,7 @@ def test_a_worker_that_slept_past_its_lease_commits_nothing(
     sleeper.signal(signal.SIGTERM)
     assert sleeper.wait(within=LONG) == 0
     for result in results:
-        assert fleet.result(result.run_id).steps == result.steps
+        assert fleet.runs.result(result.run_id).steps == result.steps
     check_all(results, effects)
     progress = batch.progress()
     assert progress.completed == 20
@@ -314,8 +314,8 @@ def test_a_cancel_ends_the_step_in_flight_at_once(
     start_worker(env={"EFFECTS": str(effects), "STEPFLEET_LEASE": "600"})
     run_id = fleet.submit(AGENTS["plain"], "a long question")
     wait_until(lambda: len(model.requests) == 1, within=LONG)
-    fleet.cancel(run_id)
-    result = fleet.wait(run_id, timeout=LONG)
+    fleet.runs.cancel(run_id)
+    result = fleet.runs.wait(run_id, timeout=LONG)
     assert result.status is RunStatus.CANCELLED
 
 

@@ -57,7 +57,7 @@ def busy_fleet(
 
 def handed_back(fleet: Fleet, run_id: str) -> bool:
     """Whether nobody holds the run, which is not over."""
-    shown = fleet.show(run_id)
+    shown = fleet.runs.show(run_id)
     kinds = [lost.kind for lost in shown.lost]
     return not shown.header["token"] and not shown.state.status.is_terminal and bool(kinds)
 

@@ -176,7 +176,7 @@ def test_ctrl_c_twice_hands_back_as_well(
     leaver.wait(within=LONG)
     assert "Traceback" not in leaver.log
     start_worker(name="heir", env=PATIENT)
-    assert fleet.wait(run_id, timeout=LONG).output == "answer"
+    assert fleet.runs.wait(run_id, timeout=LONG).output == "answer"
 
 
 def test_children_that_get_the_signal_too_hand_back_at_once(
@@ -196,7 +196,7 @@ def test_children_that_get_the_signal_too_hand_back_at_once(
 
     assert leaver.wait(within=LONG) == 0
     start_worker(name="heir", env=PATIENT)
-    result = fleet.wait(run_id, timeout=LONG)
+    result = fleet.runs.wait(run_id, timeout=LONG)
     assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]
 
 
@@ -258,7 +258,7 @@ def test_a_tool_on_its_own_queue_is_handed_back_at_once(
 
     assert leaver.wait(within=LONG) == 0
     start_worker(name="gpu2", options=gpu, env=env)
-    result = fleet.wait(run_id, timeout=LONG)
+    result = fleet.runs.wait(run_id, timeout=LONG)
     assert result.output == "answer"
     assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]
 
@@ -279,5 +279,5 @@ def test_a_stop_by_remote_control_drains_too(
 
     assert leaver.wait(within=LONG) == 0
     start_worker(name="heir", env=PATIENT)
-    result = fleet.wait(run_id, timeout=LONG)
+    result = fleet.runs.wait(run_id, timeout=LONG)
     assert [lost.kind for lost in result.lost_attempts] == ["interrupted"]

@@ -113,7 +113,7 @@ def test_runs_of_the_previous_version_go_on_under_this_one(
     file.write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in given))
     until_known(redis_url, "plain")
     batch_id = command(PREVIOUS, redis_url, "submit", str(file), "--agent", "plain").strip()
-    batch = fleet.batch(batch_id)
+    batch = fleet.batches.get(batch_id)
     wait_until(lambda: _least_steps(store) >= 1, within=LONG, what="steps of the old one")
     stop(old)
     busy.struck.set()
@@ -158,7 +158,7 @@ def test_runs_of_the_next_version_are_refused_clearly_and_lose_nothing(
     wait_until(lambda: ours.log.count(refusal) >= RUNS, within=LONG, what="refusals")
     assert "upgrade this worker" in ours.log
     with pytest.raises(SerializationError, match="upgrade this worker or client"):
-        fleet.result(run_ids[0])
+        fleet.runs.result(run_ids[0])
     stop(ours)
     assert len(model.requests) == asked
     assert {key: logged(store, key) for key in headers(store)} == before

@@ -69,11 +69,11 @@ async def test_inline_runs_equal_those_of_a_fleet(
         inline = await submitted(fleet)
         async with InlineWorker(settings, AGENTS.values()) as worker:
             await worker.finish(*inline)
-        ours = [essence(await fleet.result(run_id)) for run_id in inline]
+        ours = [essence(await fleet.runs.result(run_id)) for run_id in inline]
         model.log.clear()
         start_worker()
         on_fleet = await submitted(fleet)
-        theirs = [essence(await fleet.wait(run_id, timeout=LONG)) for run_id in on_fleet]
+        theirs = [essence(await fleet.runs.wait(run_id, timeout=LONG)) for run_id in on_fleet]
     assert model.count("a question", 2) == 4
     assert ours == theirs
     assert [one["stop_reason"] for one in ours] == [
@@ -133,16 +133,16 @@ async def test_runs_that_end_in_each_way_do_so_in_both_modes(
         inline = await all_kinds(fleet)
         async with InlineWorker(settings, AGENTS.values()) as worker:
             await worker.finish(*inline)
-            ours = [essence(await fleet.result(run_id)) for run_id in inline]
+            ours = [essence(await fleet.runs.result(run_id)) for run_id in inline]
             for run_id in inline[:4]:
-                await fleet.send(run_id, "and then?")
+                await fleet.runs.send(run_id, "and then?")
             await worker.finish(*inline[:4])
-        ours += [essence(await fleet.result(run_id)) for run_id in inline[:4]]
+        ours += [essence(await fleet.runs.result(run_id)) for run_id in inline[:4]]
         start_worker()
         on_fleet = await all_kinds(fleet)
-        theirs = [essence(await fleet.wait(run_id, timeout=LONG)) for run_id in on_fleet]
+        theirs = [essence(await fleet.runs.wait(run_id, timeout=LONG)) for run_id in on_fleet]
         for run_id in on_fleet[:4]:
-            await fleet.send(run_id, "and then?")
-        theirs += [essence(await fleet.wait(run_id, timeout=LONG)) for run_id in on_fleet[:4]]
+            await fleet.runs.send(run_id, "and then?")
+        theirs += [essence(await fleet.runs.wait(run_id, timeout=LONG)) for run_id in on_fleet[:4]]
     assert ours == theirs
     assert len({one["stop_reason"] for one in ours}) >= KINDS

@@ -95,7 +95,9 @@ def test_two_hundred_runs_on_four_workers_share_nothing(
         assert result.usage.llm_calls == 3
         reported = [step.usage.total_tokens for step in result.steps if step.usage]
         assert sum(reported) == result.usage.total_tokens > 0
-        own = [one.text for one in fleet.show(result.run_id).state.messages if not one.is_system()]
+        own = [
+            one.text for one in fleet.runs.show(result.run_id).state.messages if not one.is_system()
+        ]
         assert len(own) == 6
         assert all(f"question-{n}-" in text for text in own)
         moved += len({step.worker for step in result.steps}) > 1
@@ -114,7 +116,7 @@ def test_twenty_steps_on_several_workers_add_up(fleet: Fleet, model: ModelServer
     """TIME-12, DIST-11: time, usage and tallies are the sums over the steps."""
     model.follow(looks(20))
     results = [
-        fleet.wait(run_id, timeout=LONG)
+        fleet.runs.wait(run_id, timeout=LONG)
         for run_id in [
             fleet.submit(AGENTS["plain"], f"long-{n}-", max_steps=20, token_limit=None)
             for n in range(4)
@@ -135,7 +137,7 @@ def test_slow_steps_on_several_workers_meet_the_wall_clock_limit(
     limit = 8.0
     model.follow(looks(100, latency=3.0))
     run_ids = [fleet.submit(AGENTS["plain"], f"slow-{n}-", time_limit=limit) for n in range(8)]
-    results = [fleet.wait(run_id, timeout=LONG) for run_id in run_ids]
+    results = [fleet.runs.wait(run_id, timeout=LONG) for run_id in run_ids]
     for result in results:
         assert result.stop_reason is StopReason.TIME_LIMIT
         seconds = [step.duration_ms / 1000 for step in result.steps]
@@ -151,8 +153,8 @@ def test_a_cancel_by_another_process_resolves_the_outcome(fleet: Fleet, model: M
     model.follow(lambda request: looks(9, 0.01 if request.turn == 1 else 600.0)(request))
     run_id = fleet.submit(AGENTS["plain"], "cancel-me-")
     wait_until(lambda: [one for one in model.requests if "cancel-me-" in one.key][1:], within=LONG)
-    fleet.cancel(run_id)
-    result = fleet.wait(run_id, timeout=LONG)
+    fleet.runs.cancel(run_id)
+    result = fleet.runs.wait(run_id, timeout=LONG)
     assert result.status is RunStatus.CANCELLED
     assert result.outcome is not None
     assert result.outcome.resolved_by == "StopRequested"
@@ -178,7 +180,7 @@ def test_a_result_can_be_walked_through_and_written_down(fleet: Fleet, model: Mo
     model.follow(looks(3))
     agent = AGENTS["plain"]
     run_id = fleet.submit(agent, "walk-me-")
-    result = fleet.wait(run_id, timeout=LONG)
+    result = fleet.runs.wait(run_id, timeout=LONG)
 
     assert result.output == "<walk-me-> in turn 3"
     assert result.status is not None
@@ -203,6 +205,6 @@ def test_a_result_can_be_walked_through_and_written_down(fleet: Fleet, model: Mo
     assert len(usages) == 3
     assert result.cost_usd == pytest.approx(sum(map(price.cost, usages)))
     assert result.cost_usd > 0
-    assert [call.cost for call in fleet.get_cost_calls(run_id)] == pytest.approx(
+    assert [call.cost for call in fleet.history.get_cost_calls(run_id)] == pytest.approx(
         list(map(price.cost, usages))
     )

@@ -102,7 +102,7 @@ def test_a_run_moves_to_another_redis_and_asks_the_same(
     shared.follow(looks(4))
     key = f"moves-{uuid4()}"
     run_id = fleet.submit(PLAIN, key, settings={"temperature": 0.25})
-    ended = fleet.wait(run_id, WAIT)
+    ended = fleet.runs.wait(run_id, WAIT)
     done = stepfleet("checkpoint", run_id, "--at", "2", "--out", "kept.json")
     assert done.returncode == 0, done.stderr
     kept = load_checkpoint(stepfleet.folder / "kept.json")
@@ -116,8 +116,8 @@ def test_a_run_moves_to_another_redis_and_asks_the_same(
         stack.callback(worker.end)
         worker.start()
         there = stack.enter_context(Fleet(redis.url))
-        assert there.restore(kept) == run_id
-        moved = there.wait(run_id, WAIT)
+        assert there.history.restore(kept) == run_id
+        moved = there.runs.wait(run_id, WAIT)
 
     for turn in (3, 4):
         first, second = bodies(shared, key, turn)
@@ -137,12 +137,12 @@ def test_forks_go_other_ways_and_are_compared(
     shared.follow(looks(3))
     key = f"forks-{uuid4()}"
     run_id = fleet.submit(PLAIN, key)
-    first = fleet.wait(run_id, WAIT)
+    first = fleet.runs.wait(run_id, WAIT)
 
     done = stepfleet("fork", run_id, "--at", "1", "--set", "model=openai:other")
     assert done.returncode == 0, done.stderr
     fork = done.stdout.strip()
-    second = fleet.wait(fork, WAIT)
+    second = fleet.runs.wait(fork, WAIT)
 
     assert second.output == "turn 3 by other"
     assert second.steps[0] == first.steps[0]
@@ -163,9 +163,9 @@ def test_a_fork_may_use_fewer_tools(fleet: Fleet, shared: ModelServer) -> None:
     shared.follow(looks(2))
     key = f"tools-{uuid4()}"
     run_id = fleet.submit(PLAIN, key)
-    fleet.wait(run_id, WAIT)
-    fork = fleet.fork(run_id, at=0, tools=["look"])
-    assert fleet.wait(fork, WAIT).status is RunStatus.COMPLETED
+    fleet.runs.wait(run_id, WAIT)
+    fork = fleet.history.fork(run_id, at=0, tools=["look"])
+    assert fleet.runs.wait(fork, WAIT).status is RunStatus.COMPLETED
     offered = [
         [tool["function"]["name"] for tool in one["tools"]]  # type: ignore[attr-defined]
         for one in bodies(shared, key, 1)
@@ -177,12 +177,12 @@ def test_one_agent_starts_from_the_result_of_another(fleet: Fleet, shared: Model
     """MULTI-01: fetched by its run id, by another client."""
     shared.follow(looks(2))
     first = fleet.submit(PLAIN, f"from-{uuid4()}")
-    fleet.wait(first, WAIT)
+    fleet.runs.wait(first, WAIT)
 
-    second = fleet.submit(AGENTS["strict"], fleet.result(first))
+    second = fleet.submit(AGENTS["strict"], fleet.runs.result(first))
 
-    result = fleet.wait(second, WAIT)
-    asked = fleet.show(second).state.messages[0]
+    result = fleet.runs.wait(second, WAIT)
+    asked = fleet.runs.show(second).state.messages[0]
     assert (asked.role.value, asked.text) == ("user", "turn 2 by scripted")
     assert result.agent_name == "strict"
     assert result.origin is not None
@@ -196,13 +196,13 @@ def test_a_child_names_its_parent_in_state_events_and_result(
     shared.follow(looks(2))
     parent = fleet.submit(PLAIN, f"parent-{uuid4()}")
     child = fleet.submit(PLAIN, f"child-{uuid4()}", parent=parent)
-    assert fleet.wait(child, WAIT).parent_agent_id == parent
-    assert fleet.show(child).state.parent_agent_id == parent
-    events = list(fleet.events(child))
+    assert fleet.runs.wait(child, WAIT).parent_agent_id == parent
+    assert fleet.runs.show(child).state.parent_agent_id == parent
+    events = list(fleet.runs.events(child))
     assert len(events) > 4
     assert {event["parent_agent_id"] for event in events} == {parent}
-    fleet.wait(parent, WAIT)
-    assert not any("parent_agent_id" in event for event in fleet.events(parent))
+    fleet.runs.wait(parent, WAIT)
+    assert not any("parent_agent_id" in event for event in fleet.runs.events(parent))
 
 
 def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(
@@ -211,12 +211,12 @@ def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(
     """CKPT-16: as itself, and as a copy from its checkpoint."""
     shared.follow(looks(5))
     run_id = fleet.submit(PLAIN, f"limit-{uuid4()}", max_steps=3)
-    assert fleet.wait(run_id, WAIT).stop_reason is StopReason.STEPS_LIMIT
-    copy = fleet.restore(fleet.checkpoint(run_id), run_id=str(uuid4()))
-    assert fleet.result(copy).stop_reason is StopReason.STEPS_LIMIT
+    assert fleet.runs.wait(run_id, WAIT).stop_reason is StopReason.STEPS_LIMIT
+    copy = fleet.history.restore(fleet.history.checkpoint(run_id), run_id=str(uuid4()))
+    assert fleet.runs.result(copy).stop_reason is StopReason.STEPS_LIMIT
     for one in (run_id, copy):
-        assert fleet.retry(one, max_steps=6).word == "retried"
-        result = fleet.wait(one, WAIT)
+        assert fleet.runs.retry(one, max_steps=6).word == "retried"
+        result = fleet.runs.wait(one, WAIT)
         assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 5)
 
 
@@ -232,23 +232,23 @@ def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
         first.start()
         run_id = fleet.submit(PLAIN, "outlives", time_limit=60)
         assert asked.wait(WAIT), "nobody asked for the first turn"
-        assert fleet.pause(run_id).word == "requested"
+        assert fleet.runs.pause(run_id).word == "requested"
         paused.set()
         wait_until(
-            lambda: fleet.show(run_id).state.status is Lifecycle.PAUSED,
+            lambda: fleet.runs.show(run_id).state.status is Lifecycle.PAUSED,
             within=WAIT,
             what="the pause",
         )
         first.end()
-        before = fleet.checkpoint(run_id)
+        before = fleet.history.checkpoint(run_id)
         assert len(before.steps) == 1
         an_hour_passes(url, run_id)
         second = FleetWorker(tmp_path, url, model.url, name="second", env=CALM)
         stack.callback(second.end)
         second.start()
-        assert fleet.resume(run_id).word == "resumed"
-        result = fleet.wait(run_id, WAIT)
-        after = fleet.checkpoint(run_id)
+        assert fleet.runs.resume(run_id).word == "resumed"
+        result = fleet.runs.wait(run_id, WAIT)
+        after = fleet.history.checkpoint(run_id)
     assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 4)
     assert after.steps[:1] == before.steps
     history = before.conversation_history
@@ -273,22 +273,22 @@ def test_costs_are_asked_for_by_a_client_over_two_sessions(
     """COST-10, COST-11: what is told equals what the runs' totals say."""
     shared.follow(looks(2))
     run_id = fleet.submit(PLAIN, f"costs-{uuid4()}")
-    first = fleet.wait(run_id, WAIT)
-    copy = fleet.restore(fleet.checkpoint(run_id), run_id=str(uuid4()))
-    fleet.send(copy, "and now?")
-    second = fleet.wait(copy, WAIT)
-    told = fleet.get_cost_stats(copy)
+    first = fleet.runs.wait(run_id, WAIT)
+    copy = fleet.history.restore(fleet.history.checkpoint(run_id), run_id=str(uuid4()))
+    fleet.runs.send(copy, "and now?")
+    second = fleet.runs.wait(copy, WAIT)
+    told = fleet.history.get_cost_stats(copy)
     assert told.total_calls == 3
     assert told.total_cost == pytest.approx(second.cost_usd)
-    assert told.total_cost > fleet.get_cost_stats(run_id).total_cost > 0
-    assert first.cost_usd == pytest.approx(fleet.get_cost_stats(run_id).total_cost)
-    summary = fleet.get_cost_summary(copy)
+    assert told.total_cost > fleet.history.get_cost_stats(run_id).total_cost > 0
+    assert first.cost_usd == pytest.approx(fleet.history.get_cost_stats(run_id).total_cost)
+    summary = fleet.history.get_cost_summary(copy)
     assert f"3 calls, {told.total_tokens:,} tokens, {told.total_cost:.6f} USD" in summary
     assert told.by_model.keys() == {"scripted"}
-    fleet.reset_cost_tracking(copy)
-    assert fleet.get_cost_stats(copy).total_calls == 0
-    assert fleet.get_cost_stats(run_id).total_calls == 2
-    assert fleet.result(copy).cost_usd == pytest.approx(second.cost_usd)
+    fleet.history.reset_cost_tracking(copy)
+    assert fleet.history.get_cost_stats(copy).total_calls == 0
+    assert fleet.history.get_cost_stats(run_id).total_calls == 2
+    assert fleet.runs.result(copy).cost_usd == pytest.approx(second.cost_usd)
 
 
 def test_the_command_line_keeps_and_restores(
@@ -309,7 +309,7 @@ def test_the_command_line_keeps_and_restores(
     copied = stepfleet("restore", f"folder/{kept[0]}", "--as-new", "--json")
     assert copied.returncode == 0, copied.stderr
     copy = json.loads(copied.stdout)["run_id"]
-    assert fleet.wait(copy, WAIT).steps_used == 6
+    assert fleet.runs.wait(copy, WAIT).steps_used == 6
 
     snapshot = json.loads(stepfleet("snapshot", copy, "--preset", "minimal", "--redact").stdout)
     assert (snapshot["agent_id"], snapshot["steps"]) == (copy, [])

@@ -53,8 +53,8 @@ def test_a_soft_time_limit_of_celery_is_a_timeout_of_the_step(
         patient = fleet.submit(
             AGENTS["patient"], "two", error_policy=policy.to_dict(), model_attempts=1
         )
-        ended = fleet.wait(strict, timeout=LONG)
-        went_on = fleet.wait(patient, timeout=LONG)
+        ended = fleet.runs.wait(strict, timeout=LONG)
+        went_on = fleet.runs.wait(patient, timeout=LONG)
     assert ended.stop_reason is StopReason.ERROR
     (failed,) = ended.steps
     assert [error.type for error in failed.errors] == [ErrorType.TIMEOUT]
@@ -74,8 +74,8 @@ def test_a_run_that_waits_for_its_rate_limit_leaves_the_only_slot_to_others(
     with Fleet(redis_url) as fleet:
         refused = fleet.submit(AGENTS["plain"], "refused", time_limit=3600)
         wait_until(lambda: model.count("refused", 1), within=LONG, what="the refusal")
-        assert fleet.wait(fleet.submit(AGENTS["plain"], "other"), timeout=LONG).success
-        waiting = fleet.show(refused)
+        assert fleet.runs.wait(fleet.submit(AGENTS["plain"], "other"), timeout=LONG).success
+        waiting = fleet.runs.show(refused)
     assert (waiting.state.status, waiting.step) == (Lifecycle.IN_PROGRESS, 0)
     assert model.count("refused", 1) == 1
 
@@ -123,6 +123,6 @@ def test_a_step_that_outlasts_the_visibility_timeout_is_delivered_again_and_done
         wait_until(lambda: deliveries() >= TWICE, within=LONG, what="the hint once more")
         assert model.count("long", 1) == 1
         struck.set()
-        result = fleet.wait(run_id, timeout=LONG)
+        result = fleet.runs.wait(run_id, timeout=LONG)
     assert (result.output, len(result.steps), result.lost_attempts) == ("done", 1, ())
     assert model.count("long", 1) == 1

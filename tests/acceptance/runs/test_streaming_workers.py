@@ -56,7 +56,7 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
         until_known(redis_url, "typist")
         run_id = await fleet.submit("typist", "type")
         async with asyncio.timeout(90):
-            async for event in fleet.stream(run_id, chunks=True):
+            async for event in fleet.runs.events(run_id, chunks=True):
                 if text.add(event):
                     attempts.append(event["payload"]["attempt"])
                     pieces[attempts[-1]] += event["payload"]["chunk"]
@@ -66,7 +66,7 @@ async def test_text_that_a_killed_worker_began_starts_anew_and_ends_right(
                         await asyncio.to_thread(first.wait)
                         leases_run_out(redis_url)
                         await asyncio.to_thread(start_worker, name="w2", env=env)
-        assert (await fleet.result(run_id)).output == WORDS
+        assert (await fleet.runs.result(run_id)).output == WORDS
     assert text.text == WORDS
     assert attempts[:3] == [1, 1, 1]
     assert attempts[-1] == 2
@@ -91,11 +91,11 @@ async def test_a_streamed_run_ends_as_any_other_and_its_text_holds_no_arguments(
     async with AsyncFleet(redis_url) as fleet:
         until_known(redis_url, "looker")
         run_id = await fleet.submit("looker", "hi", broadcast="minimal")
-        whole = essence(await fleet.wait(run_id, timeout=LONG))
+        whole = essence(await fleet.runs.wait(run_id, timeout=LONG))
         run_id = await fleet.submit("looker", "hi", broadcast="standard")
-        streamed = essence(await fleet.wait(run_id, timeout=LONG))
+        streamed = essence(await fleet.runs.wait(run_id, timeout=LONG))
         pieces = {1: "", 2: ""}
-        async for event in fleet.stream(run_id, chunks=True):
+        async for event in fleet.runs.events(run_id, chunks=True):
             if event["type"] == "agent.stream.chunk":
                 pieces[event["payload"]["step_number"]] += event["payload"]["chunk"]
     assert pieces == {1: "Let me look.", 2: WORDS}
@@ -116,7 +116,7 @@ async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
     async with AsyncFleet(redis_url) as fleet:
         until_known(redis_url, "noted")
         run_id = await fleet.submit("noted", "hi")
-        events = [event async for event in fleet.stream(run_id)]
+        events = [event async for event in fleet.runs.events(run_id, follow=True)]
     stamps = [event["timestamp"] for event in events]
     assert all(len(one) == 24 and one.endswith("Z") for one in stamps)
     late = datetime.now(UTC) + timedelta(seconds=1)
@@ -176,9 +176,10 @@ async def test_a_webhook_gets_every_event_though_workers_are_killed(
                 killed.set()
             await asyncio.to_thread(start_worker, name=f"w{number + 2}", env=env)
         for run_id in run_ids:
-            await fleet.wait(run_id, timeout=60)
+            await fleet.runs.wait(run_id, timeout=60)
         expected: dict[str, list[dict[str, Any]]] = {
-            run_id: [event async for event in fleet.stream(run_id)] for run_id in run_ids
+            run_id: [event async for event in fleet.runs.events(run_id, follow=True)]
+            for run_id in run_ids
         }
 
         async def all_came() -> bool:

@@ -122,11 +122,11 @@ def test_secrets_of_the_environment_are_nowhere(
         keys = f"{SIGNING_KEY},{OLD_SIGNING_KEY}"
         settings = load_settings(redis_url=url, signing_key=keys, grace=GRACE)
         with Fleet(settings=settings) as fleet:
-            result = fleet.wait(fleet.submit(LEAKY, QUESTION), timeout=LONG)
-            refused = fleet.wait(fleet.submit(LEAKY, "refused"), timeout=LONG)
+            result = fleet.runs.wait(fleet.submit(LEAKY, QUESTION), timeout=LONG)
+            refused = fleet.runs.wait(fleet.submit(LEAKY, "refused"), timeout=LONG)
             assert result.output == "answer"
             assert "provided: [key]." in str(refused.error)
-            events = [list(fleet.events(one.run_id)) for one in (result, refused)]
+            events = [list(fleet.runs.events(one.run_id)) for one in (result, refused)]
         returned, kept, raised = (step.tool_calls[0] for step in result.steps[:3])
         assert returned.result["lines"] == ["key=[redacted]"]
         assert kept.custom_state == {"seen": ["[redacted]"]}
@@ -184,9 +184,9 @@ def test_secrets_in_failures_of_others_code_are_nowhere(
     with Fleet(server.url) as fleet, redis.Redis.from_url(server.url) as client:
         agents = load_agents(str(LEAKING))
         runs = {name: fleet.submit(one, QUESTION) for name, one in agents.items()}
-        results = {name: fleet.wait(run, timeout=LONG) for name, run in runs.items()}
+        results = {name: fleet.runs.wait(run, timeout=LONG) for name, run in runs.items()}
         shown = [one.model_dump_json() for one in results.values()]
-        shown += [str(list(fleet.events(one.run_id))) for one in results.values()]
+        shown += [str(list(fleet.runs.events(one.run_id))) for one in results.values()]
         stored = b"".join(everything(client))
     file = append_only(server)
     for place, text in {

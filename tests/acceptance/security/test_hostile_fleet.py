@@ -192,7 +192,7 @@ def test_replayed_messages_move_no_run(
     assert batch.progress().open == 5
     replayed.set()
     results = {result.run_id: result for result in batch.results()}
-    events = {run_id: list(fleet.events(run_id)) for run_id in results}
+    events = {run_id: list(fleet.runs.events(run_id)) for run_id in results}
     for run_id in results:
         replay(run_id)
     wait_until(lambda: drained(broker), within=LONG)
@@ -202,8 +202,8 @@ def test_replayed_messages_move_no_run(
     assert len(model.requests) == 6 * 3
     for run_id, result in results.items():
         assert [step.step for step in result.steps] == [1, 2, 3]
-        assert fleet.result(run_id) == result
-        assert list(fleet.events(run_id)) == events[run_id]
+        assert fleet.runs.result(run_id) == result
+        assert list(fleet.runs.events(run_id)) == events[run_id]
         assert result.lost_attempts == ()
     assert batch.progress().completed == 5
     assert worker.exit_code is None

@@ -53,7 +53,7 @@ def orders(*calls: ToolCallReply) -> Callable[[RequestRecord], Reply]:
 
 
 def outcome(fleet: Fleet) -> AgentRunResult:
-    return fleet.wait(fleet.submit(HOSTILE, "go on"), timeout=LONG)
+    return fleet.runs.wait(fleet.submit(HOSTILE, "go on"), timeout=LONG)
 
 
 ODD = {
@@ -124,7 +124,7 @@ def test_an_answer_of_100_mb_is_refused_and_the_worker_goes_on(
     )
     before = psutil.Process(worker.pid).memory_info().rss
     agent_run = fleet.submit(HOSTILE, "a huge answer", model_attempts=1)
-    result = fleet.wait(agent_run, timeout=LONG)
+    result = fleet.runs.wait(agent_run, timeout=LONG)
     assert result.status is RunStatus.ERROR
     assert "longer than the limit of 16777216" in str(result.error)
     assert len(str(result.error)) < LONGEST_ERROR

@@ -43,7 +43,7 @@ def test_a_filter_by_run_tells_the_whole_run(
     with Fleet(redis_url) as fleet:
         ids = [fleet.submit("clerk", "How many lamps?") for _ in range(3)]
         for run_id in ids:
-            assert fleet.wait(run_id, timeout=60).success
+            assert fleet.runs.wait(run_id, timeout=60).success
     run_id = ids[1]
 
     def told() -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def test_text_logs_tell_steps_to_who_asks_for_details(
     until_known(redis_url, "clerk")
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit("clerk", "How many lamps?")
-        assert fleet.wait(run_id, timeout=60).success
+        assert fleet.runs.wait(run_id, timeout=60).success
     wait_until(lambda: f"clerk {run_id} ended after 2 steps" in worker.log, within=LONG, what="log")
     assert f"clerk {run_id} step 1: tool_execution (" in worker.log
     assert not lines(worker)

@@ -98,7 +98,7 @@ def test_a_run_is_one_trace_over_three_workers(
         assert first.wait(within=LONG) == 0
         third = start_worker(name="w3", env=env)
         Path(env["ALLOWED"]).touch()
-        assert fleet.wait(run_id, timeout=LONG).success
+        assert fleet.runs.wait(run_id, timeout=LONG).success
     told = otlp.has_all(run_id, "agent_run", "step_1", "tool_execution")
     wait_until(told, within=LONG, what="the spans of all workers")
     spans = otlp.of(run_id)
@@ -130,7 +130,7 @@ def test_spans_follow_the_conventions_and_tell_nothing_that_was_said(
     start_worker(env=env)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["clerk"], "how many lamps")
-        result = fleet.wait(run_id, timeout=LONG)
+        result = fleet.runs.wait(run_id, timeout=LONG)
     wait_until(otlp.has_all(run_id, "agent_run", "shelf"), within=LONG, what="its spans")
     spans = otlp.of(run_id)
     run, asked = one(spans, "agent_run"), next(s for s in spans if s.name == "llm_generate")
@@ -164,7 +164,7 @@ def test_a_run_for_another_one_names_it_and_is_linked_to_it(
         parent = fleet.submit(AGENTS["clerk"], "first")
         child = fleet.submit(AGENTS["clerk"], "second", parent=parent)
         for run_id in (parent, child):
-            assert fleet.wait(run_id, timeout=LONG).success
+            assert fleet.runs.wait(run_id, timeout=LONG).success
             wait_until(otlp.has_all(run_id, "agent_run"), within=LONG, what="the run's span")
     above, below = one(otlp.of(parent), "agent_run"), one(otlp.of(child), "agent_run")
     assert below.attributes["stepfleet.parent_run_id"] == parent

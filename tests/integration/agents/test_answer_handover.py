@@ -67,7 +67,7 @@ async def test_a_run_that_met_its_limit_goes_on_from_its_pending_text(redis_url:
         stopped = (await desk.stored(run_id)).result()
         assert (stopped.status, stopped.output) == (RunStatus.MAX_ITERATIONS_REACHED, "Oslo")
         assert stopped.structured is None
-        await fleet.retry(run_id, max_steps=5)
+        await fleet.runs.retry(run_id, max_steps=5)
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert (result.status, result.output, result.structured) == (RunStatus.COMPLETED, "Oslo", CITY)
@@ -84,7 +84,7 @@ async def test_a_further_turn_is_answered_anew_with_its_own_reminder(redis_url: 
         desk, hands, run_id = opened
         await hands.finish(run_id)
         assert (await desk.stored(run_id)).result().output == "Oslo"
-        await fleet.send(run_id, "and the second largest?")
+        await fleet.runs.send(run_id, "and the second largest?")
         assert (await desk.stored(run_id)).state.answer is None
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()

@@ -54,7 +54,7 @@ async def test_a_hostile_answer_is_an_observation(
     async with AsyncFleet(redis_url) as fleet, InlineWorker(settings, [agent]) as worker:
         run_id = await fleet.submit(agent, "q")
         await worker.finish(run_id)
-        result = await fleet.result(run_id)
+        result = await fleet.runs.result(run_id)
     assert result.status is RunStatus.COMPLETED
     assert (result.structured, result.schema_name) == (GOOD, SCHEMA_NAME)
     error = result.steps[0].tool_calls[0].error

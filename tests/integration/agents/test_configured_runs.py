@@ -90,9 +90,9 @@ async def test_the_raw_payload_is_for_hooks_alone(redis_url: str) -> None:
         run_id = await fleet.submit(agent, "hi")
         await finish(redis_url, agent, run_id)
         stored = await dumped(redis_url)
-        snapshot = str(await fleet.snapshot(run_id))
-        checkpoint = (await fleet.checkpoint(run_id)).to_json()
-        events = [str(one) async for one in fleet.events(run_id)]
+        snapshot = str(await fleet.history.snapshot(run_id))
+        checkpoint = (await fleet.history.checkpoint(run_id)).to_json()
+        events = [str(one) async for one in fleet.runs.events(run_id)]
     assert heard == [{"x": MARKER}] * 2
     assert b"seen kept" in stored
     assert MARKER.encode() not in stored
@@ -139,7 +139,7 @@ async def test_settings_of_one_run_do_not_touch_another(redis_url: str) -> None:
         cold = await fleet.submit(agent, "cold", settings={"temperature": 0.0})
         hot = await fleet.submit(agent, "hot", settings={"temperature": 1.5})
         await finish(redis_url, agent, cold, hot)
-        stored = [(await fleet.show(one)).config.settings for one in (cold, hot)]
+        stored = [(await fleet.runs.show(one)).config.settings for one in (cold, hot)]
     assert seen == {"cold": 0.0, "hot": 1.5}
     assert [one.max_tokens for one in stored] == [9, 9]
     assert agent.config.settings.temperature == 0.5
@@ -208,8 +208,8 @@ async def test_what_the_builder_was_told_is_what_the_run_does(redis_url: str) ->
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
         await finish(redis_url, agent, run_id)
-        result = await fleet.result(run_id)
-        types = {one["type"] async for one in fleet.events(run_id)}
+        result = await fleet.runs.result(run_id)
+        types = {one["type"] async for one in fleet.runs.events(run_id)}
     asked = script.requests[0]
     assert asked.messages[0].text.startswith("Be brief.")
     assert (asked.settings.max_tokens, asked.settings.timeout) == (500, 12)
@@ -233,7 +233,7 @@ async def test_a_result_says_what_its_limit_was(
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi", **given)
         await finish(redis_url, agent, run_id)
-        result = await fleet.result(run_id)
+        result = await fleet.runs.result(run_id)
     assert (result.max_iterations, result.debug().max_iterations) == (expected, expected)
 
 
@@ -250,11 +250,11 @@ async def test_an_agents_own_prices_are_what_its_runs_and_forks_cost(redis_url: 
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
         await finish(redis_url, agent, run_id)
-        result = await fleet.result(run_id)
-        fork = await fleet.fork(run_id, at=1, budget_usd=1.0)
+        result = await fleet.runs.result(run_id)
+        fork = await fleet.history.fork(run_id, at=1, budget_usd=1.0)
         await finish(redis_url, agent, fork)
-        forked = await fleet.result(fork)
-        stats = await fleet.get_cost_stats(fork)
+        forked = await fleet.runs.result(fork)
+        stats = await fleet.history.get_cost_stats(fork)
     assert [step.cost_usd for step in result.steps] == pytest.approx([per_call] * 2)
     assert result.stop_reason is StopReason.GUARD
     assert [step.cost_usd for step in forked.steps] == pytest.approx([per_call] * 3)
@@ -280,7 +280,7 @@ async def test_a_summary_costs_what_the_agent_says_of_its_model(redis_url: str) 
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
         await finish(redis_url, agent, run_id)
-        result = await fleet.result(run_id)
+        result = await fleet.runs.result(run_id)
     calls = [step.usage.llm_calls for step in result.steps if step.usage]
     assert sum(calls) > len(result.steps), "no summary was made"
     assert [step.cost_usd for step in result.steps] == pytest.approx([0.005 * n for n in calls])

@@ -244,7 +244,7 @@ async def test_a_trimmed_run_goes_on_and_tells_what_it_has_left(
         assert stored.state.messages[1].text == "hello"
         async with AsyncFleet(redis_url) as fleet:
             with pytest.raises(ConfigurationError, match=r"memory\.trim_log"):
-                await fleet.fork(run_id, at=13)
+                await fleet.history.fork(run_id, at=13)
 
 
 async def test_the_window_is_the_same_however_often_a_run_is_taken_up_again(
@@ -577,9 +577,9 @@ async def test_a_fork_and_a_restored_checkpoint_ask_what_the_run_asked(
         await steps(hands, run_id, 10)
         asked, made = talker.requests[at].messages, len(talker.summaries)
         async with AsyncFleet(redis_url) as fleet:
-            forked = await fleet.fork(run_id, at=at)
-            checkpoint = await fleet.checkpoint(run_id, at=at)
-            restored = await fleet.restore(checkpoint, hands.agent, run_id=str(uuid4()))
+            forked = await fleet.history.fork(run_id, at=at)
+            checkpoint = await fleet.history.checkpoint(run_id, at=at)
+            restored = await fleet.history.restore(checkpoint, hands.agent, run_id=str(uuid4()))
         for copied in (forked, restored):
             await steps(hands, copied, 1, start=at)
             assert shape(talker.requests[-1].messages) == shape(asked)

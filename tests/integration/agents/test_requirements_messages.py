@@ -258,7 +258,7 @@ async def test_blocks_and_metadata_are_stored_as_they_came_and_metadata_is_not_s
         run_id = await fleet.submit(agent, asked)
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             await worker.finish(run_id)
-        stored = (await fleet.show(run_id)).state.messages
+        stored = (await fleet.runs.show(run_id)).state.messages
     assert stored[:-1] == asked
     (received,) = server.received
     assert b"MARK" not in received.raw

@@ -80,12 +80,12 @@ async def test_a_request_to_a_run_comes_behind_that_to_its_batch(
 ) -> None:
     own = run_id_of(batch.id, 3)
     request = await in_force(desk, batch, "pause")
-    assert (await fleet.resume(own)).word == "active"
+    assert (await fleet.runs.resume(own)).word == "active"
     await requests_of(desk).sweep(request)
     claim = await desk.claim(own)
     await desk.commit(claim, failed(claim))
     await batch.cancel()
-    assert (await fleet.retry(own)).word == "retried"
+    assert (await fleet.runs.retry(own)).word == "retried"
     again = await desk.claim(own)
     assert (await desk.commit(again, answered(again))).status == "completed"
 
@@ -158,11 +158,11 @@ async def test_a_paused_fleet_begins_no_step_and_finishes_those_under_way(
     fleet: AsyncFleet, desk: Bench, batch: AsyncBatch
 ) -> None:
     held = await desk.claim(run_id_of(batch.id, 0))
-    assert (await fleet.pause()).word == "paused"
+    await fleet.pause()
     assert (await desk.refused(run_id_of(batch.id, 1))).why is Refused.PAUSED
     assert (await desk.commit(held, called(held))).status == "in_progress"
     assert (await desk.refused(run_id_of(batch.id, 0), 1)).why is Refused.PAUSED
-    assert (await fleet.resume()).word == "resumed"
+    await fleet.resume()
     await desk.claim(run_id_of(batch.id, 0), 1)
 
 
@@ -200,7 +200,7 @@ async def test_a_batch_whose_submitter_is_gone_can_be_waited_for(
     connection, stored = desk.opened.connection, desk.opened.keys.manifest(batch.id)
     await connection.execute("HDEL", stored, "sealed")
     await _never_created(desk, run_id_of(batch.id, 7), batch.id)
-    batch = await fleet.batch(batch.id)
+    batch = await fleet.batches.get(batch.id)
     assert not (await batch.progress()).submission_stalled, "it may be at work"
     await connection.execute("HSET", stored, "submitting", 1)
     for row in range(7):

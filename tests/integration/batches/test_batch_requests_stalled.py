@@ -103,7 +103,7 @@ async def test_a_sweeper_that_stalled_makes_no_batch_that_was_purged(
     await client.asleep.wait()
     await batch.cancel()
     await stalled(desk, batch)
-    await fleet.purge(batch=batch.id)
+    await fleet.runs.purge(batch=batch.id)
     assert await desk.opened.connection.execute("ZCARD", keys.SWEEPS) == 0
     await client.flag(request)
     client.awake.set()

@@ -40,7 +40,7 @@ async def ended_in_each_way(fleet: AsyncFleet, desk: Bench, key: str) -> AsyncBa
     for run_id, step in ((failing, 0), (later, 1)):
         claim = await desk.claim(run_id, step)
         await desk.commit(claim, failed(claim))
-    await fleet.cancel(cancelled)
+    await fleet.runs.cancel(cancelled)
     claim = await desk.claim(completed)
     await desk.commit(claim, answered(claim))
     return batch
@@ -75,7 +75,7 @@ async def test_a_batch_is_retried_as_each_of_its_runs_would_be(
 ) -> None:
     one_by_one, at_once = [await ended_in_each_way(fleet, desk, key) for key in "ab"]
     for row in range(5):
-        answer = await fleet.retry(run_id_of(one_by_one.id, row), max_steps=4)
+        answer = await fleet.runs.retry(run_id_of(one_by_one.id, row), max_steps=4)
         assert answer.word == "retried"
     before = await desk.queued()
     assert await at_once.retry(failed_only=False, max_steps=4) == 5

@@ -56,8 +56,8 @@ async def test_progress_counts_every_way_to_end_and_equals_the_recount(
     await complete(desk, batch, 0, 1, 2)
     await fail(desk, batch, 3)
     await go_to_limit(desk, batch, 4)
-    await fleet.cancel(run_id_of(batch.id, 5))
-    await fleet.pause(run_id_of(batch.id, 6))
+    await fleet.runs.cancel(run_id_of(batch.id, 5))
+    await fleet.runs.pause(run_id_of(batch.id, 6))
     await desk.claim(run_id_of(batch.id, 7))
     progress = await batch.progress()
     assert progress.by_reason == {
@@ -186,8 +186,8 @@ async def test_results_are_there_for_a_client_that_comes_later(redis_url: str, d
         batch = await submitted(first, 1)
         await complete(desk, batch, 0)
     async with AsyncFleet(redis_url) as second:
-        (result,) = await collect(await second.batch(batch.id))
-        assert result == await second.result(run_id_of(batch.id, 0))
+        (result,) = await collect(await second.batches.get(batch.id))
+        assert result == await second.runs.result(run_id_of(batch.id, 0))
         assert result.output == "answer 0"
 
 
@@ -229,15 +229,15 @@ async def test_runs_at_a_limit_are_retried_only_with_a_higher_one(
     with pytest.raises(ConfigurationError, match=r"would end at once again .*max_steps=\.\.\."):
         await batch.retry()
     assert await batch.retry(max_steps=4) == 1
-    run = await fleet.show(run_id_of(batch.id, 0))
+    run = await fleet.runs.show(run_id_of(batch.id, 0))
     assert (run.step, run.config.max_steps) == (2, 4)
     claim = await desk.claim(run.run_id, 2)
     await desk.commit(claim, answered(claim))
-    result = await fleet.result(run.run_id)
+    result = await fleet.runs.result(run.run_id)
     assert (result.stop_reason, result.steps_used) == (StopReason.COMPLETED, 3)
     assert (await batch.progress()).ok
 
 
 async def test_an_unknown_batch_is_told(fleet: AsyncFleet) -> None:
     with pytest.raises(ConfigurationError, match="no batch has the id 'x'"):
-        await fleet.batch("x")
+        await fleet.batches.get("x")

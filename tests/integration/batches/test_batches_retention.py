@@ -91,12 +91,12 @@ async def test_what_is_past_retention_is_said_and_no_number_shrinks(
     assert before.ok
     await desk.keep_up()
     await past_retention(desk)
-    after = await (await fleet.batch(batch.id)).progress()
+    after = await (await fleet.batches.get(batch.id)).progress()
     assert after.past_retention == 4
     assert (after.done, after.cost_usd, after.steps) == (4, before.cost_usd, before.steps)
     assert after.ended
     assert not after.ok
-    assert [one.batch_id for one in await fleet.batches()] == [batch.id]
+    assert [one.batch_id for one in await fleet.batches.newest()] == [batch.id]
 
 
 async def test_one_worker_of_a_fleet_looks_after_batches(desk: Bench, fleet: AsyncFleet) -> None:
@@ -125,7 +125,7 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
         nonlocal pages
         answer, pages = await run_script(*given), pages + 1
         if pages == 1:
-            assert (await fleet.retry(first)).word == "retried"
+            assert (await fleet.runs.retry(first)).word == "retried"
             claim = await desk.claim(first)
             await desk.commit(claim, answered(claim))
         return answer
@@ -149,7 +149,7 @@ async def test_counters_of_a_run_that_was_taken_up_before_the_first_page_stay(
     claim = await desk.claim(run_id_of(batch.id, 0))
     await desk.commit(claim, failed(claim))
     score = await connection.execute("ZSCORE", keys.over(0), batch.id)
-    assert (await fleet.retry(run_id_of(batch.id, 0))).word == "retried"
+    assert (await fleet.runs.retry(run_id_of(batch.id, 0))).word == "retried"
     till = 10**13
     await run_script(connection, "expire", [keys.due(0)], batch.id, till, "0", 200, score)
     assert await connection.execute("PTTL", keys.batch(0, batch.id)) == -1

@@ -52,7 +52,7 @@ async def test_every_line_becomes_a_queued_run_with_one_message(
     assert progress.name.endswith("questions-30.jsonl")
     assert await desk.queued() == 30
     assert (await desk.counters(batch.id))["total"] == 30
-    run = await fleet.show(run_id_of(batch.id, 7))
+    run = await fleet.runs.show(run_id_of(batch.id, 7))
     result = run.result()
     assert (result.line_id, result.row, result.metadata) == ("q7", 7, {"n": 7})
     assert result.batch_id == batch.id
@@ -70,7 +70,7 @@ async def test_the_same_file_submitted_twice_is_one_batch(
     assert again.id == first.id
     assert await desk.counters(first.id) == before
     assert await desk.queued() == 30
-    assert [one.batch_id for one in await fleet.batches()] == [first.id]
+    assert [one.batch_id for one in await fleet.batches.newest()] == [first.id]
 
 
 async def test_other_lines_agents_or_overrides_are_another_batch(
@@ -83,8 +83,8 @@ async def test_other_lines_agents_or_overrides_are_another_batch(
         (await fleet.submit_batch(questions(3), plain_agent(max_steps=2))).id,
     }
     assert len(ids) == 4
-    assert len(await fleet.batches()) == 4
-    assert len(await fleet.batches(limit=2)) == 2
+    assert len(await fleet.batches.newest()) == 4
+    assert len(await fleet.batches.newest(limit=2)) == 2
 
 
 async def test_an_idempotency_key_names_a_batch_and_refuses_other_content(
@@ -115,7 +115,7 @@ async def test_an_interrupted_submission_is_completed_by_submitting_again(
     )
     with pytest.raises(asyncio.CancelledError):
         await task
-    half = await (await fleet.batch(batch_id)).progress()
+    half = await (await fleet.batches.get(batch_id)).progress()
     assert not half.sealed
     assert 0 < half.queued < 6000
     assert half.total == 6000
@@ -156,7 +156,7 @@ async def test_nothing_is_submitted_where_a_line_is_bad(
     assert "line 3: is not valid JSON" in said
     assert "line 4: no agent is named 'nobody'" in said
     assert await desk.queued() == 0
-    assert await fleet.batches() == []
+    assert await fleet.batches.newest() == []
 
 
 async def test_bad_lines_are_left_out_on_request_and_told(
@@ -188,9 +188,9 @@ async def test_lines_may_name_agents_given_as_code_or_announced_by_workers(
     await desk.opened.configs.announce(writer)
     lines = [{"input": "a"}, {"input": "b", "agent": "writer"}]
     batch = await fleet.submit_batch(lines, agents={"plain": AGENT})
-    agents = [(await fleet.show(run_id_of(batch.id, row))).agent for row in (0, 1)]
+    agents = [(await fleet.runs.show(run_id_of(batch.id, row))).agent for row in (0, 1)]
     assert agents == ["plain", "writer"]
-    assert (await fleet.result(run_id_of(batch.id, 1))).max_iterations == 7
+    assert (await fleet.runs.result(run_id_of(batch.id, 1))).max_iterations == 7
 
 
 async def test_openai_requests_become_runs_of_a_plain_agent(
@@ -203,7 +203,7 @@ async def test_openai_requests_become_runs_of_a_plain_agent(
     file.write_text(json.dumps(line))
     batch = await fleet.submit_batch(file)
     assert (await batch.progress()).format == "openai"
-    run = await fleet.show(run_id_of(batch.id, 0))
+    run = await fleet.runs.show(run_id_of(batch.id, 0))
     assert run.config.model == "openai:gpt-4o-mini"
     assert [message.role for message in run.state.messages] == ["system", "user"]
     assert run.result().line_id == "r1"
@@ -336,7 +336,7 @@ async def test_a_delayed_run_is_due_later_and_has_no_message_yet(
     run_id = await fleet.submit(AGENT, "later", delay=600)
     after = (await desk.runs.now()).timestamp()
     assert await desk.queued() == 0
-    assert (await fleet.result(run_id)).lifecycle is Lifecycle.QUEUED
+    assert (await fleet.runs.result(run_id)).lifecycle is Lifecycle.QUEUED
     due = await desk.due(run_id)
     assert due is not None
     assert before + 599 < due / 1000 < after + 601

@@ -97,13 +97,13 @@ def is_unicode(text: str) -> bool:
 
 
 VERBS: list[Callable[[Fleet, str], Any]] = [
-    lambda fleet, one: fleet.show(one),
-    lambda fleet, one: fleet.result(one),
-    lambda fleet, one: fleet.cancel(one),
-    lambda fleet, one: fleet.pause(one),
-    lambda fleet, one: fleet.retry(one),
-    lambda fleet, one: list(fleet.events(one)),
-    lambda fleet, one: fleet.batch(one).progress(),
+    lambda fleet, one: fleet.runs.show(one),
+    lambda fleet, one: fleet.runs.result(one),
+    lambda fleet, one: fleet.runs.cancel(one),
+    lambda fleet, one: fleet.runs.pause(one),
+    lambda fleet, one: fleet.runs.retry(one),
+    lambda fleet, one: list(fleet.runs.events(one)),
+    lambda fleet, one: fleet.batches.get(one).progress(),
     lambda fleet, one: fleet.submit(AGENT, "x", run_id=one),
 ]
 

@@ -22,10 +22,10 @@ async def test_a_cancel_does_not_wait_for_a_worker_whose_lease_ran_out(
 ) -> None:
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    assert (await fleet.cancel(run_id)).word == "requested"
+    assert (await fleet.runs.cancel(run_id)).word == "requested"
     leases_run_out(redis_url)
-    assert (await fleet.cancel(run_id)).word == "cancelled"
-    result = await fleet.result(run_id)
+    assert (await fleet.runs.cancel(run_id)).word == "cancelled"
+    result = await fleet.runs.result(run_id)
     assert result.lifecycle is Lifecycle.CANCELLED
     assert [(lost.kind, lost.ambiguous) for lost in result.lost_attempts] == [("crash", True)]
     assert not (await desk.commit(claim, answered(claim))).applied
@@ -41,16 +41,16 @@ async def test_an_answer_that_a_lost_worker_had_paid_for_is_listed_by_the_cancel
     response = answered(claim).response
     await desk.steps.journal(claim, 0.5, response=response)
     leases_run_out(redis_url)
-    await fleet.cancel(run_id)
-    lost = (await fleet.result(run_id)).lost_attempts
+    await fleet.runs.cancel(run_id)
+    lost = (await fleet.runs.result(run_id)).lost_attempts
     assert sorted((one.kind, one.ambiguous) for one in lost) == [
         ("crash", False),
         ("interrupted", True),
     ]
-    await fleet.retry(run_id)
+    await fleet.runs.retry(run_id)
     again = await desk.claim(run_id)
     assert again.journal.response == response
-    kinds = [one.kind for one in (await fleet.result(run_id)).lost_attempts]
+    kinds = [one.kind for one in (await fleet.runs.result(run_id)).lost_attempts]
     assert kinds == ["crash"], "the answer is used after all"
 
 
@@ -60,10 +60,10 @@ async def test_a_pause_does_not_wait_for_a_worker_whose_lease_ran_out(
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     leases_run_out(redis_url)
-    assert (await fleet.pause(run_id)).word == "paused"
+    assert (await fleet.runs.pause(run_id)).word == "paused"
     assert (await desk.refused(run_id)).why is Refused.PAUSED
     assert not (await desk.commit(claim, answered(claim))).applied
-    assert (await fleet.resume(run_id)).word == "resumed"
+    assert (await fleet.runs.resume(run_id)).word == "resumed"
     again = await desk.claim(run_id)
     assert again.crashes == 0, "whoever writes late has not died"
     assert (await desk.commit(again, answered(again))).status == "completed"
@@ -72,8 +72,8 @@ async def test_a_pause_does_not_wait_for_a_worker_whose_lease_ran_out(
 async def test_a_pause_takes_no_cancel_back(redis_url: str, fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await desk.create()
     await desk.claim(run_id)
-    await fleet.cancel(run_id)
+    await fleet.runs.cancel(run_id)
     leases_run_out(redis_url)
-    assert (await fleet.pause(run_id)).word == "requested"
+    assert (await fleet.runs.pause(run_id)).word == "requested"
     claim = await desk.claim(run_id)
     assert claim.state.stop_requested

@@ -40,10 +40,10 @@ async def run_in(state: str, fleet: AsyncFleet, desk: Bench) -> str:
     if state == "queued":
         return run_id
     if state == "paused":
-        await fleet.pause(run_id)
+        await fleet.runs.pause(run_id)
         return run_id
     if state == "cancelled":
-        await fleet.cancel(run_id)
+        await fleet.runs.cancel(run_id)
         return run_id
     claim = await desk.claim(run_id)
     if state == "completed":
@@ -79,7 +79,7 @@ async def test_every_request_has_an_answer_in_every_state(
     run_id = await run_in(state, fleet, desk)
     expected = ANSWERS[state][VERBS.index(verb)]
     try:
-        answer: Answer = await getattr(fleet, verb)(run_id)
+        answer: Answer = await getattr(fleet.runs, verb)(run_id)
     except ConfigurationError:
         assert expected == "ConfigurationError"
     else:
@@ -110,15 +110,15 @@ async def counters_are_exact(desk: Bench, run_ids: list[str]) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 async def test_an_unknown_run_is_told(fleet: AsyncFleet, verb: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no run has the id '{UNKNOWN}'"):
-        await getattr(fleet, verb)(UNKNOWN)
+        await getattr(fleet.runs, verb)(UNKNOWN)
 
 
 async def test_a_cancelled_run_says_why_and_starts_nothing_new(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await run_in("in_progress", fleet, desk)
-    await fleet.cancel(run_id, "not needed any more")
-    result = await fleet.result(run_id)
+    await fleet.runs.cancel(run_id, "not needed any more")
+    result = await fleet.runs.result(run_id)
     assert result.stop_reason is StopReason.USER_REQUESTED
     assert result.error is None
     assert result.steps_used == 1
@@ -130,9 +130,9 @@ async def test_a_cancelled_run_says_why_and_starts_nothing_new(
 async def test_a_cancel_of_a_held_run_is_done_by_its_commit(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    assert await fleet.cancel(run_id) == Answer("requested", "test")
+    assert await fleet.runs.cancel(run_id) == Answer("requested", "test")
     assert (await desk.commit(claim, called(claim))).wanted == "cancel"
-    assert (await fleet.result(run_id)).lifecycle is Lifecycle.IN_PROGRESS
+    assert (await fleet.runs.result(run_id)).lifecycle is Lifecycle.IN_PROGRESS
 
 
 async def test_workers_are_told_at_once_of_the_cancel_of_a_held_run(
@@ -152,7 +152,7 @@ async def test_workers_are_told_at_once_of_the_cancel_of_a_held_run(
             await asyncio.to_thread(_drain, connection)  # subscribes
             run_id = await desk.create()
             await desk.claim(run_id)
-            await fleet.cancel(run_id)
+            await fleet.runs.cancel(run_id)
 
             async def drained() -> bool:
                 await asyncio.to_thread(_drain, connection)
@@ -173,7 +173,7 @@ async def test_an_unreachable_broker_does_not_fail_a_cancel(
     async with AsyncFleet(settings=settings) as fleet, bench(redis_url, AGENT) as desk:
         run_id = await desk.create()
         await desk.claim(run_id)
-        assert (await fleet.cancel(run_id)).word == "requested"
+        assert (await fleet.runs.cancel(run_id)).word == "requested"
     assert "could not be told of a cancel at once" in caplog.text
 
 
@@ -181,10 +181,10 @@ async def test_a_paused_run_is_not_worked_on_until_it_is_resumed(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await desk.create()
-    await fleet.pause(run_id)
+    await fleet.runs.pause(run_id)
     assert (await desk.refused(run_id)).why is Refused.PAUSED
     waiting = await desk.queued()
-    await fleet.resume(run_id)
+    await fleet.runs.resume(run_id)
     assert await desk.queued() == waiting + 1
     await desk.claim(run_id)
 
@@ -194,8 +194,8 @@ async def test_a_pause_that_was_only_asked_for_can_be_taken_back(
 ) -> None:
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    await fleet.pause(run_id)
-    assert (await fleet.resume(run_id)).word == "active"
+    await fleet.runs.pause(run_id)
+    assert (await fleet.runs.resume(run_id)).word == "active"
     assert (await desk.commit(claim, called(claim))).status == "in_progress"
 
 
@@ -209,11 +209,11 @@ async def test_a_failed_step_is_taken_back_and_what_came_before_is_kept(
         await desk.commit(claim, called(claim))
         claim = await desk.claim(run_id, 1)
         await desk.commit(claim, failed(claim))
-        before = await fleet.result(run_id)
+        before = await fleet.runs.result(run_id)
         assert (before.lifecycle, before.steps_used) == (Lifecycle.FAILED, 2)
 
-        assert await fleet.retry(run_id, max_steps=20) == Answer("retried", "1")
-        run = await fleet.show(run_id)
+        assert await fleet.runs.retry(run_id, max_steps=20) == Answer("retried", "1")
+        run = await fleet.runs.show(run_id)
         assert run.overrides == {"time_limit": 50.0, "max_steps": 20}
         assert (run.step, run.state.step_count) == (1, 1)
         result = run.result()
@@ -228,7 +228,7 @@ async def test_a_failed_step_is_taken_back_and_what_came_before_is_kept(
 
         claim = await desk.claim(run_id, 1)
         await desk.commit(claim, answered(claim))
-        after = await fleet.result(run_id)
+        after = await fleet.runs.result(run_id)
         assert (after.lifecycle, after.steps_used, after.max_iterations) == (
             Lifecycle.COMPLETED,
             2,
@@ -240,7 +240,7 @@ async def test_a_failed_step_is_taken_back_and_what_came_before_is_kept(
 async def test_of_two_retries_at_once_one_takes_the_run_up(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await run_in("failed", fleet, desk)
     waiting = await desk.queued()
-    answers = await asyncio.gather(*(fleet.retry(run_id) for _ in range(5)))
+    answers = await asyncio.gather(*(fleet.runs.retry(run_id) for _ in range(5)))
     assert sorted(answer.word for answer in answers) == ["active"] * 4 + ["retried"]
     assert await desk.queued() == waiting + 1
     await counters_are_exact(desk, [run_id])
@@ -249,8 +249,8 @@ async def test_of_two_retries_at_once_one_takes_the_run_up(fleet: AsyncFleet, de
 async def test_a_wrong_override_leaves_the_run_as_it_is(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await run_in("failed", fleet, desk)
     with pytest.raises(ConfigurationError, match="field 'max_steps'"):
-        await fleet.retry(run_id, max_steps=0)
-    assert (await fleet.result(run_id)).lifecycle is Lifecycle.FAILED
+        await fleet.runs.retry(run_id, max_steps=0)
+    assert (await fleet.runs.result(run_id)).lifecycle is Lifecycle.FAILED
 
 
 async def test_counters_stay_exact_under_many_requests_in_any_order(
@@ -263,7 +263,7 @@ async def test_counters_stay_exact_under_many_requests_in_any_order(
         verbs = [VERBS[(index + turn) % len(VERBS)] for turn in range(4)]
         for verb in verbs:
             try:
-                await getattr(fleet, verb)(run_id)
+                await getattr(fleet.runs, verb)(run_id)
             except ConfigurationError:
                 assert verb == "retry"
 

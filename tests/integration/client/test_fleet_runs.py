@@ -95,17 +95,17 @@ async def test_a_run_that_fails_raises_only_where_text_is_asked_for(
 async def test_a_run_goes_on_when_waiting_for_it_ends(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await fleet.submit(AGENT, "hi")
     with pytest.raises(TimeoutError):
-        await fleet.wait(run_id, timeout=0.1)
+        await fleet.runs.wait(run_id, timeout=0.1)
     await answer_next(desk)
-    assert (await fleet.wait(run_id, timeout=60)).output == "fine"
+    assert (await fleet.runs.wait(run_id, timeout=60)).output == "fine"
 
 
 async def test_a_run_id_of_ones_own_is_submitted_once(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = "12345678-1234-5678-1234-567812345678"
     assert await fleet.submit(AGENT, "hi", run_id=run_id, metadata={"n": 1}) == run_id
     assert await fleet.submit(AGENT, "other", run_id=run_id) == run_id
-    assert (await fleet.show(run_id)).state.messages[-1].text == "hi"
-    assert (await fleet.result(run_id)).metadata == {"n": 1}
+    assert (await fleet.runs.show(run_id)).state.messages[-1].text == "hi"
+    assert (await fleet.runs.result(run_id)).metadata == {"n": 1}
     assert await desk.queued() == 1
 
 
@@ -134,12 +134,12 @@ async def test_a_wrong_submission_is_told_and_leaves_nothing(
 
 async def test_events_are_followed_until_the_run_has_ended(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await fleet.submit(AGENT, "hi")
-    (queued,) = [event async for event in fleet.events(run_id)]
+    (queued,) = [event async for event in fleet.runs.events(run_id)]
     assert (queued["type"], queued["payload"]["status"]) == ("agent.status", "queued")
     told: list[dict[str, object]] = []
 
     async def follow() -> None:
-        async for event in fleet.events(run_id, follow=True):
+        async for event in fleet.runs.events(run_id, follow=True):
             told.append(event)  # noqa: PERF401 - looked at meanwhile
 
     following = asyncio.create_task(follow())
@@ -182,19 +182,19 @@ def test_the_plain_fleet_submits_waits_and_reads(redis_url: str) -> None:
         assert batch.wait(timeout=60).ok
         assert fleet.run(AGENT, "hi", timeout=60) == "fine"
         worker.join()
-        assert [one.batch_id for one in fleet.batches()] == [batch.id]
-        again = fleet.batch(batch.id)
+        assert [one.batch_id for one in fleet.batches.newest()] == [batch.id]
+        again = fleet.batches.get(batch.id)
         assert [result.row for result in again.results(ordered=True)] == [0, 1]
         run_id = fleet.submit(AGENT, "hi")
-        assert fleet.pause(run_id).word == "paused"
-        assert fleet.resume(run_id).word == "resumed"
-        assert fleet.cancel(run_id).word == "cancelled"
-        assert fleet.retry(run_id).word == "retried"
-        assert fleet.result(run_id).lifecycle is Lifecycle.IN_PROGRESS
-        statuses = [event["payload"]["status"] for event in fleet.events(run_id)]
+        assert fleet.runs.pause(run_id).word == "paused"
+        assert fleet.runs.resume(run_id).word == "resumed"
+        assert fleet.runs.cancel(run_id).word == "cancelled"
+        assert fleet.runs.retry(run_id).word == "retried"
+        assert fleet.runs.result(run_id).lifecycle is Lifecycle.IN_PROGRESS
+        statuses = [event["payload"]["status"] for event in fleet.runs.events(run_id)]
         assert statuses[0] == "queued"
         with pytest.raises(ConfigurationError):
-            fleet.show("nothing")
+            fleet.runs.show("nothing")
 
 
 def _answer_in_a_thread(url: str, count: int) -> None:
@@ -242,7 +242,7 @@ def test_a_result_is_read_by_another_process_after_its_client_was_killed(redis_u
     assert client.returncode == -9
     _answer_in_a_thread(redis_url, 1)
     with Fleet(redis_url) as fleet:
-        assert fleet.result(client.stdout.strip()).output == "fine"
+        assert fleet.runs.result(client.stdout.strip()).output == "fine"
 
 
 def test_a_client_of_the_fleet_imports_no_worker_and_ends_without_a_word(

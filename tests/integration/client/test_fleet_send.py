@@ -34,13 +34,13 @@ async def ended(state: str, fleet: AsyncFleet, desk: Bench) -> str:
     """Return a run that has ended like that."""
     run_id = await desk.create()
     if state == "cancelled":
-        await fleet.cancel(run_id)
+        await fleet.runs.cancel(run_id)
         return run_id
     for step in range(2 if state == "stopped" else 1):
         claim = await desk.claim(run_id, step)
         made: Attempt = answered(claim) if state == "completed" else called(claim)
         await desk.commit(claim, failed(claim) if state == "failed" else made)
-    assert (await fleet.result(run_id)).lifecycle.value == state
+    assert (await fleet.runs.result(run_id)).lifecycle.value == state
     return run_id
 
 
@@ -52,9 +52,9 @@ async def test_an_ended_run_goes_on_with_the_message_however_it_ended(
 ) -> None:
     """STATE-09: history and totals stay; counters, limits and the reason to stop start anew."""
     run_id = await ended(state, fleet, desk)
-    before = await fleet.show(run_id)
+    before = await fleet.runs.show(run_id)
 
-    assert await fleet.send(run_id, "and now?") == Answer("sent", str(step))
+    assert await fleet.runs.send(run_id, "and now?") == Answer("sent", str(step))
 
     claim = await desk.claim(run_id, step)
     assert claim.state.messages[:-1] == before.state.messages
@@ -64,7 +64,7 @@ async def test_an_ended_run_goes_on_with_the_message_however_it_ended(
     assert claim.state.session_usage == before.state.session_usage
     assert claim.state.failures.consecutive_failures == 0
     await desk.commit(claim, answered(claim, "this"))
-    after = await fleet.result(run_id)
+    after = await fleet.runs.result(run_id)
     assert (after.lifecycle, after.output, after.error) == (Lifecycle.COMPLETED, "this", None)
     counted = await desk.counters()
     assert counted["status:completed"] == counted["total"] == 1
@@ -79,12 +79,14 @@ async def test_a_run_that_has_not_ended_takes_no_message(
     if state == "held":
         await desk.claim(run_id)
     if state == "paused":
-        await fleet.pause(run_id)
+        await fleet.runs.pause(run_id)
 
     with pytest.raises(ConfigurationError, match=r"has not ended.*cancel it first"):
-        await fleet.send(run_id, "and now?")
+        await fleet.runs.send(run_id, "and now?")
 
-    assert [message.text for message in (await fleet.show(run_id)).state.messages[1:]] == ["hello"]
+    assert [message.text for message in (await fleet.runs.show(run_id)).state.messages[1:]] == [
+        "hello"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ async def test_a_message_that_cannot_be_sent_is_told(
     fleet: AsyncFleet, desk: Bench, run_id: str | None, text: str, said: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        await fleet.send(run_id or await ended("completed", fleet, desk), text)
+        await fleet.runs.send(run_id or await ended("completed", fleet, desk), text)
     assert said in caught.value.message
 
 
@@ -108,9 +110,9 @@ async def test_changes_to_the_configuration_hold_from_the_message_on(
 ) -> None:
     run_id = await ended("stopped", fleet, desk)
 
-    await fleet.send(run_id, "and now?", max_steps=7)
+    await fleet.runs.send(run_id, "and now?", max_steps=7)
     with pytest.raises(ConfigurationError, match="has not ended"):
-        await fleet.send(run_id, "again", max_steps=9)
+        await fleet.runs.send(run_id, "again", max_steps=9)
 
     assert (await desk.claim(run_id, 2)).config.max_steps == 7
 
@@ -118,8 +120,8 @@ async def test_changes_to_the_configuration_hold_from_the_message_on(
 async def test_a_wrong_change_leaves_the_run_as_it_is(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await ended("completed", fleet, desk)
     with pytest.raises(ConfigurationError, match="field 'max_steps'"):
-        await fleet.send(run_id, "and now?", max_steps=0)
-    assert (await fleet.result(run_id)).lifecycle is Lifecycle.COMPLETED
+        await fleet.runs.send(run_id, "and now?", max_steps=0)
+    assert (await fleet.runs.result(run_id)).lifecycle is Lifecycle.COMPLETED
 
 
 async def test_messages_that_no_step_has_answered_yet_are_kept(
@@ -127,10 +129,10 @@ async def test_messages_that_no_step_has_answered_yet_are_kept(
 ) -> None:
     """The question of a run that was cancelled before its first step is not replaced."""
     run_id = await ended("cancelled", fleet, desk)
-    await fleet.send(run_id, "second")
-    await fleet.cancel(run_id)
+    await fleet.runs.send(run_id, "second")
+    await fleet.runs.cancel(run_id)
 
-    await fleet.send(run_id, "third")
+    await fleet.runs.send(run_id, "third")
 
     claim = await desk.claim(run_id)
     said = [message.text for message in claim.state.messages if message.is_user()]
@@ -141,7 +143,7 @@ async def test_of_two_messages_at_once_one_is_taken_and_the_other_is_told(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await ended("completed", fleet, desk)
-    sends = (fleet.send(run_id, f"message {n}") for n in range(4))
+    sends = (fleet.runs.send(run_id, f"message {n}") for n in range(4))
 
     answers = await asyncio.gather(*sends, return_exceptions=True)
 
@@ -160,21 +162,21 @@ async def test_retrying_a_turn_that_made_no_step_leaves_the_turn_before_it_alone
 ) -> None:
     """The failed step belongs to an execution that has ended; its message was not answered."""
     run_id = await ended("failed", fleet, desk)
-    await fleet.send(run_id, "once more")
-    await fleet.cancel(run_id)
+    await fleet.runs.send(run_id, "once more")
+    await fleet.runs.cancel(run_id)
 
-    assert await fleet.retry(run_id) == Answer("retried", "1")
+    assert await fleet.runs.retry(run_id) == Answer("retried", "1")
 
     claim = await desk.claim(run_id, 1)
     assert claim.state.info.execution == 2
     assert claim.state.messages[-1].text == "once more"
     await desk.commit(claim, answered(claim))
-    assert [step.step for step in (await fleet.result(run_id)).steps] == [1, 2]
+    assert [step.step for step in (await fleet.runs.result(run_id)).steps] == [1, 2]
 
 
 def test_the_plain_fleet_sends_as_well(redis_url: str) -> None:
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENT, "hello")
-        fleet.cancel(run_id)
-        assert fleet.send(run_id, "more", max_steps=3) == Answer("sent", "0")
-        assert fleet.result(run_id).max_iterations == 3
+        fleet.runs.cancel(run_id)
+        assert fleet.runs.send(run_id, "more", max_steps=3) == Answer("sent", "0")
+        assert fleet.runs.result(run_id).max_iterations == 3

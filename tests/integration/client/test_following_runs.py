@@ -82,10 +82,10 @@ async def test_who_comes_late_or_comes_back_misses_nothing(
     agent = looker()
     run_id = await fleet.submit(agent, "hi")
     await finished(redis_url, agent, run_id)
-    late = [event async for event in fleet.stream(run_id)]
+    late = [event async for event in fleet.runs.events(run_id, follow=True)]
     assert [one["sequence"] for one in late] == list(range(1, len(late) + 1))
     assert late[-1]["payload"]["status"] == "completed"
-    back = [event async for event in fleet.stream(run_id, since=4)]
+    back = [event async for event in fleet.runs.events(run_id, follow=True, since=4)]
     assert back == late[4:]
     assert len({one["event_id"] for one in late}) == len(late)
 
@@ -96,11 +96,11 @@ async def test_plain_code_follows_the_same_events_and_steps(redis_url: str) -> N
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
         await finished(redis_url, agent, run_id)
-        expected = [event async for event in fleet.stream(run_id)]
+        expected = [event async for event in fleet.runs.events(run_id, follow=True)]
 
     def read() -> tuple[list[Any], list[StepResult]]:
         with Fleet(redis_url) as plain:
-            return list(plain.stream(run_id)), list(plain.steps(run_id))
+            return list(plain.runs.events(run_id, follow=True)), list(plain.runs.steps(run_id))
 
     events, steps = await asyncio.to_thread(read)
     assert events == expected
@@ -131,7 +131,7 @@ async def test_a_run_is_consumed_step_by_step(redis_url: str, fleet: AsyncFleet)
         rest = [step async for step in steps]
         await working
     assert all(isinstance(step, StepResult) for step in (first, *rest))
-    stored = (await fleet.result(run_id)).steps
+    stored = (await fleet.runs.result(run_id)).steps
     assert (first, *rest) == stored
     assert len(stored) == 2
 
@@ -147,12 +147,12 @@ async def test_text_is_told_in_chunks_while_it_is_written(
     working = asyncio.create_task(finished(redis_url, agent, run_id))
     text, chunks = StreamedText(), []
     async with asyncio.timeout(30):
-        async for event in fleet.stream(run_id, chunks=True):
+        async for event in fleet.runs.events(run_id, chunks=True):
             text.add(event)
             if event["type"] == "agent.stream.chunk":
                 chunks.append(event["payload"])
             if text.text == "Hello, " and not typist.go_on.is_set():
-                assert (await fleet.show(run_id)).log == ()
+                assert (await fleet.runs.show(run_id)).log == ()
                 typist.go_on.set()
         await working
     assert text.text == "".join(one["chunk"] for one in chunks) == "Hello, world"
@@ -161,7 +161,7 @@ async def test_text_is_told_in_chunks_while_it_is_written(
     assert sum(one["tokens_delta"] for one in chunks) == 4
     assert {one["attempt"] for one in chunks} == {1}
     again = StreamedText()
-    async for event in fleet.stream(run_id, chunks=True):
+    async for event in fleet.runs.events(run_id, chunks=True):
         again.add(event)
     assert again.text == "Hello, world"
 
@@ -173,10 +173,10 @@ async def test_chunks_are_numbered_anew_in_each_execution(
     agent = Agent("typist", model=Typist("Hello"), broadcast="standard")
     run_id = await fleet.submit(agent, "hi")
     await finished(redis_url, agent, run_id)
-    await fleet.send(run_id, "again")
+    await fleet.runs.send(run_id, "again")
     await finished(redis_url, agent, run_id)
     first: dict[str, list[int]] = {}
-    async for event in fleet.stream(run_id, chunks=True):
+    async for event in fleet.runs.events(run_id, chunks=True):
         if event["type"] == "agent.stream.chunk":
             assert event["payload"]["chunk"] or event["payload"]["is_complete"]
             numbers = first.setdefault(event["execution_id"], [])
@@ -193,7 +193,7 @@ async def test_a_run_that_does_not_ask_for_text_tells_none(
     run_id = await fleet.submit(agent, "hi")
     await finished(redis_url, agent, run_id)
     assert "agent.stream.chunk" not in {
-        one["type"] async for one in fleet.stream(run_id, chunks=True)
+        one["type"] async for one in fleet.runs.events(run_id, chunks=True)
     }
     async with Redis.from_url(redis_url) as client:
         assert await client.keys("*chunks*") == []
@@ -204,7 +204,7 @@ async def test_one_run_may_ask_for_its_text(redis_url: str, fleet: AsyncFleet) -
     agent = Agent("typist", model=Typist("Hello"))
     run_id = await fleet.submit(agent, "hi", broadcast="standard")
     await finished(redis_url, agent, run_id)
-    types = {one["type"] async for one in fleet.stream(run_id, chunks=True)}
+    types = {one["type"] async for one in fleet.runs.events(run_id, chunks=True)}
     assert "agent.stream.chunk" in types
 
 
@@ -213,7 +213,7 @@ async def test_a_full_run_emits_all_seven_types(redis_url: str, fleet: AsyncFlee
     agent = looker()
     run_id = await fleet.submit(agent, "hi", broadcast="debug")
     await finished(redis_url, agent, run_id)
-    assert {one["type"] async for one in fleet.stream(run_id, chunks=True)} == {
+    assert {one["type"] async for one in fleet.runs.events(run_id, chunks=True)} == {
         *("agent.status", "agent.step.started", "agent.step.completed"),
         *("agent.tool.started", "agent.tool.completed"),
         *("agent.stream.chunk", "agent.continuation"),
@@ -277,7 +277,7 @@ async def test_a_subscriber_that_does_not_read_slows_no_worker(
         ]
     assert waiting > 0
     for run_id in run_ids:
-        assert (await fleet.result(run_id)).success
+        assert (await fleet.runs.result(run_id)).success
 
 
 class Away:

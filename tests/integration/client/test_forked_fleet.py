@@ -61,8 +61,8 @@ def test_a_fleet_that_was_made_before_a_fork_works_in_the_child_and_the_parent(
         theirs = in_child(lambda: fleet.submit(PLAIN, "in the child"))
         mine = fleet.submit(PLAIN, "in the parent")
         ids = [one for one in (before, theirs, mine) if one]
-        assert [fleet.show(one).run_id for one in ids] == ids
-        assert in_child(lambda: fleet.show(theirs).run_id) == theirs
+        assert [fleet.runs.show(one).run_id for one in ids] == ids
+        assert in_child(lambda: fleet.runs.show(theirs).run_id) == theirs
 
 
 def test_a_fleet_that_is_in_use_when_its_process_is_forked_works_on_both_sides(
@@ -76,7 +76,7 @@ def test_a_fleet_that_is_in_use_when_its_process_is_forked_works_on_both_sides(
         def wait() -> None:
             calling.set()
             try:
-                fleet.wait(run_id, timeout=LONG)
+                fleet.runs.wait(run_id, timeout=LONG)
             except BaseException as error:  # noqa: BLE001 - looked at below
                 failures.append(error)
 
@@ -84,9 +84,9 @@ def test_a_fleet_that_is_in_use_when_its_process_is_forked_works_on_both_sides(
         waiting.start()
         assert calling.wait(LONG)
         for n in range(5):
-            assert in_child(lambda: fleet.show(run_id).run_id) == run_id
+            assert in_child(lambda: fleet.runs.show(run_id).run_id) == run_id
             fleet.submit(PLAIN, f"question {n}")
-        fleet.cancel(run_id)
+        fleet.runs.cancel(run_id)
         waiting.join(LONG)
         assert not waiting.is_alive()
         assert failures == []
@@ -183,6 +183,6 @@ def test_a_fleet_of_a_module_works_in_the_children_of_a_prefork_celery_app(
             ]
             told = [one.get(timeout=LONG) for one in sent]
             assert worker.pid not in {pid for pid, _ in told}
-            assert all(fleet.show(run_id).run_id == run_id for _, run_id in told)
+            assert all(fleet.runs.show(run_id).run_id == run_id for _, run_id in told)
     finally:
         worker.end()

@@ -48,9 +48,9 @@ async def test_a_fork_begins_with_the_first_steps_and_goes_its_own_way(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await worked(desk, 3)
-    before = await fleet.show(run_id)
+    before = await fleet.runs.show(run_id)
 
-    fork = await fleet.fork(run_id, at=2, model="openai:other", instructions="Be long.")
+    fork = await fleet.history.fork(run_id, at=2, model="openai:other", instructions="Be long.")
 
     claim = await desk.claim(fork, 2)
     assert claim.config.model == "openai:other"
@@ -60,13 +60,13 @@ async def test_a_fork_begins_with_the_first_steps_and_goes_its_own_way(
     assert claim.state.usage.total_tokens == 30
     assert claim.state.agent_id == claim.state.info.id == fork
     await desk.commit(claim, answered(claim, "otherwise"))
-    result = await fleet.result(fork)
+    result = await fleet.runs.result(fork)
     assert result.lifecycle is Lifecycle.COMPLETED
     assert [step.step for step in result.steps] == [1, 2, 3]
     assert result.origin is not None
     assert (result.origin.kind, result.origin.run_id) == (OriginKind.FORK, run_id)
     assert (result.origin.at, result.origin.tokens, result.origin.cost_usd) == (2, 30, 0.5)
-    assert (await fleet.show(run_id)).header == before.header
+    assert (await fleet.runs.show(run_id)).header == before.header
 
 
 async def test_a_fork_of_a_run_at_work_takes_what_is_committed(
@@ -75,7 +75,7 @@ async def test_a_fork_of_a_run_at_work_takes_what_is_committed(
     run_id = await worked(desk, 1, answer=False)
     held = await desk.claim(run_id, 1)
 
-    fork = await fleet.fork(run_id)
+    fork = await fleet.history.fork(run_id)
 
     assert (await desk.claim(fork, 1)).state.messages == held.state.messages
     assert (await desk.commit(held, answered(held))).applied
@@ -86,7 +86,7 @@ async def test_a_fork_at_0_begins_anew_with_the_same_or_another_input(
 ) -> None:
     run_id = await worked(desk, 1)
     same, other = await asyncio.gather(
-        fleet.fork(run_id, at=0), fleet.fork(run_id, at=0, message="something else")
+        fleet.history.fork(run_id, at=0), fleet.history.fork(run_id, at=0, message="something else")
     )
     texts = [
         [message.text for message in (await desk.claim(fork)).state.messages[1:]]
@@ -100,9 +100,9 @@ async def test_a_fork_behind_the_answer_needs_a_further_message(
 ) -> None:
     run_id = await worked(desk, 1)
     with pytest.raises(ConfigurationError, match=r"had its answer with step 2.*at=1.*message"):
-        await fleet.fork(run_id)
+        await fleet.history.fork(run_id)
 
-    fork = await fleet.fork(run_id, message="and now?")
+    fork = await fleet.history.fork(run_id, message="and now?")
 
     claim = await desk.claim(fork, 2)
     assert claim.state.messages[-1].text == "and now?"
@@ -114,11 +114,11 @@ async def test_a_message_sent_to_the_run_belongs_to_the_fork_that_begins_there(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await worked(desk, 0)
-    await fleet.send(run_id, "and now?")
+    await fleet.runs.send(run_id, "and now?")
     claim = await desk.claim(run_id, 1)
     await desk.commit(claim, answered(claim, "this"))
 
-    fork = await fleet.fork(run_id, at=1)
+    fork = await fleet.history.fork(run_id, at=1)
 
     forked = await desk.claim(fork, 1)
     assert forked.state.messages == claim.state.messages
@@ -127,13 +127,15 @@ async def test_a_message_sent_to_the_run_belongs_to_the_fork_that_begins_there(
 
 async def test_forking_to_the_same_id_twice_makes_one_run(fleet: AsyncFleet, desk: Bench) -> None:
     run_id, fork = await worked(desk, 2), str(uuid4())
-    made = await asyncio.gather(*(fleet.fork(run_id, at=1, new_run_id=fork) for _ in range(5)))
+    made = await asyncio.gather(
+        *(fleet.history.fork(run_id, at=1, new_run_id=fork) for _ in range(5))
+    )
     assert set(made) == {fork}
     assert await desk.due(fork) is not None
     with pytest.raises(ConfigurationError, match="is there already"):
-        await fleet.fork(run_id, at=2, new_run_id=fork)
+        await fleet.history.fork(run_id, at=2, new_run_id=fork)
     with pytest.raises(ConfigurationError, match="is there already"):
-        await fleet.fork(run_id, at=1, new_run_id=run_id)
+        await fleet.history.fork(run_id, at=1, new_run_id=run_id)
 
 
 async def test_a_fork_joins_no_batch_and_the_tail_of_the_queue(
@@ -141,9 +143,9 @@ async def test_a_fork_joins_no_batch_and_the_tail_of_the_queue(
 ) -> None:
     run_id = await worked(desk, 2)
     counted, waiting = await desk.counters(), await desk.queued()
-    fork = await fleet.fork(run_id, at=1)
+    fork = await fleet.history.fork(run_id, at=1)
     assert await desk.counters() == counted
-    assert (await fleet.result(fork)).batch_id is None
+    assert (await fleet.runs.result(fork)).batch_id is None
     assert await desk.queued() == waiting + 1
 
 
@@ -165,7 +167,7 @@ async def test_a_fork_that_cannot_be_made_says_why_and_makes_nothing(
     run_id = await worked(desk, 3)
     there = await desk.opened.connection.execute("DBSIZE")
     with pytest.raises(ConfigurationError, match=said):
-        await fleet.fork(run_id, **options)  # type: ignore[arg-type]
+        await fleet.history.fork(run_id, **options)  # type: ignore[arg-type]
     assert await desk.opened.connection.execute("DBSIZE") == there
 
 
@@ -177,7 +179,7 @@ async def test_with_a_broker_of_its_own_the_hint_is_published(
     kept = await desk.queued()
     broker = own_redis()
     async with AsyncFleet(redis_url, broker_url=broker.url) as fleet:
-        fork = await fleet.fork(run_id, at=1)
+        fork = await fleet.history.fork(run_id, at=1)
         with Redis.from_url(broker.url, decode_responses=True) as client:
             (message,) = client.lrange("stepfleet", 0, -1)
     assert await desk.queued() == kept
@@ -190,21 +192,21 @@ async def test_a_failed_step_can_be_left_out(fleet: AsyncFleet, desk: Bench) -> 
     claim = await desk.claim(run_id, 1)
     await desk.commit(claim, failed(claim))
     with pytest.raises(ConfigurationError, match="would end at once"):
-        await fleet.fork(run_id)
-    fork = await fleet.fork(run_id, at=1)
+        await fleet.history.fork(run_id)
+    fork = await fleet.history.fork(run_id, at=1)
     assert (await desk.claim(fork, 1)).state.failures.total_failures == 0
 
 
 async def test_two_runs_are_compared_step_by_step(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await worked(desk, 2)
-    fork = await fleet.fork(run_id, at=1, model="openai:other", max_steps=9)
+    fork = await fleet.history.fork(run_id, at=1, model="openai:other", max_steps=9)
     for step in (1, 2):
         claim = await desk.claim(fork, step)
         await desk.commit(claim, called(claim, seconds=1.0))
     claim = await desk.claim(fork, 3)
     await desk.commit(claim, answered(claim, "fine\nbut longer"))
 
-    found = await fleet.compare(run_id, fork)
+    found = await fleet.history.compare(run_id, fork)
 
     assert found.first_differing_step == 3
     assert found.differs_in == ("type", "thought", "tool_calls")
@@ -216,4 +218,4 @@ async def test_two_runs_are_compared_step_by_step(fleet: AsyncFleet, desk: Bench
     assert found.more["cost_usd"] == pytest.approx(0.25)
     assert found.more["seconds"] == pytest.approx(1.5)
     assert found.second.origin is not None
-    assert (await fleet.compare(run_id, run_id)).first_differing_step is None
+    assert (await fleet.history.compare(run_id, run_id)).first_differing_step is None

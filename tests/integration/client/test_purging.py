@@ -45,26 +45,26 @@ async def test_every_ended_run_goes_and_open_ones_stay(desk: Bench, fleet: Async
     gone = [await ended(desk), await ended(desk, well=False)]
     kept = [await desk.create(), await desk.create()]
     await desk.claim(kept[0])
-    await fleet.pause(kept[1])
-    assert await fleet.purge(dry_run=True) == len(gone)
+    await fleet.runs.pause(kept[1])
+    assert await fleet.runs.purge(dry_run=True) == len(gone)
     assert all([await left(desk, run_id) for run_id in gone])
     told: list[int] = []
-    assert await fleet.purge(on_progress=told.append) == len(gone)
+    assert await fleet.runs.purge(on_progress=told.append) == len(gone)
     assert told[-1] == len(gone)
     assert [await left(desk, run_id) for run_id in gone] == [[], []]
     assert (await desk.stored(kept[0])).state.status is Lifecycle.IN_PROGRESS
     assert (await desk.stored(kept[1])).state.status is Lifecycle.PAUSED
-    assert await fleet.purge() == 0
+    assert await fleet.runs.purge() == 0
 
 
 async def test_runs_are_chosen_by_status_and_age(desk: Bench, fleet: AsyncFleet) -> None:
     good, bad = await ended(desk), await ended(desk, well=False)
     long_ago = await ended(desk)
     await desk.opened.connection.execute("HSET", desk.opened.keys.run(long_ago), "ended", 1000)
-    assert await fleet.purge(older_than=3600) == 1
+    assert await fleet.runs.purge(older_than=3600) == 1
     assert await left(desk, long_ago) == []
     status = (await desk.stored(bad)).state.status.value
-    assert await fleet.purge(statuses=[status]) == 1
+    assert await fleet.runs.purge(statuses=[status]) == 1
     assert await left(desk, bad) == []
     assert (await desk.stored(good)).result().output == "fine"
 
@@ -79,12 +79,12 @@ async def test_a_batch_that_is_purged_whole_is_forgotten_and_others_stay(
         await batch.cancel()
     first, *_, last = batches
     assert (await last.progress()).done == len(lines)
-    assert await fleet.purge(batch=last.id, statuses=["completed"]) == 0
-    assert await fleet.purge(batch=last.id) == len(lines)
+    assert await fleet.runs.purge(batch=last.id, statuses=["completed"]) == 0
+    assert await fleet.runs.purge(batch=last.id) == len(lines)
     names = await desk.opened.connection.execute("KEYS", f"*{last.id}*")
     assert names == []
     with pytest.raises(ConfigurationError):
-        await fleet.purge(batch=last.id)
+        await fleet.runs.purge(batch=last.id)
     if first.id != last.id:
         assert (await first.progress()).total == len(lines)
 
@@ -96,7 +96,7 @@ async def test_a_full_redis_can_be_purged(own_redis: Callable[..., RedisServer])
         await desk.opened.connection.execute("SCRIPT", "FLUSH")
         await desk.opened.connection.execute("CONFIG", "SET", "maxmemory", 1)
         async with AsyncFleet(server.url) as fleet:
-            assert await fleet.purge() == len(gone)
+            assert await fleet.runs.purge() == len(gone)
         assert [await left(desk, run_id) for run_id in gone] == [[]] * len(gone)
 
 
@@ -106,7 +106,7 @@ async def test_more_runs_than_a_page_go_page_by_page(desk: Bench, fleet: AsyncFl
         fields = ("status", "completed", "ended", 1, "batch", "")
         await desk.opened.connection.execute("HSET", key, *fields)
     told: list[int] = []
-    assert await fleet.purge(on_progress=told.append) == PAGE + 50
+    assert await fleet.runs.purge(on_progress=told.append) == PAGE + 50
     assert told == sorted(told)
     assert len(told) > 1
 
@@ -114,4 +114,4 @@ async def test_more_runs_than_a_page_go_page_by_page(desk: Bench, fleet: AsyncFl
 @pytest.mark.parametrize("wrong", [{"statuses": ["done"]}, {"older_than": -1.0}, {"batch": "b"}])
 async def test_what_cannot_be_meant_is_refused(fleet: AsyncFleet, wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
-        await fleet.purge(**wrong)  # type: ignore[arg-type]
+        await fleet.runs.purge(**wrong)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ async def fetched(redis_url: str, agent: Agent) -> AgentRunResult:
     async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
         await worker.finish(run_id)
     async with AsyncFleet(redis_url) as other:
-        return await other.result(run_id)
+        return await other.runs.result(run_id)
 
 
 async def test_a_fetched_result_has_every_field_with_its_type(redis_url: str) -> None:
@@ -91,7 +91,7 @@ async def test_the_outcomes_of_a_run_tell_why_it_went_on_and_why_it_was_forbidde
         run_id = await fleet.submit(agent, "hello")
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             await worker.finish(run_id)
-        went_on, forbidden = [one.outcome for one in (await fleet.show(run_id)).log]
+        went_on, forbidden = [one.outcome for one in (await fleet.runs.show(run_id)).log]
     assert went_on is not None
     assert forbidden is not None
     assert went_on.should_continue
@@ -126,7 +126,7 @@ async def test_each_step_is_heard_soon_and_before_the_next_one_begins(redis_url:
     ):
         run_id = await fleet.submit(agent, "hello")
         work = asyncio.create_task(worker.finish(run_id))
-        async for event in fleet.stream(run_id):
+        async for event in fleet.runs.events(run_id, follow=True):
             if event["type"] == "agent.step.completed":
                 heard[event["payload"]["step_number"]] = clock()
         await work

@@ -186,7 +186,7 @@ import json, sys
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 with Fleet(sys.argv[1]) as fleet:
-    result = fleet.result(sys.argv[2])
+    result = fleet.runs.result(sys.argv[2])
 text = json.dumps(result.to_dict())
 assert AgentRunResult.model_validate(json.loads(text)) == result
 try:

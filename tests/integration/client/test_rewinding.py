@@ -75,9 +75,9 @@ async def test_a_fork_and_a_restored_run_ask_what_the_run_asked_there(
             await hands.step(run_id, step)
         asked = list(requests_of(hands))
         async with AsyncFleet(redis_url) as fleet:
-            fork = await fleet.fork(run_id, at=at)
-            kept = await fleet.checkpoint(run_id, at=at)
-            copy = await fleet.restore(kept, run_id=str(uuid4()))
+            fork = await fleet.history.fork(run_id, at=at)
+            kept = await fleet.history.checkpoint(run_id, at=at)
+            copy = await fleet.history.restore(kept, run_id=str(uuid4()))
             for one in (fork, copy):
                 requests_of(hands).clear()
                 await hands.step(one, at)
@@ -89,20 +89,20 @@ async def test_a_file_chooses_neither_code_nor_tools(redis_url: str) -> None:
     async with opened_run(redis_url, *answers(), tools=(look,)) as (desk, hands, run_id):
         await desk.opened.configs.announce(hands.agent.config)
         async with AsyncFleet(redis_url) as fleet:
-            data = await fleet.save_state(run_id)
+            data = await fleet.history.save_state(run_id)
             evil = {
                 "memory": {"custom": "os:system"},
                 "strategy": "os:system",
                 "settings": {"base_url": "http://elsewhere", "api_key_env": "HOME"},
             }
-            copy = await fleet.load_state(
+            copy = await fleet.history.load_state(
                 {**data, "config": {**data["config"], **evil}}, run_id=str(uuid4())
             )
-            config = (await fleet.show(copy)).config
+            config = (await fleet.runs.show(copy)).config
             assert (config.memory.custom, config.strategy) == (None, hands.agent.config.strategy)
             assert config.settings == hands.agent.config.settings
             tools = [{"name": "fly"}]
             with pytest.raises(ConfigurationError, match="has no tool 'fly'"):
-                await fleet.load_state(
+                await fleet.history.load_state(
                     {**data, "config": {**data["config"], "tools": tools}}, run_id=str(uuid4())
                 )

@@ -51,12 +51,12 @@ async def test_a_window_that_followed_a_run_ends_with_its_stored_history(redis_u
     """UI-07, UI-04, UI-06: text, statuses and tools on the way."""
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(LOOKER, "hi")
-        followed = fleet.display(run_id, continuation=True)
+        followed = fleet.runs.display(run_id, continuation=True)
         windows = [await anext(followed)]
         working = asyncio.create_task(work(redis_url, LOOKER, run_id))
         windows += [one async for one in followed]
         await working
-        view = await fleet.view(run_id)
+        view = await fleet.runs.view(run_id)
     assert windows[-1] == view.messages
     assert said(view.messages) == SAID
     told = {(one.role, one.content) for window in windows for one in window}
@@ -68,9 +68,9 @@ async def test_a_window_that_opens_late_shows_the_whole_conversation(redis_url: 
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(LOOKER, "hi")
         await work(redis_url, LOOKER, run_id)
-        await fleet.send(run_id, "again")
+        await fleet.runs.send(run_id, "again")
         await work(redis_url, LOOKER, run_id)
-        (window,) = [one async for one in fleet.display(run_id)]
+        (window,) = [one async for one in fleet.runs.display(run_id)]
     assert said(window) == [*SAID, ("user", "again"), ("assistant", "It is there.")]
 
 
@@ -79,8 +79,8 @@ async def test_a_failed_run_shows_its_banner_and_its_history(redis_url: str) -> 
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(BROKEN, "hi")
         await work(redis_url, BROKEN, run_id)
-        view = await fleet.view(run_id)
-        window = [one async for one in fleet.display(run_id)][-1]
+        view = await fleet.runs.view(run_id)
+        window = [one async for one in fleet.runs.display(run_id)][-1]
     assert said(view.messages) == [("user", "hi"), ("tool", "seen a")]
     assert view.banner is not None
     assert (view.banner.step, view.banner.type) == (2, "model")
@@ -103,7 +103,7 @@ async def test_a_retry_is_seen_with_its_attempt(redis_url: str) -> None:
     agent = Agent("shaky", model=script)
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(agent, "hi")
-        followed = fleet.display(run_id)
+        followed = fleet.runs.display(run_id)
         windows = [await anext(followed)]
         working = asyncio.create_task(work(redis_url, agent, run_id))
         windows += [one async for one in followed]

@@ -51,7 +51,7 @@ async def long_run(desk: Bench, fleet: AsyncFleet, text: str = "seen") -> str:
         claim = await desk.claim(run_id, step)
         if step == STEPS // 2:
             await desk.commit(claim, answered(claim))
-            await fleet.send(run_id, "go on")
+            await fleet.runs.send(run_id, "go on")
         else:
             await desk.commit(claim, worded(claim, text))
     return run_id
@@ -69,19 +69,19 @@ async def test_a_snapshot_from_the_store_is_that_of_the_whole_state(
 ) -> None:
     """SER-03, SER-04, SER-05, SER-11"""
     run_id = await long_run(desk, fleet)
-    run = await fleet.show(run_id)
+    run = await fleet.runs.show(run_id)
     steps = [logged.result for logged in run.log]
-    assert await fleet.snapshot(run_id, PRESETS[name]) == SlimSerializer(PRESETS[name]).serialize(
-        run.state, steps
-    )
+    assert await fleet.history.snapshot(run_id, PRESETS[name]) == SlimSerializer(
+        PRESETS[name]
+    ).serialize(run.state, steps)
 
 
 async def test_the_standard_preset_is_taken_where_none_is_given(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await desk.create()
-    snapshot = await fleet.snapshot(run_id)
-    assert snapshot == await fleet.snapshot(run_id, SlimSerializationConfig.standard())
+    snapshot = await fleet.history.snapshot(run_id)
+    assert snapshot == await fleet.history.snapshot(run_id, SlimSerializationConfig.standard())
     assert (snapshot["status"], snapshot["step_count"], snapshot["steps"]) == ("queued", 0, [])
     assert [one["content"] for one in snapshot["messages"]] == ["Be brief.", "hello"]
 
@@ -98,7 +98,7 @@ async def test_what_a_snapshot_drops_is_not_read_from_redis(fleet: AsyncFleet, d
     assert whole > STEPS * 50_000 * 0.9
     assert minimal < 11 * 51_000
     assert nothing < 20_000
-    standard = await fleet.snapshot(run_id)
+    standard = await fleet.history.snapshot(run_id)
     assert len(json.dumps(standard)) < 120_000
 
 
@@ -112,7 +112,7 @@ async def sent_for(
         return int(stats["total_net_output_bytes"])
 
     before = await sent()
-    await fleet.snapshot(run_id, config)
+    await fleet.history.snapshot(run_id, config)
     return await sent() - before
 
 
@@ -123,14 +123,14 @@ async def test_instructions_that_came_with_the_input_stay(fleet: AsyncFleet, des
     for step in range(20):
         claim = await desk.claim(run_id, step)
         await desk.commit(claim, called(claim))
-    snapshot = await fleet.snapshot(run_id, SlimSerializationConfig(max_messages=5))
+    snapshot = await fleet.history.snapshot(run_id, SlimSerializationConfig(max_messages=5))
     assert snapshot["messages"][0]["content"] == "Said with the input."
     assert len(snapshot["messages"]) == 5
 
 
 async def test_an_unknown_run_is_told(fleet: AsyncFleet) -> None:
     with pytest.raises(ConfigurationError, match="no run has the id"):
-        await fleet.snapshot("00000000-0000-0000-0000-000000000000")
+        await fleet.history.snapshot("00000000-0000-0000-0000-000000000000")
 
 
 async def test_a_long_tool_result_reaches_the_next_request_whole(redis_url: str) -> None:
@@ -176,11 +176,11 @@ async def test_a_run_goes_on_from_the_messages_of_a_snapshot(redis_url: str, nam
         for step in range(12):
             await hands.step(run_id, step)
         async with AsyncFleet(redis_url) as fleet:
-            snapshot = json.loads(json.dumps(await fleet.snapshot(run_id, PRESETS[name])))
+            snapshot = json.loads(json.dumps(await fleet.history.snapshot(run_id, PRESETS[name])))
             state = SlimSerializer(PRESETS[name]).deserialize(snapshot)
             following = await fleet.submit(hands.agent, state.messages)
             await hands.finish(following)
-            result = await fleet.result(following)
+            result = await fleet.runs.result(following)
         script = hands.agent.llm
     assert isinstance(script, Script)
     assert result.output == "done"

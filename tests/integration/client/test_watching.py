@@ -36,7 +36,7 @@ redis.call('XADD', KEYS[1] .. ':events', '*', 'first', first, 'events', ARGV[1])
 
 async def tell(fleet: AsyncFleet, run_id: str) -> None:
     """Write one event of a run at once with its number, as the scripts do."""
-    client = await fleet._open()
+    client = await fleet._session.open()
     event = {"type": "agent.step.started", "session_id": run_id, "execution_id": f"{run_id}:1",
              "parent_agent_id": None, "payload": {"step_number": 1}}  # fmt: skip
     key, told = client.store.keys.run(run_id), orjson.dumps([event])
@@ -51,20 +51,18 @@ async def commands(connection: Connection) -> int:
     return int(stats["total_commands_processed"])
 
 
-@pytest.mark.parametrize("verb", ["stream", "events"])
-async def test_165_followers_of_runs_at_work_ask_as_one(redis_url: str, verb: str) -> None:
+async def test_165_followers_of_runs_at_work_ask_as_one(redis_url: str) -> None:
     """STRM-04: what they cost is bounded by looks and by what there is to read."""
     heard = _Heard()
     async with waiting_runs(redis_url, MANY) as (fleet, run_ids):
 
         async def follow(run_id: str) -> None:
-            told = fleet.stream(run_id) if verb == "stream" else fleet.events(run_id, follow=True)
-            async for _ in told:
+            async for _ in fleet.runs.events(run_id, follow=True):
                 heard.count += 1
 
         followers = [asyncio.create_task(follow(run_id)) for run_id in run_ids]
         await until(partial(heard.at_least, MANY), within=60, what="the first event of each")
-        connection = (await fleet._open()).store.connection
+        connection = (await fleet._session.open()).store.connection
         clock = asyncio.get_running_loop().time
         begun, before = clock(), await commands(connection)
         for number in range(1, ROUNDS + 1):
@@ -93,10 +91,10 @@ class _Heard:
 async def test_each_wait_ends_with_its_own_run(redis_url: str) -> None:
     """However many wait beside it."""
     async with waiting_runs(redis_url, 20) as (fleet, run_ids):
-        waits = [asyncio.create_task(fleet.wait(run_id)) for run_id in run_ids]
+        waits = [asyncio.create_task(fleet.runs.wait(run_id)) for run_id in run_ids]
         for run_id, wait in zip(run_ids, waits, strict=True):
             others = [one for one in waits if one is not wait and not one.done()]
-            await fleet.cancel(run_id)
+            await fleet.runs.cancel(run_id)
             async with asyncio.timeout(60):
                 assert (await wait).run_id == run_id
             assert not any(one.done() for one in others)
@@ -104,18 +102,18 @@ async def test_each_wait_ends_with_its_own_run(redis_url: str) -> None:
 
 async def test_a_wait_that_times_out_leaves_the_others(redis_url: str) -> None:
     async with waiting_runs(redis_url, 2) as (fleet, (first, second)):
-        other = asyncio.create_task(fleet.wait(second))
+        other = asyncio.create_task(fleet.runs.wait(second))
         with pytest.raises(TimeoutError):
-            await fleet.wait(first, timeout=0.2)
-        await fleet.cancel(second)
+            await fleet.runs.wait(first, timeout=0.2)
+        await fleet.runs.cancel(second)
         async with asyncio.timeout(60):
             assert (await other).run_id == second
 
 
 async def test_a_wait_on_a_fleet_that_is_closed_ends_with_an_error(redis_url: str) -> None:
     async with waiting_runs(redis_url, 1) as (fleet, (run_id,)):
-        wait = asyncio.create_task(fleet.wait(run_id))
-        client = await fleet._open()
+        wait = asyncio.create_task(fleet.runs.wait(run_id))
+        client = await fleet._session.open()
         await until(lambda: _waited_for(client.watch), within=60, what="the wait")
     with pytest.raises(StoreError, match="closed"):
         async with asyncio.timeout(60):

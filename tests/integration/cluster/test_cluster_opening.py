@@ -53,7 +53,7 @@ async def test_one_node_of_an_address_is_enough(cluster: RedisCluster, broker: s
         assert desk.opened.keys.shards == 64
     async with AsyncFleet(cluster.url) as fleet:
         for run_id in run_ids:
-            assert (await fleet.show(run_id)).run_id == run_id
+            assert (await fleet.runs.show(run_id)).run_id == run_id
 
 
 async def test_a_password_holds_for_all_nodes(guarded_cluster: RedisCluster, broker: str) -> None:

@@ -142,7 +142,7 @@ async def test_a_worker_posts_every_event_signed_and_in_order(redis_url: str) ->
             after = await fleet.submit(agent, "hi")
             await worker.finish(after)
             for run_id in (before, after):
-                events = [one async for one in fleet.stream(run_id)]
+                events = [one async for one in fleet.runs.events(run_id, follow=True)]
 
                 async def all_there(
                     run_id: str = run_id, events: list[dict[str, Any]] = events
@@ -162,10 +162,10 @@ async def test_an_outlet_that_fails_delays_no_step_and_loses_nothing(redis_url: 
         async with InlineWorker(settings, [agent]) as worker:
             run_id = await fleet.submit(agent, "hi")
             await worker.finish(run_id)
-            assert (await fleet.result(run_id)).success
+            assert (await fleet.runs.result(run_id)).success
             assert receiver.taken == []
             receiver.status = 200
-            events = [one async for one in fleet.stream(run_id)]
+            events = [one async for one in fleet.runs.events(run_id, follow=True)]
 
             async def all_there() -> bool:
                 return receiver.of(run_id) == events
@@ -190,7 +190,7 @@ async def test_channels_on_a_redis_that_is_away_delay_no_step(
         async with AsyncFleet(redis_url) as fleet, InlineWorker(settings, [agent]) as worker:
             run_id = await fleet.submit(agent, "hi")
             await worker.finish(run_id)
-            assert (await fleet.result(run_id)).success
+            assert (await fleet.runs.result(run_id)).success
             async with Redis.from_url(events_server.url) as client, client.pubsub() as channel:
                 await subscribed(channel, channel_of(run_id))
                 way.heal()
@@ -202,7 +202,7 @@ async def test_channels_on_a_redis_that_is_away_delay_no_step(
                     return bool(heard) and heard[-1]["payload"].get("status") == "completed"
 
                 await until(ended, within=LONG)
-            events = [one async for one in fleet.stream(run_id)]
+            events = [one async for one in fleet.runs.events(run_id, follow=True)]
     assert heard[-len(events) :] == events
 
 

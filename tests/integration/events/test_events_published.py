@@ -323,14 +323,14 @@ async def test_a_retry_and_a_further_turn_are_told_once(redis_url: str, desk: Be
         run_id = await fleet.submit(desk.agent, "hello")
         claim = await desk.claim(run_id)
         await desk.commit(claim, failed(claim))
-        await fleet.retry(run_id)
+        await fleet.runs.retry(run_id)
         claim = await desk.claim(run_id)
         await desk.commit(claim, answered(claim))
         assert await statuses(desk, run_id) == [
             *("queued", "in_progress", "failed"),
             *("in_progress", "completed"),
         ]
-        await fleet.send(run_id, "more")
+        await fleet.runs.send(run_id, "more")
         claim = await desk.claim(run_id, 1)
         await desk.commit(claim, answered(claim))
     assert (await statuses(desk, run_id))[5:] == ["in_progress", "completed"]
@@ -350,8 +350,8 @@ async def test_at_each_event_the_store_shows_what_it_tells(redis_url: str) -> No
         heard_of: dict[str, asyncio.Event] = {}
 
         async def hear() -> None:
-            async for event in fleet.stream(run_id):
-                stored = await fleet.show(run_id)
+            async for event in fleet.runs.events(run_id, follow=True):
+                stored = await fleet.runs.show(run_id)
                 payload = event["payload"]
                 if event["type"] == "agent.status":
                     assert stored.state.status == payload["status"]

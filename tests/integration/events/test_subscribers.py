@@ -47,7 +47,7 @@ async def run(redis_url: str, agent: Agent) -> str:
         run_id = await fleet.submit(agent, "hi")
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             await worker.finish(run_id)
-        assert (await fleet.result(run_id)).success
+        assert (await fleet.runs.result(run_id)).success
         return run_id
 
 
@@ -104,7 +104,7 @@ async def test_a_run_that_fails_emits_its_failure(redis_url: str) -> None:
         run_id = await fleet.submit(agent, "hi")
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             await worker.finish(run_id)
-        assert not (await fleet.result(run_id)).success
+        assert not (await fleet.runs.result(run_id)).success
     (failed,) = [event for event in heard if isinstance(event, AgentFailed)]
     assert (failed.agent_id, failed.step_count) == (run_id, 1)
     assert "no luck" in str(failed.error)
@@ -142,7 +142,7 @@ async def test_a_slow_or_failing_subscriber_holds_up_no_step(redis_url: str) -> 
         run_id = await fleet.submit(agent, "hi")
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             working = asyncio.create_task(worker.finish(run_id))
-            result = await fleet.wait(run_id, timeout=60)
+            result = await fleet.runs.wait(run_id, timeout=60)
             await until(has_begun, within=60)
             assert heard == ["began 1"]
             gate.set()
@@ -175,6 +175,6 @@ async def test_subscribers_can_follow_a_run_from_a_client(redis_url: str) -> Non
     heard: list[DomainEvent] = []
     told = Subscribers().on(AgentFinished, heard.append)
     async with AsyncFleet(redis_url) as fleet:
-        async for event in fleet.stream(run_id):
+        async for event in fleet.runs.events(run_id, follow=True):
             await told.broadcast(f"agent.{run_id}", event)
     assert [type(event) for event in heard] == [AgentFinished]

@@ -55,7 +55,7 @@ async def test_a_run_takes_no_more_of_redis_than_is_documented(redis_url: str) -
         waiting = await bytes_of(redis_url, run_id)
         async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
             await worker.finish(run_id)
-        assert (await fleet.result(run_id)).steps_used == STEPS
+        assert (await fleet.runs.result(run_id)).steps_used == STEPS
         ended = await bytes_of(redis_url, run_id)
     each = (ended - waiting) / STEPS
     assert waiting <= documented("a run that waits, its input 100 characters")

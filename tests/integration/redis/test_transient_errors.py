@@ -245,7 +245,7 @@ async def test_a_client_of_a_full_redis_is_told_the_fix_and_can_still_read(
         async with AsyncFleet(settings=settings) as late:
             with pytest.raises(StoreError, match="raise its maxmemory, or remove ended runs"):
                 await late.submit(AGENT, "after")
-            assert (await late.show(run_id)) is not None
+            assert (await late.runs.show(run_id)) is not None
         client.config_set("maxmemory", "0")
 
 

@@ -314,11 +314,13 @@ async def test_each_change_of_a_stored_conversation_has_its_one_writer_on_the_st
         seen = Watched(redis_url, monkeypatch)
         run_id = await fleet.submit(agent, "hi")
         await worker.finish(run_id)
-        await fleet.retry(run_id)
+        await fleet.runs.retry(run_id)
         await worker.finish(run_id)
-        await fleet.send(run_id, "more")
+        await fleet.runs.send(run_id, "more")
         await worker.finish(run_id)
-        copied = await fleet.restore(await fleet.checkpoint(run_id), agent, run_id=str(uuid4()))
+        copied = await fleet.history.restore(
+            await fleet.history.checkpoint(run_id), agent, run_id=str(uuid4())
+        )
     unknown = [sorted(names) for _, names in seen.changes if len(WRITERS & names) != 1]
     assert not unknown
     assert set().union(*(WRITERS & names for _, names in seen.changes)) == WRITERS

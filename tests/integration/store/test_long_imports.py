@@ -40,7 +40,7 @@ async def keys_of(url: str, run_id: str) -> list[str]:
 async def forked(desk: Bench, fleet: AsyncFleet, new: str) -> None:
     """Fork a long run to the id `new`."""
     await desk.opened.configs.announce(AGENT.config)
-    assert await fleet.fork(await long_run(desk), new_run_id=new) == new
+    assert await fleet.history.fork(await long_run(desk), new_run_id=new) == new
 
 
 async def test_a_fork_of_a_long_run_is_staged_and_published_whole(
@@ -108,9 +108,9 @@ async def test_a_repetition_changes_nothing_and_leaves_nothing(redis_url: str) -
     async with bench(redis_url, AGENT, lease=600.0) as desk, AsyncFleet(redis_url) as fleet:
         await desk.opened.configs.announce(AGENT.config)
         run_id, new = await long_run(desk), str(uuid4())
-        kept = await fleet.checkpoint(run_id)
-        assert await fleet.restore(kept, run_id=new) == new
+        kept = await fleet.history.checkpoint(run_id)
+        assert await fleet.history.restore(kept, run_id=new) == new
         before = await desk.header(new)
-        assert await fleet.restore(kept, run_id=new) == new
+        assert await fleet.history.restore(kept, run_id=new) == new
         assert await desk.header(new) == before
         assert await keys_of(redis_url, new) == ["", ":events", ":log"]

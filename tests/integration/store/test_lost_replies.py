@@ -68,7 +68,7 @@ async def test_a_message_is_given_once_though_the_reply_is_lost(
 ) -> None:
     run_id = await ended(desk)
     async with reply_lost(proxy, "retry"):
-        assert (await fleet.send(run_id, "and now?")).word == "sent"
+        assert (await fleet.runs.send(run_id, "and now?")).word == "sent"
     run = await desk.stored(run_id)
     assert [message.text for message in run.state.messages].count("and now?") == 1
     assert run.state.status is Lifecycle.IN_PROGRESS
@@ -80,7 +80,7 @@ async def test_a_message_is_given_once_though_the_run_has_ended_again(
     """A worker is faster than the repetition: the run has ended, as if nothing had been said."""
     run_id = await ended(desk)
     lost = proxy.lose_reply_to(lua.digest("retry"), and_stay_cut=True)
-    sending = asyncio.create_task(fleet.send(run_id, "and now?"))
+    sending = asyncio.create_task(fleet.runs.send(run_id, "and now?"))
     await asyncio.to_thread(lost.wait, 60)
     claim = await desk.claim(run_id, 1)
     await desk.commit(claim, answered(claim, "this"))
@@ -96,7 +96,7 @@ async def test_a_retry_is_answered_as_done(
 ) -> None:
     run_id = await ended(desk, well=False)
     async with reply_lost(proxy, "retry"):
-        assert (await fleet.retry(run_id)).word == "retried"
+        assert (await fleet.runs.retry(run_id)).word == "retried"
     assert (await desk.counters())["open"] == 1
 
 
@@ -105,7 +105,7 @@ async def test_a_cancel_is_answered_as_done(
 ) -> None:
     run_id = await desk.create()
     async with reply_lost(proxy, "cancel"):
-        assert (await fleet.cancel(run_id)).word == "cancelled"
+        assert (await fleet.runs.cancel(run_id)).word == "cancelled"
     assert (await desk.counters())["status:cancelled"] == 1
 
 
@@ -114,10 +114,10 @@ async def test_a_resume_is_answered_as_done_and_gives_one_hint(
 ) -> None:
     run_id = await desk.create()
     async with reply_lost(proxy, "pause"):
-        assert (await fleet.pause(run_id)).word == "paused"
+        assert (await fleet.runs.pause(run_id)).word == "paused"
     waiting = await desk.queued()
     async with reply_lost(proxy, "resume"):
-        assert (await fleet.resume(run_id)).word == "resumed"
+        assert (await fleet.runs.resume(run_id)).word == "resumed"
     assert await desk.queued() == waiting + 1
 
 

@@ -45,11 +45,11 @@ def text(levels: int) -> str:
 
 async def test_metadata_of_100_levels_can_be_read_by_everything(fleet: AsyncFleet) -> None:
     run_id = await fleet.submit(AGENT, "hello", metadata=deep(MAX_LEVELS))
-    assert (await fleet.show(run_id)).state.metadata == deep(MAX_LEVELS)
-    assert (await fleet.checkpoint(run_id)).to_json()
-    assert orjson.dumps(await fleet.snapshot(run_id))
-    fork = await fleet.fork(run_id, at=0)
-    assert (await fleet.result(fork)).metadata == deep(MAX_LEVELS)
+    assert (await fleet.runs.show(run_id)).state.metadata == deep(MAX_LEVELS)
+    assert (await fleet.history.checkpoint(run_id)).to_json()
+    assert orjson.dumps(await fleet.history.snapshot(run_id))
+    fork = await fleet.history.fork(run_id, at=0)
+    assert (await fleet.runs.result(fork)).metadata == deep(MAX_LEVELS)
 
 
 @pytest.mark.parametrize("levels", DEPTHS)
@@ -102,7 +102,13 @@ async def test_stored_overrides_that_cannot_be_read_are_named_by_whoever_reads(
     run_id = await fleet.submit(AGENT, "hello")
     run_key = desk.opened.keys.run(run_id)
     await desk.opened.connection.execute("HSET", run_key, "overrides", stored)
-    for reading in (fleet.show, fleet.result, fleet.checkpoint, fleet.snapshot, fleet.view):
+    for reading in (
+        fleet.runs.show,
+        fleet.runs.result,
+        fleet.history.checkpoint,
+        fleet.history.snapshot,
+        fleet.runs.view,
+    ):
         with pytest.raises(SerializationError, match="the run's overrides cannot be read"):
             await reading(run_id)
 

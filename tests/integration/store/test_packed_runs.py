@@ -158,7 +158,7 @@ async def test_a_bomb_in_a_record_harms_neither_worker_nor_client(
         assert refusal.why is Refused.UNREADABLE
         async with AsyncFleet(redis_url) as fleet:
             with pytest.raises(SerializationError, match="cannot be read"):
-                await fleet.show(run_id)
+                await fleet.runs.show(run_id)
         header = desk.opened.keys.run(run_id)
         await desk.opened.connection.execute("HSET", header, "not_before", "0")
     assert (await desk.header(run_id))["token"] == ""

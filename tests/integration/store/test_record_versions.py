@@ -140,6 +140,6 @@ async def test_a_newer_run_can_be_cancelled_though_it_cannot_be_read(
     await become(desk, run_id, NEWER)
     async with AsyncFleet(redis_url) as fleet:
         with pytest.raises(SerializationError, match="upgrade this worker or client"):
-            await fleet.show(run_id)
-        assert (await fleet.cancel(run_id)).word == "cancelled"
+            await fleet.runs.show(run_id)
+        assert (await fleet.runs.cancel(run_id)).word == "cancelled"
     assert (await desk.header(run_id))["status"] == "cancelled"

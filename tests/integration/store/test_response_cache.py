@@ -345,9 +345,9 @@ async def test_a_hit_whose_tool_failed_stays_a_hit_when_the_run_is_retried(redis
         run_id = await hands.desk.create()
         async with AsyncFleet(redis_url) as fleet:
             await hands.finish(run_id)
-            await fleet.retry(run_id)
+            await fleet.runs.retry(run_id)
             await hands.finish(run_id)
-            result = await fleet.result(run_id)
+            result = await fleet.runs.result(run_id)
         assert hands.calls == 1
         assert (len(result.steps), result.steps[0].cached) == (1, True)
         assert result.usage == UsageStats(cached_calls=1)

@@ -72,7 +72,7 @@ async def test_a_schema_that_is_checked_for_ever_holds_up_no_other_run(redis_url
         run_id = await fleet.submit(agent, "go on")
         async with held() as found:
             await worker.finish(run_id)
-        result = await fleet.result(run_id)
+        result = await fleet.runs.result(run_id)
     assert result.output == "done"
     (record,) = result.steps[0].tool_calls
     assert record.error is not None

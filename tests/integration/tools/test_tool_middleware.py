@@ -171,17 +171,17 @@ async def test_tool_traces_are_asked_for_by_name_and_outcome_and_cleared(
     ) as (_, hands, run_id):
         await hands.step(run_id, 0)
         async with AsyncFleet(redis_url) as fleet:
-            first = await fleet.tool_traces(run_id)
+            first = await fleet.history.tool_traces(run_id)
             assert [(one.step, one.index) for one in first.all()] == [(1, 0), (1, 1)]
             assert [one.call.tool_name for one in first.failed()] == ["broken"]
-            assert await fleet.clear_tool_traces(run_id) == 2
+            assert await fleet.history.clear_tool_traces(run_id) == 2
             await hands.finish(run_id)
-            traces = await fleet.tool_traces(run_id)
+            traces = await fleet.history.tool_traces(run_id)
             last = traces.last()
             assert last is not None
             assert last.call.result == "seen c"
             assert traces.by_name("look") == traces.all() == (last,)
             assert traces.failed() == ()
-            assert len((await fleet.result(run_id)).steps[0].tool_calls) == 2
+            assert len((await fleet.runs.result(run_id)).steps[0].tool_calls) == 2
             with pytest.raises(ConfigurationError):
-                await fleet.tool_traces("nobody")
+                await fleet.history.tool_traces("nobody")

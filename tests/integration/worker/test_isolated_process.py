@@ -399,7 +399,7 @@ async def test_a_run_that_is_retried_has_its_chances_again(
     assert outcome is not None
     await desk.commit(claim, Prevented(Span(claim.now, 0.0), outcome))
     async with AsyncFleet(redis_url) as fleet:
-        await fleet.retry(claim.run_id)
+        await fleet.runs.retry(claim.run_id)
     again = await desk.claim(claim.run_id)
     assert (again.crashes, again.losses.known) == (0, ())
 

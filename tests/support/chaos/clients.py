@@ -69,21 +69,24 @@ class Meddler:
         run_id = self._draw.choice(self._run_ids[-60:])
         if verb == "pause":
             self._paused.append(run_id)
-            return fleet.pause(run_id).word
+            return fleet.runs.pause(run_id).word
         if verb == "cancel":
             self._cancelled.append(run_id)
-            return fleet.cancel(run_id).word
+            return fleet.runs.cancel(run_id).word
         if verb == "send":
             return self._send(fleet)
         if verb == "resume":
-            return fleet.resume(self._paused.pop()).word if self._paused else ""
-        return fleet.retry(self._cancelled.pop()).word if self._cancelled else ""
+            return fleet.runs.resume(self._paused.pop()).word if self._paused else ""
+        return fleet.runs.retry(self._cancelled.pop()).word if self._cancelled else ""
 
     def _send(self, fleet: Fleet) -> str:
         """Ask a completed run something further; the plan of its conversation has an end."""
         older = self._run_ids[: max(len(self._run_ids) * 3 // 4, 1)]
         for run_id in self._draw.sample(older, min(len(older), MOST_LOOKS)):
-            if self._sent[run_id] < MOST_SENT and fleet.result(run_id).lifecycle == "completed":
+            if (
+                self._sent[run_id] < MOST_SENT
+                and fleet.runs.result(run_id).lifecycle == "completed"
+            ):
                 self._sent[run_id] += 1
-                return fleet.send(run_id, f"and then? ({self._sent[run_id]})").word
+                return fleet.runs.send(run_id, f"and then? ({self._sent[run_id]})").word
         return ""

@@ -205,7 +205,7 @@ class ChaosRun:
             for key in client.scan_iter(match="sf:{s*}:run:*", count=1000):
                 run_id = key.split(":run:")[1]
                 if ":" not in run_id and client.hget(key, "status") == "paused":
-                    self._fleet.resume(run_id)
+                    self._fleet.runs.resume(run_id)
                     return False
             return not any(client.zcard(f"sf:{{s{shard:02d}}}:due") for shard in range(16))
 

@@ -31,9 +31,10 @@ def _of(name: str, found: Any) -> Iterator[str]:
     yield from (f"{name}.{field}" for field in getattr(found, "model_fields", ()))
     own = [one for one in found.__mro__ if one.__module__.startswith(package.__name__)]
     named = {key for one in own for key in vars(one) if not key.startswith(("_", "model_"))}
-    for attribute in named:
+    annotated = {key for one in own for key in vars(one).get("__annotations__", {})}
+    for attribute in named | {key for key in annotated if not key.startswith(("_", "model_"))}:
         yield f"{name}.{attribute}"
-        yield from _arguments(f"{name}.{attribute}", inspect.getattr_static(found, attribute))
+        yield from _arguments(f"{name}.{attribute}", inspect.getattr_static(found, attribute, None))
     if "__init__" in {key for one in own for key in vars(one)}:
         yield from _arguments(name, found)
 

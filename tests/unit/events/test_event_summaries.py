@@ -95,11 +95,12 @@ def test_the_presets_have_their_fields(name: str, fields: tuple[Any, ...]) -> No
     """EVT-23"""
     preset = getattr(BroadcastConfig, name)()
     assert tuple(preset.model_dump().values()) == fields
-    assert Agent("a", model="openai:x", broadcast=name).config.broadcast == preset
+    chosen: Any = name
+    assert Agent("a", model="openai:x", broadcast=chosen).config.broadcast == preset
     assert Agent("a", model="openai:x").config.broadcast == BroadcastConfig.minimal()
 
 
 def test_an_unknown_preset_is_told_with_those_there_are() -> None:
     """EVT-23"""
     with pytest.raises(ConfigurationError, match="minimal, standard, debug"):
-        Agent("a", model="openai:x", broadcast="loud")
+        Agent("a", model="openai:x", broadcast="loud")  # type: ignore[arg-type]

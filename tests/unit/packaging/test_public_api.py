@@ -25,7 +25,7 @@ def test_a_method_that_loses_an_argument_is_seen() -> None:
     """QUAL-06: also methods of classes, and functions."""
     lines = set(offered())
     assert {
-        "Fleet.fork(run_id)",
+        "FleetHistory.fork(run_id)",
         "lazy_tool(schema)",
         "StopReason.GUARD",
         "StepResult.step",

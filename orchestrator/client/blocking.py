@@ -1,0 +1,214 @@
+"""The fleet for plain code: the asynchronous methods, each run in one event loop of a thread.
+
+Holds no logic. `blocking`, `iterating` and `giving_batch` keep the signatures and docstrings of
+the methods that they wrap, for editors and type checkers too.
+"""
+
+import functools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
+from stepfleet.orchestrator.client.cache import AsyncFleetCache
+from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.history.history import AsyncFleetHistory
+from stepfleet.orchestrator.client.portal import Portal
+from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.settings.settings import Settings
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Blocking:
+    """An asynchronous object, and the loop that its methods run in."""
+
+    def __init__(self, behind: Any, portal: Portal) -> None:
+        self._behind = behind
+        self._portal = portal
+
+
+def blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Blocking, P], T]:
+    """Return `method` as one that waits for its result."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> T:
+        return self._portal.call(method(self._behind, *args, **options))
+
+    return call
+
+
+def iterating(
+    method: Callable[Concatenate[A, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[_Blocking, P], Iterator[T]]:
+    """Return `method` as one that gives a plain iterator."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> Iterator[T]:
+        return self._portal.each(method(self._behind, *args, **options))
+
+    return call
+
+
+def giving_batch(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, AsyncBatch]],
+) -> "Callable[Concatenate[_Blocking, P], Batch]":
+    """Return `method` as one that waits for a batch."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> Batch:
+        return Batch(self._portal.call(method(self._behind, *args, **options)), self._portal)
+
+    return call
+
+
+class Batch(_Blocking):
+    """A batch. `skipped` says what was wrong with the lines that a submission left out."""
+
+    _behind: AsyncBatch
+
+    @property
+    def id(self) -> str:
+        """The batch's id (UUID)."""
+        return self._behind.id
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """What was wrong with the lines that this submission left out."""
+        return self._behind.skipped
+
+    @property
+    def skipped_count(self) -> int:
+        """How many lines this submission left out."""
+        return self._behind.skipped_count
+
+    progress = blocking(AsyncBatch.progress)
+    results = iterating(AsyncBatch.results)
+    wait = blocking(AsyncBatch.wait)
+    cancel = blocking(AsyncBatch.cancel)
+    pause = blocking(AsyncBatch.pause)
+    resume = blocking(AsyncBatch.resume)
+    retry = blocking(AsyncBatch.retry)
+
+
+class FleetBatches(_Blocking):
+    """The batches of a fleet: `fleet.batches`; `fleet.submit_batch` makes a new one."""
+
+    get = giving_batch(AsyncFleetBatches.get)
+    newest = blocking(AsyncFleetBatches.newest)
+
+
+class FleetCache(_Blocking):
+    """The response cache, which all workers of the fleet share: `fleet.cache`."""
+
+    statistics = blocking(AsyncFleetCache.statistics)
+    clear = blocking(AsyncFleetCache.clear)
+
+
+class FleetHistory(_Blocking):
+    """What runs have behind them: `fleet.history`."""
+
+    snapshot = blocking(AsyncFleetHistory.snapshot)
+    checkpoint = blocking(AsyncFleetHistory.checkpoint)
+    checkpoints = iterating(AsyncFleetHistory.checkpoints)
+    restore = blocking(AsyncFleetHistory.restore)
+    save_state = blocking(AsyncFleetHistory.save_state)
+    load_state = blocking(AsyncFleetHistory.load_state)
+    fork = blocking(AsyncFleetHistory.fork)
+    compare = blocking(AsyncFleetHistory.compare)
+    tool_traces = blocking(AsyncFleetHistory.tool_traces)
+    clear_tool_traces = blocking(AsyncFleetHistory.clear_tool_traces)
+    get_cost_calls = blocking(AsyncFleetHistory.get_cost_calls)
+    get_cost_stats = blocking(AsyncFleetHistory.get_cost_stats)
+    get_cost_summary = blocking(AsyncFleetHistory.get_cost_summary)
+    reset_cost_tracking = blocking(AsyncFleetHistory.reset_cost_tracking)
+
+
+class FleetRuns(_Blocking):
+    """The runs of a fleet, by their ids: `fleet.runs`.
+
+    Read one: `result` for its result so far, `wait` for the final one, `view` for a chat window,
+    `show` for everything stored. Follow one: `steps` for results of steps, `events` for the event
+    log and streamed text, `display` for a chat window.
+    """
+
+    show = blocking(AsyncFleetRuns.show)
+    result = blocking(AsyncFleetRuns.result)
+    wait = blocking(AsyncFleetRuns.wait)
+    view = blocking(AsyncFleetRuns.view)
+    events = iterating(AsyncFleetRuns.events)
+    steps = iterating(AsyncFleetRuns.steps)
+    display = iterating(AsyncFleetRuns.display)
+    cancel = blocking(AsyncFleetRuns.cancel)
+    pause = blocking(AsyncFleetRuns.pause)
+    resume = blocking(AsyncFleetRuns.resume)
+    retry = blocking(AsyncFleetRuns.retry)
+    send = blocking(AsyncFleetRuns.send)
+    purge = blocking(AsyncFleetRuns.purge)
+
+
+class Fleet(_Blocking):
+    """A fleet as its client sees it; `AsyncFleet` with methods that block.
+
+    Use it as a context manager, or `close` it; one that is forgotten is closed when it is
+    collected or the interpreter ends. One that was made, or used, before the process was forked
+    (by a pool of workers, say) connects anew in the child. `on_progress` functions are called in
+    another thread.
+    """
+
+    _behind: AsyncFleet
+    runs: FleetRuns
+    """Existing runs: read, follow, control, remove."""
+    batches: FleetBatches
+    """Submitted batches."""
+    history: FleetHistory
+    """What runs have behind them: checkpoints, forks, comparisons, costs, tool calls."""
+    cache: FleetCache
+    """The response cache."""
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        broker_url: str | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        fleet = AsyncFleet(redis_url, broker_url=broker_url, settings=settings)
+        portal = Portal(fleet.aclose, fleet.forget)
+        super().__init__(fleet, portal)
+        self.runs = FleetRuns(fleet.runs, portal)
+        self.batches = FleetBatches(fleet.batches, portal)
+        self.history = FleetHistory(fleet.history, portal)
+        self.cache = FleetCache(fleet.cache, portal)
+
+    def __enter__(self) -> Self:
+        self.check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._portal.close()
+
+    check = blocking(AsyncFleet.check)
+    warnings = blocking(AsyncFleet.warnings)
+    overview = blocking(AsyncFleet.overview)
+    pause = blocking(AsyncFleet.pause)
+    resume = blocking(AsyncFleet.resume)
+    submit = blocking(AsyncFleet.submit)
+    run = blocking(AsyncFleet.run)
+    run_with_steps = blocking(AsyncFleet.run_with_steps)
+    run_with_messages = blocking(AsyncFleet.run_with_messages)
+    run_stream = iterating(AsyncFleet.run_stream)
+    submit_batch = giving_batch(AsyncFleet.submit_batch)
