@@ -58,7 +58,7 @@ from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.telemetry import logged
-from stepfleet.worker.telemetry.instrumentation import import_exporters, watching
+from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class LoopServices:
         self._app = app
         self._leases = leases
         self._crash = crash
-        self._watching = watching(settings, worker_name())
+        self._watching = instrument(settings, worker_name())
         self._models = self._watching.models()
         self._toolbox = self._watching.toolbox(LocalToolbox(settings.tool_threads))
         self._calls = CallLeases(time.monotonic)
@@ -276,7 +276,7 @@ class LoopServices:
             app=self._app if self.consumes else None,
             pause=self._settings.lease / RENEWALS_PER_LEASE,
         )
-        lookouts = self._watching.watches(lambda: len(self._leases), lambda: len(self._calls))
+        lookouts = self._watching.background(lambda: len(self._leases), lambda: len(self._calls))
         watches = [
             asyncio.create_task(
                 rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"

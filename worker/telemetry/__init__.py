@@ -1,8 +1,7 @@
-"""What a worker tells of its work beside doing it. Nothing here decides anything."""
+"""Logs, metrics and traces of a worker. Nothing here decides anything."""
 
-from stepfleet.worker.telemetry.clean_lines import log_without_secrets
 from stepfleet.worker.telemetry.identity import Identity, current_step
-from stepfleet.worker.telemetry.json_lines import JsonLines, log_as_json
+from stepfleet.worker.telemetry.logs import JsonLines, log_as_json, log_without_secrets
 from stepfleet.worker.telemetry.step_lines import LoggedStore, logged
 
 __all__ = [

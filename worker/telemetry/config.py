@@ -1,4 +1,4 @@
-"""Whether a worker makes spans and metrics, as its settings and OpenTelemetry's variables say.
+"""Whether a worker makes spans and metrics, by its settings and OpenTelemetry's variables.
 
 Imports nothing of what it decides about.
 """
@@ -19,8 +19,8 @@ FIX = "install stepfleet[telemetry]"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is wanted; `port` is None where no metrics are. Traces are sent by `protocol`."""
+class TelemetryConfig:
+    """Which telemetry to make; `port` is None without metrics. Traces are sent by `protocol`."""
 
     spans: bool = False
     port: int | None = None
@@ -33,20 +33,22 @@ class Wanted:
         return self.spans or self.port is not None
 
 
-def wanted(settings: Settings, environment: Mapping[str, str]) -> Wanted:
+def telemetry_config(settings: Settings, environment: Mapping[str, str]) -> TelemetryConfig:
     """Return what settings and environment ask for. By default nothing."""
     if settings.telemetry == "off":
-        return Wanted()
-    told = {name: text.strip() for name, text in environment.items() if name.startswith("OTEL_")}
+        return TelemetryConfig()
+    variables = {
+        name: environment[name].strip() for name in environment if name.startswith("OTEL_")
+    }
     disabled = (
-        told.get("OTEL_SDK_DISABLED", "").lower() == "true"
-        or told.get("OTEL_TRACES_EXPORTER") == "none"
+        variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or variables.get("OTEL_TRACES_EXPORTER") == "none"
     )
     explicit = settings.telemetry == "on"
-    asked = explicit or any(told.get(name) for name in ENDPOINTS)
-    protocol = next((told[name] for name in PROTOCOLS if told.get(name)), "")
-    return Wanted(
-        spans=asked and not disabled,
+    spans = explicit or any(variables.get(name) for name in ENDPOINTS)
+    protocol = next((variables[name] for name in PROTOCOLS if variables.get(name)), "")
+    return TelemetryConfig(
+        spans=spans and not disabled,
         port=settings.metrics_port,
         host=settings.metrics_host,
         protocol=protocol,
@@ -54,27 +56,27 @@ def wanted(settings: Settings, environment: Mapping[str, str]) -> Wanted:
     )
 
 
-def possible(asked: Wanted) -> Wanted:
-    """Return what can be had of it here.
+def available(config: TelemetryConfig) -> TelemetryConfig:
+    """Return the part of `config` that this installation can provide.
 
     Raises `ConfigurationError` where something is missing that a setting of ours asks for. Of
     OpenTelemetry's variables, which may be meant for others in the same environment, a warning.
     """
-    if asked.port is not None and not _is_installed("prometheus_client"):
+    if config.port is not None and not _is_installed("prometheus_client"):
         raise ConfigurationError(f"metrics_port is set, and prometheus_client is missing: {FIX}")
-    trouble = _trouble(asked) if asked.spans else ""
-    if trouble and asked.explicit:
-        raise ConfigurationError(f"telemetry is on, and {trouble}")
-    if trouble:
-        log.warning("no spans are sent: %s, or set STEPFLEET_TELEMETRY=off", trouble)
-        return Wanted(port=asked.port, host=asked.host)
-    return asked
+    reason = _why_not(config) if config.spans else ""
+    if reason and config.explicit:
+        raise ConfigurationError(f"telemetry is on, and {reason}")
+    if reason:
+        log.warning("no spans are sent: %s, or set STEPFLEET_TELEMETRY=off", reason)
+        return TelemetryConfig(port=config.port, host=config.host)
+    return config
 
 
-def _trouble(asked: Wanted) -> str:
+def _why_not(config: TelemetryConfig) -> str:
     if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
         return f"OpenTelemetry's exporter is missing: {FIX}"
-    if asked.protocol == "grpc":
+    if config.protocol == "grpc":
         return (
             "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, which workers do not speak: set it to"
             " http/protobuf, and the endpoint to the collector's HTTP port (4318)"

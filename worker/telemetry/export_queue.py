@@ -1,6 +1,6 @@
-"""Takes what was seen off the event loop: a bounded queue, and a thread that passes it on.
+"""Takes observations off the event loop: a bounded queue, and a thread that exports them.
 
-What comes faster than it is taken is dropped and counted: being seen must not cost a step.
+What arrives faster than it is exported is dropped and counted: telemetry must not cost a step.
 """
 
 import logging
@@ -8,53 +8,53 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from stepfleet.worker.telemetry.observations import Seen
+from stepfleet.worker.telemetry.observations import Observation
 
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 10_000
 PAUSE_SECONDS = 0.2
 
-Take = Callable[[Seen], None]
+Export = Callable[[Observation], None]
 
 
 class ExportQueue:
-    """Passes what is offered to all `takers`, in order; at most `most` wait. `dropped` counts."""
+    """Passes observations to all `exporters`, in order; at most `most` wait. `dropped` counts."""
 
-    def __init__(self, takers: Sequence[Take], most: int = MOST_WAITING) -> None:
-        self._takers = takers
+    def __init__(self, exporters: Sequence[Export], most: int = MOST_WAITING) -> None:
+        self._exporters = exporters
         self._most = most
-        self._waiting: deque[Seen] = deque()
+        self._waiting: deque[Observation] = deque()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name="stepfleet-telemetry", daemon=True)
         self.dropped = 0
 
     def start(self) -> None:
-        """Begin to pass on."""
+        """Begin to export."""
         self._thread.start()
 
-    def offer(self, seen: Seen) -> None:
-        """Have `seen` passed on soon. Never waits."""
+    def offer(self, observation: Observation) -> None:
+        """Queue an observation. Never waits."""
         if len(self._waiting) >= self._most:
             self.dropped += 1
         else:
-            self._waiting.append(seen)
+            self._waiting.append(observation)
 
     def close(self) -> None:
-        """Pass on what waits, and end. Blocks until then."""
+        """Export what waits, and end. Blocks until then."""
         self._ended.set()
         self._thread.join()
 
     def _work(self) -> None:
         while not self._ended.wait(PAUSE_SECONDS):
-            self._pass_on()
-        self._pass_on()
+            self._export()
+        self._export()
 
-    def _pass_on(self) -> None:
+    def _export(self) -> None:
         while self._waiting:
-            seen = self._waiting.popleft()
-            for take in self._takers:
+            observation = self._waiting.popleft()
+            for export in self._exporters:
                 try:
-                    take(seen)
+                    export(observation)
                 except Exception:
-                    log.exception("what was seen of a step could not be told")
+                    log.exception("an observation of a step could not be exported")

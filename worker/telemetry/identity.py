@@ -1,4 +1,4 @@
-"""Whose step is being worked on: a context variable, which tasks, tools and threads share."""
+"""The identity of the current step: a context variable that tasks, tools and threads share."""
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -30,7 +30,7 @@ def current_step() -> Identity | None:
 def enter_task(
     name: str, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> None:
-    """Note which step a Celery task is for; a task of another kind, or without one, is for none."""
+    """Set the step of a Celery task; a task of another kind, or without a step, has none."""
     given = [*args, *(kwargs or {}).values()]
     if name not in (TASK, TOOL_TASK) or len(given) < 2:  # noqa: PLR2004 - a run and a step
         _current.set(None)
@@ -41,7 +41,7 @@ def enter_task(
 
 
 def enter_step(claim: Claim) -> None:
-    """Note which step was claimed, and whose it is."""
+    """Set the step that was claimed, and its agent."""
     known = _current.get()
     if known is None or known.run_id != claim.run_id:
         known = Identity(claim.run_id, claim.number)

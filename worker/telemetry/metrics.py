@@ -25,8 +25,8 @@ from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
+    Observation,
     RefusalObservation,
-    Seen,
     StepObservation,
     ToolCallObservation,
     ToolTaskObservation,
@@ -80,49 +80,49 @@ class Metrics:
             registry=self.registry,
         )
 
-    def take(self, seen: Seen) -> None:
-        """Count what was seen. Belongs to one thread."""
-        match seen:
+    def export(self, observed: Observation) -> None:
+        """Count an observation. Belongs to one thread."""
+        match observed:
             case StepObservation():
-                self._take_step(seen)
-                self._take_calls(seen.calls)
+                self._count_step(observed)
+                self._count_calls(observed.calls)
             case ToolTaskObservation():
-                self._take_calls(seen.calls)
+                self._count_calls(observed.calls)
             case RefusalObservation():
-                self._refused.labels(seen.why.value).inc()
+                self._refused.labels(observed.why.value).inc()
 
-    def watch(self, name: str, told: str, value: Callable[[], float]) -> None:
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Show what `value` returns, at each scrape."""
         if name not in self._gauges:
-            self._gauges[name] = Gauge(name, told, registry=self.registry)
+            self._gauges[name] = Gauge(name, text, registry=self.registry)
         self._gauges[name].set_function(value)
 
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""
         self._rescued.inc(many)
 
-    def late(self, seconds: float) -> None:
-        """Note how late the event loop was."""
+    def observe_lag(self, seconds: float) -> None:
+        """Observe how late the event loop was."""
         self._lag.observe(seconds)
 
     def serve(self, host: str, port: int) -> int | None:
         """Serve them at `port`, or at the next one that is free; return which.
 
-        Where none is, the worker goes on without, and says so.
+        Where none is, the worker goes on without metrics and logs an error.
         """
-        trouble = ""
+        reason = ""
         for one in range(port, min(port + PORTS, 2**16)):
             try:
                 self._served = start_http_server(one, host, self.registry)
             except OSError as error:
-                trouble = str(error)
+                reason = str(error)
                 continue
             log.info("metrics are served at http://%s:%d/metrics", host, one)
             return one
         log.error(
             "metrics are not served: no port is free at %s from %d on (%s); set metrics_port or"
             " metrics_host",
-            *(host, port, trouble),
+            *(host, port, reason),
         )
         return None
 
@@ -135,9 +135,9 @@ class Metrics:
             thread.join()
             self._served = None
 
-    def _take_step(self, seen: StepObservation) -> None:
-        agent, verdict = seen.claim.config.name, seen.verdict
-        if not seen.applied:
+    def _count_step(self, observed: StepObservation) -> None:
+        agent, verdict = observed.claim.config.name, observed.verdict
+        if not observed.applied:
             self._steps.labels(agent, "dropped").inc()
             return
         self._steps.labels(agent, verdict.move.value).inc()
@@ -149,14 +149,14 @@ class Metrics:
             status = end_state(verdict.stop_reason).value
             self._runs.labels(agent, status, verdict.stop_reason.value).inc()
 
-    def _take_calls(self, calls: tuple[ModelCallObservation | ToolCallObservation, ...]) -> None:
+    def _count_calls(self, calls: tuple[ModelCallObservation | ToolCallObservation, ...]) -> None:
         for call in calls:
             if isinstance(call, ModelCallObservation):
-                self._take_model_call(call)
+                self._count_model_call(call)
             else:
-                self._take_tool_call(call)
+                self._count_tool_call(call)
 
-    def _take_model_call(self, call: ModelCallObservation) -> None:
+    def _count_model_call(self, call: ModelCallObservation) -> None:
         model = call.request.model
         if call.response:
             self._latency.labels(model).observe((call.ended - call.began) / 1e9)
@@ -166,7 +166,7 @@ class Metrics:
         elif call.code != CANCELLED:
             self._errors.labels(model, call.kind).inc()
 
-    def _take_tool_call(self, call: ToolCallObservation) -> None:
+    def _count_tool_call(self, call: ToolCallObservation) -> None:
         tool = call.name or "unknown"
         if call.code == CANCELLED:
             self._tools.labels(tool, "cancelled").inc()
@@ -180,8 +180,8 @@ class Metrics:
         elif call.code:
             self._failed.labels(tool, call.code).inc()
 
-    def _counter(self, name: str, told: str, *labels: str) -> Counter:
-        return Counter(name, told, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
-    def _seconds(self, name: str, told: str, *labels: str) -> Histogram:
-        return Histogram(name, told, labels, buckets=SECONDS, registry=self.registry)
+    def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=SECONDS, registry=self.registry)

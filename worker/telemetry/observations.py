@@ -1,4 +1,4 @@
-"""What was seen of work, as values: model calls, tool calls, attempts at steps, ends.
+"""Observations of work as values: model calls, tool calls, attempts at steps, refused messages.
 
 Times are nanoseconds since the epoch by Redis's clock, so that spans of several workers fit.
 """
@@ -14,12 +14,12 @@ from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 
 CANCELLED = "CANCELLED"
-"""Code of a call that was broken off: no failure of its own."""
+"""Code of a cancelled call: no failure of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallObservation:
-    """One model call. `code` and `kind` say what went wrong; both are empty when it answered."""
+    """One model call. `code` and `kind` name its failure; both are empty when it answered."""
 
     span_id: int
     began: int
@@ -38,7 +38,7 @@ class ModelCallObservation:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallObservation:
-    """One execution of a tool. `name` is empty where the agent has no tool of the asked name."""
+    """One execution of a tool. `name` is empty where the agent has no such tool."""
 
     span_id: int
     began: int
@@ -72,17 +72,17 @@ class ToolTaskObservation:
 
 @dataclass(frozen=True, slots=True)
 class RefusalObservation:
-    """A message that asked for a step which was not given to this worker."""
+    """A message whose step was not given to this worker."""
 
     why: Refused
 
 
-Seen = StepObservation | ToolTaskObservation | RefusalObservation
+Observation = StepObservation | ToolTaskObservation | RefusalObservation
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The work at hand: its clock, and the calls that were seen in it so far."""
+    """The current work: its clock, and the calls that were observed in it so far."""
 
     run_id: str
     began: int
@@ -99,14 +99,14 @@ _current: ContextVar[Attempt | None] = ContextVar("stepfleet_attempt", default=N
 
 
 def begin(run_id: str, now: datetime) -> Attempt:
-    """Note the work that this task does from here on; tools and threads of it share the note."""
+    """Set the current work of this task; its tools and threads share it."""
     attempt = Attempt(run_id, nanoseconds(now), perf_counter_ns())
     _current.set(attempt)
     return attempt
 
 
 def current_attempt(run_id: str | None = None) -> Attempt | None:
-    """Return the work at hand, if there is any and it is that run's."""
+    """Return the current work, if there is any and it is that run's."""
     attempt = _current.get()
     return attempt if attempt and run_id in (None, attempt.run_id) else None
 

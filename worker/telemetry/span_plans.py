@@ -1,4 +1,4 @@
-"""Which spans an attempt at a step amounts to: names, ids, parents, times, attributes. Pure.
+"""The spans of an attempt at a step: names, ids, parents, times, attributes. Pure.
 
 Names are those of the project; attributes follow OpenTelemetry's conventions for generative AI
 where there is one, else they begin with `stepfleet.`. No text of messages, arguments, results or
@@ -16,8 +16,8 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
+    Observation,
     RefusalObservation,
-    Seen,
     StepObservation,
     ToolCallObservation,
     ToolTaskObservation,
@@ -29,7 +29,7 @@ AGENT_RUN = "agent_run"
 LLM_GENERATE = "llm_generate"
 TOOL_EXECUTION = "tool_execution"
 TAKEN_OVER = "TAKEN_OVER"
-"""Code of an attempt that came too late: another worker had the step by then."""
+"""Code of an attempt that was too late: another worker had the step by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +52,39 @@ class SpanPlan:
     is_call: bool = False
 
 
-def spans_of(seen: Seen) -> Iterator[SpanPlan]:
-    """Yield the spans that are over with what was seen, children first."""
-    match seen:
+def spans_of(observed: Observation) -> Iterator[SpanPlan]:
+    """Yield the spans that end with an observation, children first."""
+    match observed:
         case StepObservation():
-            yield from _of_attempt(seen)
+            yield from _of_attempt(observed)
         case ToolTaskObservation(taken=taken):
             parent = step_span_id(taken.hint.run_id, taken.execution, taken.hint.step + 1)
-            yield from _of_calls(taken.hint.run_id, seen.calls, parent)
+            yield from _of_calls(taken.hint.run_id, observed.calls, parent)
         case RefusalObservation():
             return
 
 
-def _of_attempt(seen: StepObservation) -> Iterator[SpanPlan]:
-    claim, verdict = seen.claim, seen.verdict
+def _of_attempt(observed: StepObservation) -> Iterator[SpanPlan]:
+    claim, verdict = observed.claim, observed.verdict
     run_id, execution = claim.run_id, claim.state.info.execution
-    waits = verdict.move is Move.WAIT and seen.applied
+    waits = verdict.move is Move.WAIT and observed.applied
     # A step that waits for tasks has parts on several workers, which must agree on its id. The
     # others get new ones, as a step may be tried more than once.
-    resumed = claim.journal.began is not None and verdict.logged is not None and seen.applied
+    resumed = claim.journal.began is not None and verdict.logged is not None and observed.applied
     known = waits or resumed
     step_id = step_span_id(run_id, execution, claim.number) if known else new_span_id()
-    yield from _of_calls(run_id, seen.calls, step_id)
-    ends = verdict.move is Move.FINISH and seen.applied
-    if not waits and (verdict.logged or seen.calls or not ends):
-        began = nanoseconds(claim.journal.began) if resumed and claim.journal.began else seen.began
-        yield _step(seen, step_id, began)
+    yield from _of_calls(run_id, observed.calls, step_id)
+    ends = verdict.move is Move.FINISH and observed.applied
+    if not waits and (verdict.logged or observed.calls or not ends):
+        start = claim.journal.began if resumed else None
+        began = nanoseconds(start) if start else observed.began
+        yield _step(observed, step_id, began)
     if ends:
-        yield _run(seen)
+        yield _run(observed)
 
 
-def _step(seen: StepObservation, step_id: int, began: int) -> SpanPlan:
-    claim, verdict = seen.claim, seen.verdict
+def _step(observed: StepObservation, step_id: int, began: int) -> SpanPlan:
+    claim, verdict = observed.claim, observed.verdict
     result = verdict.logged.result if verdict.logged else None
     attributes: dict[str, Any] = {
         **_whose(claim),
@@ -105,14 +106,14 @@ def _step(seen: StepObservation, step_id: int, began: int) -> SpanPlan:
         span_id=step_id,
         parent_id=run_span_id(claim.run_id, claim.state.info.execution),
         began=began,
-        ended=seen.ended,
+        ended=observed.ended,
         attributes=attributes,
-        error=error if seen.applied else TAKEN_OVER,
+        error=error if observed.applied else TAKEN_OVER,
     )
 
 
-def _run(seen: StepObservation) -> SpanPlan:
-    claim, verdict = seen.claim, seen.verdict
+def _run(observed: StepObservation) -> SpanPlan:
+    claim, verdict = observed.claim, observed.verdict
     state, reason = verdict.state, verdict.stop_reason
     parent = state.parent_agent_id
     error = ""
@@ -137,8 +138,8 @@ def _run(seen: StepObservation) -> SpanPlan:
         run_id=claim.run_id,
         span_id=run_span_id(claim.run_id, state.info.execution),
         parent_id=None,
-        began=min(nanoseconds(started), seen.began) if started else seen.began,
-        ended=seen.ended,
+        began=min(nanoseconds(started), observed.began) if started else observed.began,
+        ended=observed.ended,
         attributes=attributes,
         error=error,
         links=(parent,) if parent else (),
@@ -150,7 +151,9 @@ def _of_calls(
 ) -> Iterator[SpanPlan]:
     for call in calls:
         is_model = isinstance(call, ModelCallObservation)
-        told = _model_call(call) if isinstance(call, ModelCallObservation) else _tool_call(call)
+        attributes = (
+            _model_call(call) if isinstance(call, ModelCallObservation) else _tool_call(call)
+        )
         yield SpanPlan(
             name=LLM_GENERATE if is_model else TOOL_EXECUTION,
             run_id=run_id,
@@ -158,7 +161,7 @@ def _of_calls(
             parent_id=parent,
             began=call.began,
             ended=call.ended,
-            attributes={"stepfleet.run_id": run_id, **told},
+            attributes={"stepfleet.run_id": run_id, **attributes},
             error=call.code,
             is_call=is_model,
         )
@@ -167,7 +170,7 @@ def _of_calls(
 def _model_call(call: ModelCallObservation) -> dict[str, Any]:
     provider, model = call.provider_and_model
     settings, response = call.request.settings, call.response
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": provider,
         "gen_ai.request.model": model,
@@ -177,10 +180,10 @@ def _model_call(call: ModelCallObservation) -> dict[str, Any]:
         "gen_ai.request.seed": settings.seed,
     }
     if response:
-        told["gen_ai.response.model"] = response.model
-        told["gen_ai.response.finish_reasons"] = (response.finish_reason.value,)
-        told |= _usage(response.usage)
-    return {name: value for name, value in told.items() if value not in (None, "")}
+        attributes["gen_ai.response.model"] = response.model
+        attributes["gen_ai.response.finish_reasons"] = (response.finish_reason.value,)
+        attributes |= _usage(response.usage)
+    return {name: value for name, value in attributes.items() if value not in (None, "")}
 
 
 def _tool_call(call: ToolCallObservation) -> dict[str, Any]:
@@ -193,8 +196,8 @@ def _tool_call(call: ToolCallObservation) -> dict[str, Any]:
 
 
 def _whose(claim: Claim) -> dict[str, Any]:
-    """Return which run it is, of which agent, for which other run."""
-    told = {
+    """Return the run, its agent, its batch and its parent run."""
+    attributes = {
         "stepfleet.run_id": claim.run_id,
         "gen_ai.conversation.id": claim.run_id,
         "gen_ai.agent.name": claim.config.name,
@@ -202,21 +205,21 @@ def _whose(claim: Claim) -> dict[str, Any]:
         "stepfleet.batch_id": claim.batch_id,
         "stepfleet.parent_run_id": claim.state.parent_agent_id,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _usage(usage: UsageStats | None) -> dict[str, Any]:
     if usage is None:
         return {}
-    told = {
+    attributes = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
     }
     if usage.cached_tokens:
-        told["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
-    return told
+        attributes["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    return attributes
 
 
 def is_failure(plan: SpanPlan) -> bool:
-    """Tell whether a span's status is an error: being broken off is none of its own."""
+    """Return whether a span's status is an error: a cancellation is none."""
     return plan.error not in ("", CANCELLED)

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from stepfleet.worker.telemetry.observations import Seen
+from stepfleet.worker.telemetry.observations import Observation
 from stepfleet.worker.telemetry.span_plans import SpanPlan, is_failure, spans_of
 from stepfleet.worker.telemetry.trace_ids import (
     is_sampled,
@@ -42,7 +42,7 @@ _SAMPLED, _NOT = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 
 
 class Spans:
-    """Makes spans of what was seen, and hands them to `processor`: in batches to a collector."""
+    """Makes spans of observations for `processor`, which sends them in batches to a collector."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class Spans:
         self._provider.add_span_processor(self._processor)
 
     def serve_the_process(self) -> None:
-        """Let spans that tools make by OpenTelemetry's API come here, if nobody else has them."""
+        """Export the spans that tools make by OpenTelemetry's API, unless they have a provider."""
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(self._provider)
 
-    def take(self, seen: Seen) -> None:
-        """Make the spans of what was seen. Belongs to one thread."""
-        for plan in spans_of(seen):
+    def export(self, observed: Observation) -> None:
+        """Make the spans of an observation. Belongs to one thread."""
+        for plan in spans_of(observed):
             if is_sampled(plan.run_id, self._part):
                 self._make(plan)
 
     @contextmanager
     def inside(self, run_id: str, span_id: int) -> Iterator[None]:
-        """Let spans made in here stand below one of that run, which is told when it is over."""
+        """Make a span of that run the parent of spans in this block; it is exported at its end."""
         below = _below(run_id, span_id, is_sampled=is_sampled(run_id, self._part))
         token = context.attach(below)
         try:
@@ -85,8 +85,8 @@ class Spans:
         self._provider.shutdown()
 
     def _make(self, plan: SpanPlan) -> None:
-        # Made whole, as what it tells is over: the SDK's tracer, which lets a span grow and gives
-        # it an id of its own, takes many times as long.
+        # Made whole, as its work is over: the SDK's tracer, which lets a span grow and gives it an
+        # id of its own, takes many times as long.
         attributes = dict(plan.attributes)
         if plan.error:
             attributes["error.type"] = plan.error
@@ -120,8 +120,8 @@ def _below(run_id: str, span_id: int, *, is_sampled: bool) -> context.Context:
 
 
 def _resource(worker: str, environment: Mapping[str, str]) -> Resource:
-    """Return who sends: what the environment says of it comes before our own names."""
-    told = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    named = "OTEL_SERVICE_NAME" in environment or f"{SERVICE_NAME}=" in told
+    """Return the sender's identity: the environment's names win over our own."""
+    attributes = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    named = "OTEL_SERVICE_NAME" in environment or f"{SERVICE_NAME}=" in attributes
     own = {SERVICE_INSTANCE_ID: worker}
     return Resource.create(own if named else {SERVICE_NAME: SERVICE, **own})

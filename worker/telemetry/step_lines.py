@@ -1,6 +1,6 @@
-"""Logs what is committed, a line each: steps as they went, retries, hand-backs, ends.
+"""Logs each commit in a line: steps, retries, hand-backs, ends.
 
-Around the store of steps, and only where somebody reads it: else there is nothing in between.
+Wraps the store of steps only where the lines are read.
 """
 
 import logging
@@ -19,9 +19,9 @@ log = logging.getLogger("stepfleet.steps")
 
 
 def logged(store: Store, *, as_json: bool) -> Store:
-    """Return the store with its commits logged, or the store itself where nobody reads them.
+    """Return the store with its commits logged, or the store itself where the level is disabled.
 
-    Lines of JSON are of level INFO, so that a filter by run tells the whole run; text is DEBUG.
+    Lines of JSON are of level INFO, so that a filter by run shows the whole run; text is DEBUG.
     """
     level = logging.INFO if as_json else logging.DEBUG
     return LoggedStore(store, level) if log.isEnabledFor(level) else store
@@ -46,21 +46,21 @@ class LoggedStore:
         """Write a verdict, all or nothing."""
         committed = await self._store.commit(claim, verdict, events)
         if committed.applied:
-            self._tell(claim, verdict)
+            self._log(claim, verdict)
         return committed
 
-    def _tell(self, claim: Claim, verdict: Verdict) -> None:
+    def _log(self, claim: Claim, verdict: Verdict) -> None:
         try:
             for line in lines_of(claim, verdict):
                 text = redact(line)
                 log.log(self._level, "%s %s %s", claim.config.name, claim.run_id, text)
         except Exception:
-            # What is committed stays so, whatever there is to say of it.
-            log.exception("a step of run %s could not be told", claim.run_id)
+            # The commit stands, whatever its log line does.
+            log.exception("a step of run %s could not be logged", claim.run_id)
 
 
 def lines_of(claim: Claim, verdict: Verdict) -> Iterator[str]:
-    """Yield what there is to say of a commit: the step, and what becomes of the run."""
+    """Yield the lines of a commit: the step, and what becomes of the run."""
     if verdict.logged:
         yield described(verdict.logged.result)
     match verdict.move:

@@ -1,4 +1,4 @@
-"""Which trace a run is, and which of its spans every worker knows without asking. Pure.
+"""Derives trace and span ids from run ids, so that every worker computes the same. Pure.
 
 A run's trace id is its own id, a UUID of the same 128 bits: all workers agree on it, and nothing
 has to travel with messages or be stored.

@@ -26,8 +26,8 @@ from stepfleet.worker.ports import CallStore, Store, Toolbox
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
+    Observation,
     RefusalObservation,
-    Seen,
     StepObservation,
     ToolCallObservation,
     ToolTaskObservation,
@@ -36,7 +36,7 @@ from stepfleet.worker.telemetry.observations import (
 )
 from stepfleet.worker.telemetry.trace_ids import new_span_id
 
-Offer = Callable[[Seen], None]
+Offer = Callable[[Observation], None]
 Inside = Callable[[str, int], AbstractContextManager[Any]]
 """Makes spans of code that runs in it stand below a span: of that run, with that id."""
 

@@ -67,9 +67,9 @@ def test_the_pages_samples_run(
 def test_the_page_names_every_metric() -> None:
     """OBS-02, DOC-03"""
     metrics = Metrics()
-    metrics.watch("stepfleet_steps_in_flight", "", float)
-    metrics.watch("stepfleet_tool_tasks_in_flight", "", float)
-    metrics.watch("stepfleet_telemetry_dropped", "", float)
+    metrics.gauge("stepfleet_steps_in_flight", "", float)
+    metrics.gauge("stepfleet_tool_tasks_in_flight", "", float)
+    metrics.gauge("stepfleet_telemetry_dropped", "", float)
     made = {family.name for family in metrics.registry.collect()}
     own = {name for name in made if not name.startswith(("process_", "python_"))}
     table = PAGE.partition("| metric |")[2].partition("\n\n")[0]

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.records.text.redaction import (
     redact,
     redact_error,
 )
-from stepfleet.worker.telemetry.clean_lines import CleanLines
+from stepfleet.worker.telemetry.logs import CleanLines
 
 ENVIRONMENT = {
     "OPENAI_API_KEY": "sk-canary-123456",

@@ -145,7 +145,7 @@ def test_spans_and_metrics_say_it() -> None:
     assert [one.get("stepfleet.cached") for one in steps] == [None, True]
     metrics = Metrics()
     for one, applied in ((verdict, True), (hit, True), (hit, False)):
-        metrics.take(an_attempt(one, applied=applied))
+        metrics.export(an_attempt(one, applied=applied))
     counted = metrics.registry.get_sample_value("stepfleet_cached_calls_total", {"agent": "clerk"})
     assert counted == 1
 

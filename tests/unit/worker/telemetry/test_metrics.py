@@ -27,8 +27,8 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_runs_are_counted_by_agent_and_end(metrics: Metrics) -> None:
     """OBS-02: those that were committed alone."""
     ended = a_verdict(Move.FINISH, stop_reason=StopReason.STEPS_LIMIT)
-    metrics.take(an_attempt(ended))
-    metrics.take(an_attempt(ended, applied=False))
+    metrics.export(an_attempt(ended))
+    metrics.export(an_attempt(ended, applied=False))
     labels = {"agent": "clerk", "status": "stopped", "stop_reason": "steps_limit"}
     assert value(metrics, "agent_runs_total", **labels) == 1
     assert value(metrics, "stepfleet_steps_total", agent="clerk", move="finish") == 1
@@ -40,7 +40,7 @@ def test_model_calls_are_timed_and_their_failures_counted_by_type(metrics: Metri
     """OBS-02: one that was broken off is neither."""
     failed = a_model_call(response=None, code="RATE_LIMIT_ERROR", kind="rate_limit")
     broken_off = a_model_call(response=None, code=CANCELLED, kind=CANCELLED)
-    metrics.take(an_attempt(a_verdict(), a_model_call(), failed, broken_off))
+    metrics.export(an_attempt(a_verdict(), a_model_call(), failed, broken_off))
     assert value(metrics, "llm_latency_sum", model="openai:gpt") == 1
     assert value(metrics, "llm_latency_count", model="openai:gpt") == 1
     assert value(metrics, "llm_errors_total", model="openai:gpt", type="rate_limit") == 1
@@ -66,7 +66,7 @@ def test_a_tools_failure_is_counted_as_what_it_is(
     metrics: Metrics, name: str, code: str, counter: str, labels: dict[str, str]
 ) -> None:
     """OBS-02: a name that the model made up is no label."""
-    metrics.take(an_attempt(a_verdict(), a_tool_call(name=name, code=code)))
+    metrics.export(an_attempt(a_verdict(), a_tool_call(name=name, code=code)))
     tool = name or "unknown"
     assert value(metrics, "tool_executions_total", tool=tool, status="error") == 1
     assert value(metrics, f"{counter}_total", **labels) == 1
@@ -83,7 +83,7 @@ def test_a_tools_failure_is_counted_as_what_it_is(
 
 def test_tools_that_ran_and_that_were_broken_off_are_counted(metrics: Metrics) -> None:
     """OBS-02"""
-    metrics.take(an_attempt(a_verdict(), a_tool_call(), a_tool_call(code=CANCELLED)))
+    metrics.export(an_attempt(a_verdict(), a_tool_call(), a_tool_call(code=CANCELLED)))
     assert value(metrics, "tool_executions_total", tool="add", status="success") == 1
     assert value(metrics, "tool_executions_total", tool="add", status="cancelled") == 1
     assert value(metrics, "stepfleet_tool_seconds_sum", tool="add") == SECOND / 1e9
@@ -91,13 +91,13 @@ def test_tools_that_ran_and_that_were_broken_off_are_counted(metrics: Metrics) -
 
 def test_refusals_rescues_lag_and_what_is_in_flight_are_shown(metrics: Metrics) -> None:
     """OBS-02"""
-    metrics.take(RefusalObservation(Refused.LEASED))
+    metrics.export(RefusalObservation(Refused.LEASED))
     metrics.rescued(3)
-    metrics.late(0.02)
+    metrics.observe_lag(0.02)
     held = [1, 2]
-    metrics.watch("stepfleet_steps_in_flight", "held", lambda: len(held))
+    metrics.gauge("stepfleet_steps_in_flight", "held", lambda: len(held))
     assert value(metrics, "stepfleet_steps_in_flight") == 2
-    metrics.watch("stepfleet_steps_in_flight", "held", lambda: 7)
+    metrics.gauge("stepfleet_steps_in_flight", "held", lambda: 7)
     assert value(metrics, "stepfleet_steps_in_flight") == 7
     assert value(metrics, "stepfleet_claims_refused_total", why="leased") == 1
     assert value(metrics, "stepfleet_rescued_total") == 3

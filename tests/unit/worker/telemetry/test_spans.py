@@ -42,7 +42,7 @@ class Kept:
         self.spans = Spans("host:1", SimpleSpanProcessor(self._exporter), environment)
 
     @property
-    def told(self) -> tuple[ReadableSpan, ...]:
+    def text(self) -> tuple[ReadableSpan, ...]:
         return self._exporter.get_finished_spans()
 
 
@@ -55,15 +55,15 @@ def kept() -> Iterator[Kept]:
 
 def test_a_run_is_exported_as_one_trace(kept: Kept) -> None:
     """OBS-01, RUN-01: ids, times, kinds and parents as planned."""
-    kept.spans.take(an_attempt(FINISH, a_model_call(), a_tool_call()))
-    model, tool, step, run = kept.told
-    assert [one.name for one in kept.told] == [
+    kept.spans.export(an_attempt(FINISH, a_model_call(), a_tool_call()))
+    model, tool, step, run = kept.text
+    assert [one.name for one in kept.text] == [
         "llm_generate",
         "tool_execution",
         "step_1",
         "agent_run",
     ]
-    assert {ids(one).trace_id for one in kept.told} == {trace_id(RUN)}
+    assert {ids(one).trace_id for one in kept.text} == {trace_id(RUN)}
     assert ids(run).span_id == run_span_id(RUN)
     assert run.parent is None
     assert step.parent
@@ -78,8 +78,8 @@ def test_a_run_is_exported_as_one_trace(kept: Kept) -> None:
 def test_failures_have_error_status_and_interruptions_do_not(kept: Kept) -> None:
     """OBS-01"""
     failed = a_tool_call(code="TOOL_EXECUTION_ERROR")
-    kept.spans.take(an_attempt(a_verdict(), failed, a_tool_call(span_id=13, code=CANCELLED)))
-    first, second, _ = kept.told
+    kept.spans.export(an_attempt(a_verdict(), failed, a_tool_call(span_id=13, code=CANCELLED)))
+    first, second, _ = kept.text
     assert first.status.status_code is StatusCode.ERROR
     assert first.status.description == "TOOL_EXECUTION_ERROR"
     assert second.status.status_code is StatusCode.UNSET
@@ -102,10 +102,10 @@ async def test_spans_of_users_stand_below_the_tool_they_are_made_in(kept: Kept) 
 def test_of_a_run_that_is_not_sampled_nothing_is_exported() -> None:
     """OBS-03"""
     none = Kept(OTEL_TRACES_SAMPLER="always_off")
-    none.spans.take(an_attempt(FINISH, a_model_call()))
+    none.spans.export(an_attempt(FINISH, a_model_call()))
     with none.spans.inside(RUN, 5):
         assert not trace.get_current_span().get_span_context().trace_flags.sampled
-    assert none.told == ()
+    assert none.text == ()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,6 @@ def test_the_service_has_the_name_that_the_environment_gives(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     named = Kept(**environment)
-    named.spans.take(an_attempt(a_verdict()))
-    assert named.told[0].resource.attributes["service.name"] == service
-    assert named.told[0].resource.attributes["service.instance.id"] == "host:1"
+    named.spans.export(an_attempt(a_verdict()))
+    assert named.text[0].resource.attributes["service.name"] == service
+    assert named.text[0].resource.attributes["service.instance.id"] == "host:1"

@@ -84,4 +84,4 @@ async def test_a_step_that_cannot_be_told_is_committed_all_the_same(
     store = LoggedStore(cast("Store", Accepting()), logging.INFO)
     odd = cast("Any", Odd())
     assert (await store.commit(odd, odd, odd)).applied
-    assert "a step of run run-1 could not be told" in caplog.text
+    assert "a step of run run-1 could not be logged" in caplog.text

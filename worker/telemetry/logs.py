@@ -1,6 +1,6 @@
-"""Log records as lines of JSON, with the ids of the step that they were written in.
+"""Log lines, as text or as JSON with the ids of their step; no line has a secret.
 
-Secrets of the environment are taken out of every line, whoever wrote it.
+Text lines keep the formats that Celery has set up.
 """
 
 import logging
@@ -53,11 +53,29 @@ class JsonLines(logging.Formatter):
         return redact(value, self._environment).encode(errors="replace").decode()
 
 
+class CleanLines(logging.Formatter):
+    """Formats a record by another formatter, tracebacks included, and takes the secrets out."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line without secrets."""
+        return redact(self._inner.format(record))
+
+
 def log_as_json() -> None:
-    """Let the workers of this process log so; their steps' ids are known from then on."""
+    """Let the workers of this process log lines of JSON with the ids of their steps."""
     signals.after_setup_logger.connect(_format, weak=False, dispatch_uid="stepfleet-json")
     signals.after_setup_task_logger.connect(_format, weak=False, dispatch_uid="stepfleet-json")
     signals.task_prerun.connect(_enter, weak=False, dispatch_uid="stepfleet-json")
+
+
+def log_without_secrets() -> None:
+    """Let the workers of this process log lines of text without secrets."""
+    signals.after_setup_logger.connect(_clean, weak=False, dispatch_uid="stepfleet-clean")
+    signals.after_setup_task_logger.connect(_clean, weak=False, dispatch_uid="stepfleet-clean")
 
 
 def _format(logger: logging.Logger, **_: Any) -> None:
@@ -65,15 +83,21 @@ def _format(logger: logging.Logger, **_: Any) -> None:
         handler.setFormatter(JsonLines())
 
 
+def _clean(logger: logging.Logger, **_: Any) -> None:
+    for handler in logger.handlers:
+        if not isinstance(handler.formatter, CleanLines):
+            handler.setFormatter(CleanLines(handler.formatter or logging.Formatter()))
+
+
 def _enter(task_id: str, task: Any, args: Any, kwargs: Any, **_: Any) -> None:
     enter_task(task.name, task_id, args or (), kwargs)
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the ids that are known: of the step at hand, or the task that Celery speaks of."""
+    """Return the ids that are known: of the step at hand, or of the task in a line of Celery."""
     step = current_step()
     if step is None:
-        told = getattr(record, "data", None)
-        return {"task_id": told["id"]} if isinstance(told, dict) and "id" in told else {}
+        data = getattr(record, "data", None)
+        return {"task_id": data["id"]} if isinstance(data, dict) and "id" in data else {}
     ids = {"run_id": step.run_id, "step": step.step, "agent": step.agent, "task_id": step.task_id}
     return {name: value for name, value in ids.items() if value}

@@ -9,13 +9,13 @@ import pytest
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.worker.telemetry import config
-from stepfleet.worker.telemetry.config import Wanted, possible, wanted
+from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 
 
-def asked(environment: dict[str, str] | None = None, **settings: object) -> Wanted:
-    return wanted(Settings(**settings), environment or {})  # type: ignore[arg-type]
+def asked(environment: dict[str, str] | None = None, **settings: object) -> TelemetryConfig:
+    return telemetry_config(Settings(**settings), environment or {})  # type: ignore[arg-type]
 
 
 def test_nothing_is_wanted_by_default() -> None:
@@ -42,7 +42,7 @@ def test_a_setting_asks_for_spans_without_an_endpoint() -> None:
 
 def test_a_port_asks_for_metrics_on_loopback() -> None:
     """OBS-02"""
-    assert asked(metrics_port=9464) == Wanted(port=9464, host="127.0.0.1")
+    assert asked(metrics_port=9464) == TelemetryConfig(port=9464, host="127.0.0.1")
     assert asked(metrics_port=9464, metrics_host="0.0.0.0").host == "0.0.0.0"  # noqa: S104
     assert not asked(metrics_port=9464, telemetry="off")
 
@@ -57,11 +57,11 @@ def test_a_missing_library_is_an_error_where_we_were_asked_and_a_warning_else(
 ) -> None:
     monkeypatch.setattr(config, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"metrics_port is set.*stepfleet\[telemetry\]"):
-        possible(asked(metrics_port=9464))
+        available(asked(metrics_port=9464))
     with pytest.raises(ConfigurationError, match=r"telemetry is on.*stepfleet\[telemetry\]"):
-        possible(asked(telemetry="on"))
+        available(asked(telemetry="on"))
     with caplog.at_level(logging.WARNING):
-        assert not possible(asked(ENDPOINT))
+        assert not available(asked(ENDPOINT))
     assert "no spans are sent" in caplog.text
 
 
@@ -70,30 +70,31 @@ def test_a_protocol_that_workers_do_not_speak_is_named_with_the_fix(
 ) -> None:
     grpc = {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     with pytest.raises(ConfigurationError, match="http/protobuf"):
-        possible(asked(grpc, telemetry="on"))
+        available(asked(grpc, telemetry="on"))
     with caplog.at_level(logging.WARNING):
-        assert possible(asked(grpc, metrics_port=9464)) == Wanted(port=9464, host="127.0.0.1")
+        assert available(asked(grpc, metrics_port=9464)) == TelemetryConfig(
+            port=9464, host="127.0.0.1"
+        )
     assert "http/protobuf" in caplog.text
     own = {**grpc, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
-    assert possible(asked(own)).spans
+    assert available(asked(own)).spans
 
 
 SWITCHED_OFF = """
 import asyncio, sys
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.worker.runtime.services import LoopServices
-from stepfleet.worker.telemetry.instrumentation import Unwatched, prepare_watching, watching
+from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
 
 settings = Settings(redis_url="redis://127.0.0.1:1/0")
-prepare_watching(settings)
-around = watching(settings, "w", {})
-assert isinstance(around, Unwatched)
+import_exporters(settings)
+around = instrument(settings, "w", {})
 store, toolbox, calls = object(), object(), object()
 assert around.store(store) is store
 assert around.toolbox(toolbox) is toolbox
 assert around.calls(calls) is calls
 assert type(around.models()).__name__ == "Models"
-assert around.watches(float, float) == []
+assert around.background(float, float) == []
 asyncio.run(around.aclose())
 print([name for name in sys.modules if name.startswith(("prometheus_client",
        "opentelemetry.exporter", "opentelemetry.sdk.trace", "stepfleet.worker.telemetry.spans",
