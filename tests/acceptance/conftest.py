@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.servers.redis_servers import short_folder
+from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
+from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 Start = Callable[..., FleetWorker]
@@ -69,3 +71,29 @@ def start_worker(redis_url: str, model: ModelServer) -> Iterator[Start]:
             return worker.start()
 
         yield start
+
+
+@pytest.fixture
+def fleet(redis_url: str) -> Iterator[Fleet]:
+    """A client on the session's Redis."""
+    with Fleet(redis_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def commands() -> Iterator[CommandLine]:
+    """The command line, in a folder of the test's own."""
+    with short_folder() as folder:
+        made = CommandLine(folder)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture
+def effects(tmp_path: Path) -> Path:
+    """Return the file in which tools leave one line per effect."""
+    file = tmp_path / "effects"
+    file.touch()
+    return file

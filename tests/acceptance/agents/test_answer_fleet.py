@@ -2,11 +2,10 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pydantic import BaseModel
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
@@ -35,12 +34,6 @@ class City(BaseModel):
 
 GOOD = {"people": 700_000, "places": [{"name": "harbour"}]}
 BAD = {"people": "many", "places": [{"name": 1}]}
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
 
 
 def city_agent(**config: Any) -> Agent:

@@ -23,13 +23,6 @@ LONG = 60.0
 
 
 @pytest.fixture
-def effects(tmp_path: Path) -> Path:
-    file = tmp_path / "effects"
-    file.touch()
-    return file
-
-
-@pytest.fixture
 def env(effects: Path) -> dict[str, str]:
     return {"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects)}
 

@@ -1,6 +1,6 @@
 """Hard time limits of Celery and revocations: bounded, recorded, and told, under every pool."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,6 @@ LONG = 60.0
 POOLS = ("asyncio", "prefork", "threads", "solo")
 # Nobody's lease ends within a test: no attempt is brought back by that.
 PATIENT = {"STEPFLEET_LEASE": "600"}
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
 
 
 def options(pool: str) -> tuple[str, ...]:

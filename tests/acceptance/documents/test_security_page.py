@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 from support.deadlines import wait_until
 from support.servers.flower_site import started_flower
-from support.servers.redis_servers import RedisServer, short_folder
+from support.servers.redis_servers import RedisServer
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
@@ -41,16 +41,6 @@ def server(own_redis: Callable[..., RedisServer]) -> RedisServer:
         client.execute_command("ACL", "SETUSER", "fleet", *words)
         client.execute_command("ACL", "LOG", "RESET")
     return server
-
-
-@pytest.fixture
-def commands() -> Iterator[CommandLine]:
-    with short_folder() as folder:
-        made = CommandLine(folder)
-        try:
-            yield made
-        finally:
-            made.end()
 
 
 def calls(request: RequestRecord) -> Reply:

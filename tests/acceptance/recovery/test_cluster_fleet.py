@@ -49,12 +49,6 @@ def busy(model: ModelServer) -> Busy:
     return rules
 
 
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
-
-
 def lines() -> list[dict[str, Any]]:
     return [{"id": f"r{n}", "input": f"question {n}"} for n in range(RUNS)]
 

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +37,6 @@ def busy(request: RequestRecord) -> Reply:
         call = ToolCallReply("effect", {"what": f"{request.key}/{request.turn}"})
         return Reply(tool_calls=(call,), latency=0.02)
     return Reply(f"answer to {request.key}", latency=0.02)
-
-
-@pytest.fixture
-def effects(tmp_path: Path) -> Path:
-    file = tmp_path / "effects"
-    file.touch()
-    return file
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
 
 
 def lines(count: int) -> list[dict[str, Any]]:

@@ -1,9 +1,8 @@
 """What a worker holds it keeps: hints for its own work, a blocked loop, a stop in mid-claim."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import redis
 from support.deadlines import wait_until
 from support.runs.lapsed_leases import leases_run_out
@@ -23,12 +22,6 @@ LONG = 60.0
 RUNS = 10
 HEADER = 3
 """Colons in the key of a run's header."""
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
 
 
 def now_ms(redis_url: str) -> int:

@@ -28,13 +28,6 @@ def redis_fleet() -> Iterator[SentinelFleet]:
         yield found
 
 
-@pytest.fixture
-def effects(tmp_path: Path) -> Path:
-    file = tmp_path / "effects"
-    file.touch()
-    return file
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "transport"), [("kill", "batch"), ("kill", "stock"), ("freeze", "batch")]

@@ -19,12 +19,6 @@ LONG = 90.0
 
 
 @pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 def commands(redis_url: str, model: ModelServer) -> Iterator[CommandLine]:
     """Commands that share a Redis; nobody's lease runs out within a test."""
     with short_folder() as folder:

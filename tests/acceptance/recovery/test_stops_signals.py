@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -30,19 +30,6 @@ POOLS = ("asyncio", pytest.param("prefork", marks=pytest.mark.long), "threads", 
 LONG = 90.0
 # Nobody's lease ends within a test: what goes on was handed back.
 PATIENT = {"STEPFLEET_LEASE": "600", "STEPFLEET_GRACE": "15"}
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def effects(tmp_path: Path) -> Path:
-    file = tmp_path / "effects"
-    file.touch()
-    return file
 
 
 def options(pool: str) -> tuple[str, ...]:

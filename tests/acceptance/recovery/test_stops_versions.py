@@ -43,12 +43,6 @@ def busy(model: ModelServer) -> Busy:
 
 
 @pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 def store(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         yield client

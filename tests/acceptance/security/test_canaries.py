@@ -14,7 +14,7 @@ import redis
 from support.deadlines import wait_until
 from support.runs.packed_records import hidden
 from support.servers.flower_site import started_flower
-from support.servers.redis_servers import RedisServer, free_port, short_folder
+from support.servers.redis_servers import RedisServer, free_port
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
@@ -67,16 +67,6 @@ def server(own_redis: Callable[..., RedisServer]) -> RedisServer:
 @pytest.fixture
 def url(server: RedisServer) -> str:
     return server.url.replace("redis://", f"redis://:{REDIS_PASSWORD}@")
-
-
-@pytest.fixture
-def commands() -> Iterator[CommandLine]:
-    with short_folder() as folder:
-        made = CommandLine(folder)
-        try:
-            yield made
-        finally:
-            made.end()
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from support.deadlines import wait_until
 from support.messages.forged_messages import BrokerQueue, quarantined
 from support.messages.hostile_messages import HOSTILE, all_hostile, message
 from support.servers.flower_site import started_flower
-from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
@@ -37,22 +36,6 @@ ROUNDS = 5
 def broker(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as client:
         yield client
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-def commands() -> Iterator[CommandLine]:
-    with short_folder() as folder:
-        made = CommandLine(folder)
-        try:
-            yield made
-        finally:
-            made.end()
 
 
 def answers(request: RequestRecord) -> Reply:

@@ -26,21 +26,8 @@ MOST_GROWTH = 350 * 1024 * 1024
 
 
 @pytest.fixture
-def effects(tmp_path: Path) -> Path:
-    file = tmp_path / "effects"
-    file.touch()
-    return file
-
-
-@pytest.fixture
 def worker(start_worker: Start, effects: Path) -> FleetWorker:
     return start_worker(env={"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects)})
-
-
-@pytest.fixture
-def fleet(redis_url: str) -> Iterator[Fleet]:
-    with Fleet(redis_url) as opened:
-        yield opened
 
 
 def orders(*calls: ToolCallReply) -> Callable[[RequestRecord], Reply]:

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from support.runs.packed_records import hidden
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.stored_runs import bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator import (
     Agent,
@@ -26,12 +27,6 @@ from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 
 MARKER = "raw-payload-marker"
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 def said(found: Any) -> bytes:

@@ -1,15 +1,11 @@
 """Planning turns in whole steps over a real Redis."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
-import pytest
-from support.runs.opened_runs import finish_with_waits, opened_run
+from support.runs.opened_runs import Opened, finish_with_waits
 from support.runs.scripted_steps import Hands, Script, call, say
-from support.runs.stored_runs import Bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator.agents.planning import Planning
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
@@ -22,24 +18,12 @@ from stepfleet.orchestrator.records.run.trace_steps import Planning as PlanningS
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.tools import tool
 
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 PLAN = "My plan:\n1. [ ] look\n2. [ ] answer"
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
 
 
 def requests(hands: Hands) -> list[ModelRequest]:
     assert isinstance(hands.agent.llm, Script)
     return hands.agent.llm.requests
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 LOOK = call(("look", {"what": "a"}), text="looking")

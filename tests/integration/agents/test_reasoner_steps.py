@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import Bench, bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.agents.config import AgentConfig
@@ -22,16 +23,9 @@ from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.agents.local import LocalAgent
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 @dataclass

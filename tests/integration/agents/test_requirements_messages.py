@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.stored_runs import bench
+from support.runs.tools import broken, look
 from support.servers.raw_model_server import RawModelServer, completion
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -23,19 +24,6 @@ from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai.chat import OpenAI
 from stepfleet.worker.runtime.inline import InlineWorker
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
-@tool
-def broken() -> str:
-    """Fail."""
-    message = "no luck"
-    raise ValueError(message)
 
 
 @pytest.fixture

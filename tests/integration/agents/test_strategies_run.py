@@ -2,15 +2,13 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.runs.opened_runs import finish_with_waits, lease_runs_out, opened_run
+from support.runs.opened_runs import Opened, finish_with_waits, lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
-from support.runs.stored_runs import Bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.strategies import (
@@ -30,23 +28,10 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.tools import current_invocation, tool
 
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
-
 
 def requests(hands: Hands) -> list[ModelRequest]:
     assert isinstance(hands.agent.llm, Script)
     return hands.agent.llm.requests
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 def obj(**fields: Any) -> Any:

@@ -1,12 +1,12 @@
 """Cancel, pause and resume of whole batches and of the fleet: in force before any run was swept."""
 
 import logging
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.runs.batch_requests import in_force, requests_of
 from support.runs.lapsed_leases import leases_run_out
-from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -18,10 +18,7 @@ AGENT = plain_agent()
 LINES = [{"id": f"q{n}", "input": f"question {n}"} for n in range(8)]
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from support.runs.batch_requests import in_force, manifest_of, requests_of
-from support.runs.stored_runs import Bench, answered, bench, plain_agent
+from support.runs.stored_runs import Bench, answered, plain_agent
 
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -22,10 +21,7 @@ AGENT = plain_agent()
 RUNS = 8
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 @pytest.fixture

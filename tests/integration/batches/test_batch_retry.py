@@ -1,11 +1,10 @@
 """Retry of a batch's runs: each as by itself, and many of them in few round trips."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 import pytest
-from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator.client import batch_retry
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
@@ -15,10 +14,7 @@ AGENT = plain_agent(max_steps=2)
 MANY = batch_retry.ROWS + 50
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 async def submitted(fleet: AsyncFleet, count: int, key: str | None = None) -> AsyncBatch:

@@ -1,11 +1,11 @@
 """A batch's results and numbers while its runs end, one commit at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.deadlines import until
-from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -16,10 +16,7 @@ from stepfleet.orchestrator.store.batches.batches import run_id_of
 AGENT = plain_agent(max_steps=2)
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 async def submitted(fleet: AsyncFleet, count: int) -> AsyncBatch:

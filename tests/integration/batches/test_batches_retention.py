@@ -1,10 +1,9 @@
 """How long the results of a batch stay: from the end of its last run, and as a whole."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.store.batches import upkeep
@@ -16,10 +15,7 @@ AGENT = plain_agent()
 RUNS = 500  # more than one page on a shard
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT, shards=1) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT, "shards": 1}
 
 
 async def submitted(fleet: AsyncFleet, count: int) -> AsyncBatch:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,6 @@ from stepfleet.orchestrator.store.batches.batches import batch_id_of, run_id_of
 from stepfleet.orchestrator.tools import tool
 
 AGENT = plain_agent()
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url) as opened:
-        yield opened
 
 
 @pytest.fixture

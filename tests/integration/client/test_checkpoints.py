@@ -15,6 +15,7 @@ from support.runs.opened_runs import opened_run
 from support.runs.packed_records import hidden
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import (
@@ -35,19 +36,7 @@ AGENT = plain_agent(max_steps=3, settings=ModelSettings(temperature=0.5))
 Servers = Callable[..., RedisServer]
 
 
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
 LOOK = call(("look", {"what": "a"}), ("look", {"what": "b"}), text="looking")
-
-
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
 
 
 @pytest.fixture

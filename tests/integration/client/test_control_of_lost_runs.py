@@ -1,20 +1,11 @@
 """Requests to runs whose worker has died, while no other worker is up: nobody is waited for."""
 
-from collections.abc import AsyncIterator
-
-import pytest
 from support.runs.lapsed_leases import leases_run_out
-from support.runs.stored_runs import Bench, answered, bench
+from support.runs.stored_runs import Bench, answered
 
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.records.state import Lifecycle
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url) as opened:
-        yield opened
 
 
 async def test_a_cancel_does_not_wait_for_a_worker_whose_lease_ran_out(

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from celery import Celery
@@ -22,16 +22,7 @@ AGENT = plain_agent(max_steps=2)
 UNKNOWN = "00000000-0000-0000-0000-000000000000"
 
 
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 async def run_in(state: str, fleet: AsyncFleet, desk: Bench) -> str:

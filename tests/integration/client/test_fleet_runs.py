@@ -5,7 +5,6 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 AGENT = plain_agent()
 
 
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 async def next_run(desk: Bench) -> str:

@@ -1,10 +1,10 @@
 """A further message to a run: a new execution on the same session, against a real Redis."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -18,16 +18,7 @@ AGENT = plain_agent(max_steps=2, error_policy=ErrorPolicy.stop_on_any_error())
 UNKNOWN = "00000000-0000-0000-0000-000000000000"
 
 
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 async def ended(state: str, fleet: AsyncFleet, desk: Bench) -> str:

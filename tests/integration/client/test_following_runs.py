@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-import pytest
 from redis.asyncio import Redis
 from support.deadlines import until
 from support.runs.scripted_steps import USAGE, Script, call, say
+from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, Fleet, tool
+from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.events.streamed_text import StreamedText
@@ -28,12 +28,6 @@ from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.runtime.inline import InlineWorker
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 class Typist(LLM):
@@ -62,12 +56,6 @@ class Typist(LLM):
 def looker() -> Agent:
     answers = [call(("look", {"what": "a"}), text="Looking."), say("It is there.")]
     return Agent("looker", model=Script(answers), tools=[look])
-
-
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
 
 
 async def finished(redis_url: str, agent: Agent, *run_ids: str) -> None:

@@ -20,12 +20,6 @@ AGENT = plain_agent(max_steps=6)
 
 
 @pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def desk(redis_url: str) -> AsyncIterator[Bench]:
     async with bench(redis_url, AGENT) as opened:
         await opened.opened.configs.announce(AGENT.config)

@@ -1,6 +1,7 @@
 """Ended runs are removed by age, status and batch, also from a Redis that takes no writes."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.runs.stored_runs import Bench, answered, bench, failed
@@ -11,17 +12,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.runs.purge import PAGE
 
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=600.0, grace=60) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 600.0, "grace": 60}
 
 
 async def ended(desk: Bench, *, well: bool = True, batch: str = "") -> str:

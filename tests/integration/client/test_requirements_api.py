@@ -5,8 +5,9 @@ from datetime import datetime
 
 from support.deadlines import until
 from support.runs.scripted_steps import Script, call, say
+from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AgentRunResult, ErrorPolicy, tool
+from stepfleet.orchestrator import Agent, AgentRunResult, ErrorPolicy
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.settings.settings import load_settings
@@ -14,12 +15,6 @@ from stepfleet.worker.runtime.inline import InlineWorker
 
 SOON = 5.0
 """Seconds: a follower looks every quarter of a second, and machines have other work."""
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 async def fetched(redis_url: str, agent: Agent) -> AgentRunResult:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.runs.opened_runs import finish_with_waits, opened_run
 from support.runs.scripted_steps import Script, call, say
+from support.runs.tools import broken, look
 
 from stepfleet.orchestrator.continuation import when
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
@@ -17,22 +18,8 @@ from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopRea
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
-from stepfleet.orchestrator.tools import tool
 
 Ended = tuple[StopReason, Lifecycle, RunStatus, str]
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
-@tool
-def broken() -> str:
-    """Fail."""
-    message = "no luck"
-    raise ValueError(message)
 
 
 def second_step_is_too_much(state: AgentState) -> ContinuationDecision:

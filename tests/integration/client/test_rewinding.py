@@ -6,12 +6,12 @@ from uuid import uuid4
 import pytest
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Hands, Script, call, say
+from support.runs.tools import look
 
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.protocol.rewind import state_before
-from stepfleet.orchestrator.tools import tool
 
 STEPS = 7
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -20,12 +20,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "react": {"strategy": "react"},
     "chain of thought": {"strategy": "chain_of_thought"},
 }
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 def answers() -> list[Any]:

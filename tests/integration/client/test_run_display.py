@@ -6,20 +6,14 @@ from pathlib import Path
 
 import pytest
 from support.runs.scripted_steps import Script, call, say
+from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, tool
+from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.cli.main import build
 from stepfleet.orchestrator.client.rendering import RunView, UIMessage, UIRole
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
 
 LOOKER = Agent(
     "looker",

@@ -2,14 +2,14 @@
 
 import json
 from base64 import b64encode
-from collections.abc import AsyncIterator
 from random import randbytes
+from typing import Any
 
 import orjson
 import pytest
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Script, call, say
-from support.runs.stored_runs import Bench, answered, bench, called, plain_agent
+from support.runs.stored_runs import Bench, answered, called, plain_agent
 
 from stepfleet.orchestrator import SlimSerializationConfig, SlimSerializer
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -32,16 +32,7 @@ PRESETS = {
 }
 
 
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 async def long_run(desk: Bench, fleet: AsyncFleet, text: str = "seen") -> str:

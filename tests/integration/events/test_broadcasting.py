@@ -13,11 +13,12 @@ from redis.exceptions import RedisError
 from support.deadlines import until
 from support.runs.scripted_steps import Script, call, say
 from support.runs.stored_runs import Bench, answered, bench, called
+from support.runs.tools import look
 from support.servers.redis_servers import RedisServer, free_port
 from support.servers.trouble_proxy import troubled
 from support.servers.webhook_receiver import Receiver
 
-from stepfleet.orchestrator import Agent, AsyncFleet, tool
+from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.events.broadcast.port import CanBroadcastAgentEvents, InProcess
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.events.broadcast.webhook import Webhook
@@ -35,21 +36,9 @@ LONG = 180.0
 takes_long = pytest.mark.timeout(600)
 
 
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
 def looker(**config: Any) -> Agent:
     answers = [call(("look", {"what": "a"}), text="Looking."), say("It is there.")]
     return Agent("looker", model=Script(answers), tools=[look], **config)
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url) as opened:
-        yield opened
 
 
 def feeds_of(desk: Bench) -> Feeds:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import jsonschema
@@ -96,10 +95,7 @@ def look(what: str) -> str:
     return f"seen {what}"
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=0.5) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 0.5}
 
 
 async def told(desk: Bench, run_id: str) -> list[dict[str, Any]]:

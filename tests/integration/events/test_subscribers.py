@@ -7,8 +7,9 @@ from typing import Any
 
 from support.deadlines import until
 from support.runs.scripted_steps import Script, call, say
+from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, tool
+from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.domain_events import (
     AgentFailed,
@@ -29,12 +30,6 @@ from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.events.subscribers import Listening
 from stepfleet.worker.runtime.inline import InlineWorker
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 def looker(subscribers: Subscribers, **config: Any) -> Agent:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 from support.runs.scripted_steps import Script, call, say
+from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, tool
+from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 
@@ -20,12 +21,6 @@ STEPS = 10
 STRATEGIES = ("noop", "react", "chain_of_thought")
 AIMS = {"memory": 10.0} | {f"strategy {name}": 50.0 for name in STRATEGIES}
 """Microseconds of one look or turn."""
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 async def bytes_of(redis_url: str, run_id: str) -> int:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import call, requests
+from support.runs.tools import look
 from support.servers.raw_model_server import RawModelServer, events, raw
 
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import ModelServer, Quirk, Reply, ToolCallReply
 
@@ -135,12 +135,6 @@ async def _generate(server: RawModelServer) -> LLMResponse:
         )
     finally:
         await models.aclose()
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 async def _said(request: ModelRequest) -> LLMResponse:

@@ -1,11 +1,10 @@
 """Deaths that were counted, and cancels of runs that nobody holds, beside other requests."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from support.runs.lapsed_leases import leases_run_out
-from support.runs.stored_runs import Bench, answered, bench, called, plain_agent
+from support.runs.stored_runs import Bench, answered, called, plain_agent
 
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import StepHint
@@ -16,10 +15,7 @@ from stepfleet.worker.runtime.rescuer import Rescuer
 AGENT = plain_agent()
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT, lease=600, shards=1) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT, "lease": 600, "shards": 1}
 
 
 async def test_an_owner_whose_death_was_counted_is_not_answered_that_its_commit_was_applied(

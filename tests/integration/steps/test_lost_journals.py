@@ -1,19 +1,10 @@
 """A store that lost the journal's response behind its owner's back: nothing is built on it."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-from support.runs.stored_runs import USAGE, Bench, bench, called
+from support.runs.stored_runs import USAGE, Bench, called
 
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.tools import ToolCall
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url) as opened:
-        yield opened
 
 
 async def begun(desk: Bench) -> Claim:

@@ -1,20 +1,15 @@
 """A run that ends in the midst of a step: what the step has done is not done again by a retry."""
 
-from collections.abc import AsyncIterator
+from typing import Any
 
-import pytest
-from support.runs.stored_runs import Bench, bench, called
+from support.runs.stored_runs import Bench, called
 
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=30, grace=60) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 30, "grace": 60}
 
 
 async def cancelled_with_an_open_step(desk: Bench, batch: str = "b1") -> tuple[StoredRun, Claim]:

@@ -1,8 +1,7 @@
 """Faults of the protocol's scripts that its model found, each as a plain case."""
 
-from collections.abc import AsyncIterator
+from typing import Any
 
-import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
@@ -16,10 +15,7 @@ from stepfleet.worker.runtime.rescuer import Rescuer
 GRACE = 60.0
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=30, grace=GRACE) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 30, "grace": GRACE}
 
 
 async def let_the_lease_run_out(desk: Bench, run_id: str) -> None:

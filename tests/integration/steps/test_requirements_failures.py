@@ -11,6 +11,7 @@ from support.deadlines import until
 from support.runs.opened_runs import finish_with_waits, lease_runs_out, opened_run
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
+from support.runs.tools import broken, look
 from support.servers.raw_model_server import RawModelServer, completion, reply, silence
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -29,19 +30,6 @@ from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai.chat import OpenAI
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.step import run_step
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
-@tool
-def broken() -> str:
-    """Fail."""
-    message = "no luck"
-    raise ValueError(message)
 
 
 @tool

@@ -7,21 +7,15 @@ import pytest
 from support.deadlines import until
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.runs.steps import StepStore
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.step import run_step
 
 GRACE = 0.3
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 @dataclass

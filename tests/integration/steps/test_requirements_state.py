@@ -15,6 +15,7 @@ from support.deadlines import until
 from support.runs.opened_runs import opened_run
 from support.runs.packed_records import hidden, read
 from support.runs.scripted_steps import Hands, Script, call, say
+from support.runs.tools import broken, look
 
 from stepfleet.orchestrator import Agent, AsyncFleet, MemoryPolicy
 from stepfleet.orchestrator.agents.agent import criteria_of
@@ -26,22 +27,7 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.runtime.inline import InlineWorker
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
-@tool
-def broken() -> str:
-    """Fail."""
-    message = "no luck"
-    raise ValueError(message)
-
 
 LOOK = call(("look", {"what": "a"}), text="looking")
 

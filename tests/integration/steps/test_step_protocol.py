@@ -1,10 +1,9 @@
 """Claim, journal and commit against a real Redis: fencing, duplicates, lost replies, counters."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
-import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
@@ -19,10 +18,7 @@ from stepfleet.orchestrator.store.runs.submission import NewRun
 LEASE = 600.0
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=LEASE, grace=60) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": LEASE, "grace": 60}
 
 
 async def lease_runs_out(desk: Bench, run_id: str) -> None:

@@ -1,15 +1,12 @@
 """Errors in every phase of a step over a real Redis: how each ends, repeats or prunes."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
 import pytest
-from support.runs.opened_runs import opened_run
-from support.runs.scripted_steps import Hands, call, requests, say
-from support.runs.stored_runs import Bench
+from support.runs.opened_runs import Opened
+from support.runs.scripted_steps import call, requests, say
+from support.runs.tools import broken, look
 
 from stepfleet.orchestrator.continuation import when
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
@@ -27,26 +24,6 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.tools import tool
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
-@tool
-def broken() -> str:
-    """Fail."""
-    message = "no luck"
-    raise ValueError(message)
 
 
 async def test_a_tool_error_reaches_the_model_and_ends_the_run_by_default(opened: Opened) -> None:

@@ -3,16 +3,15 @@
 import asyncio
 import math
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 from support.deadlines import until
-from support.runs.opened_runs import lease_runs_out, opened_run
+from support.runs.opened_runs import Opened, lease_runs_out, opened_run
 from support.runs.scripted_steps import Crash, Hands, Script, call, requests, say
-from support.runs.stored_runs import Bench
+from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -31,26 +30,6 @@ from stepfleet.orchestrator.tools import current_invocation, tool
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.step import run_step
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
-
-
-@tool
-def broken() -> str:
-    """Fail."""
-    message = "no luck"
-    raise ValueError(message)
 
 
 async def test_an_answer_that_was_journaled_is_not_paid_for_again(opened: Opened) -> None:

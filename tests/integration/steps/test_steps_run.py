@@ -1,16 +1,14 @@
 """Whole steps over a real Redis: answers, tools, limits, further turns, paused time."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from functools import partial
 
 import pytest
 from support.deadlines import until
-from support.runs.opened_runs import lease_runs_out, opened_run
+from support.runs.opened_runs import Opened, lease_runs_out
 from support.runs.scripted_steps import Hands, Script, call, requests, say
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.continuation import when
@@ -27,19 +25,6 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools import tool
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 async def test_a_run_goes_from_tools_to_its_answer(opened: Opened) -> None:

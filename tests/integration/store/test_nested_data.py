@@ -1,12 +1,11 @@
 """Data nested deeper than records can be written and read are refused where they come in."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from support.runs.stored_runs import Bench, bench, plain_agent
+from support.runs.stored_runs import Bench, plain_agent
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent
@@ -20,16 +19,7 @@ AGENT = plain_agent()
 DEPTHS = [MAX_LEVELS + 1, 190, 260, 900, 100_000]
 
 
-@pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[AsyncFleet]:
-    async with AsyncFleet(redis_url) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, AGENT) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": AGENT}
 
 
 def deep(levels: int, *, lists: bool = False) -> Any:

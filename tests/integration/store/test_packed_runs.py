@@ -1,12 +1,11 @@
 """Runs whose records are packed: what they take in Redis, and that they are read as plain ones."""
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.runs.packed_records import as_version_1, hidden
-from support.runs.stored_runs import Bench, answered, bench, called, plain_agent
+from support.runs.stored_runs import Bench, answered, called, plain_agent
 
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import SerializationError
@@ -20,10 +19,7 @@ from stepfleet.orchestrator.store.records.compression import LARGEST, packed
 PARTS = ("", ":log", ":outcomes", ":events", ":journal", ":lost")
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, plain_agent(max_steps=100), grace=60) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": plain_agent(max_steps=100), "grace": 60}
 
 
 async def taken(desk: Bench, run_id: str) -> int:

@@ -1,12 +1,12 @@
 """The version of a run's records in the store: noted by its first writer of newer ones."""
 
-from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from support.runs.opened_runs import opened_run
 from support.runs.packed_records import repacked
 from support.runs.scripted_steps import call, say
-from support.runs.stored_runs import Bench, answered, bench, called
+from support.runs.stored_runs import Bench, answered, called
 
 from stepfleet.orchestrator import AsyncFleet, tool
 from stepfleet.orchestrator.errors import SerializationError
@@ -18,10 +18,7 @@ from stepfleet.orchestrator.store.runs.versions import note_version
 OURS, OLDER, NEWER = str(SCHEMA_VERSION), str(SCHEMA_VERSION - 1), str(SCHEMA_VERSION + 1)
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, grace=60) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"grace": 60}
 
 
 @tool(queue="gpu")

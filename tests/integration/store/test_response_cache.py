@@ -10,6 +10,7 @@ import pytest
 from support.deadlines import until
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
+from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -75,12 +76,6 @@ class Keeping(Hands):
         """How many model calls were made."""
         assert isinstance(self.agent.llm, Script)
         return len(self.agent.llm.requests)
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 def talker(*answers: Any, cache: Any = True, **fields: Any) -> Agent:

@@ -1,10 +1,8 @@
 """A log that is trimmed: part by part, and who committed a step is known for longer."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator.store.lua import run_script
 
@@ -12,10 +10,7 @@ STEPS = 3000
 LOST = '{"kind":"late","step":1,"seconds":1.0,"ambiguous":true}'
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=600.0, grace=60) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 600.0, "grace": 60}
 
 
 async def commit(desk: Bench, run_id: str, step: int, token: str, since: int) -> list[Any]:

@@ -1,15 +1,12 @@
 """Tools with a queue of their own: the step parks, other workers deliver, the step goes on."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 
 import pytest
 from support.runs.heavy_calls import HEAVY, ONE, journal, look, measure, messages, render
-from support.runs.opened_runs import opened_run
+from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, requests, say
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import bench
 
 from stepfleet.orchestrator import Agent, tool
 from stepfleet.orchestrator.protocol.claim import Refused
@@ -17,13 +14,6 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import StateUpdate, current_invocation
 from stepfleet.worker.runtime.inline import InlineWorker
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
 
 
 async def test_a_step_parks_without_a_lease_and_its_call_waits_in_the_tools_queue(

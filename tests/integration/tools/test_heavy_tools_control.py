@@ -1,16 +1,11 @@
 """Runs that are cancelled or paused while a heavy tool works for them."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
 
-import pytest
 from support.runs.conversations import check_pairs
 from support.runs.heavy_calls import HEAVY, ONE, lost, measure, messages, render, rescued, result_of
-from support.runs.opened_runs import opened_run
+from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, requests, say
-from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import Agent, tool
 from stepfleet.orchestrator.protocol.claim import Held, Refused
@@ -20,13 +15,6 @@ from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import current_invocation
 from stepfleet.worker.leases.call_lease import CallLease
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
 
 
 async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed(

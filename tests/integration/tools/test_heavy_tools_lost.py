@@ -1,8 +1,8 @@
 """Calls of heavy tools whose worker, message, reply or step is lost: once each, and all listed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -20,15 +20,13 @@ from support.runs.heavy_calls import (
     rescued,
     result_of,
 )
-from support.runs.opened_runs import opened_run
+from support.runs.opened_runs import Opened, opened_run
 from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ErrorPolicy, tool
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
 
 @pytest.fixture

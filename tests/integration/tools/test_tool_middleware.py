@@ -1,13 +1,10 @@
 """Middleware around model and tool calls, tool versions and traces: whole steps on a real store."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-
 import pytest
-from support.runs.opened_runs import opened_run
+from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, say
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ErrorPolicy, tool
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError
@@ -20,19 +17,6 @@ from stepfleet.orchestrator.tools import (
     ToolInvocation,
     tool_catalog,
 )
-
-Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
-
-
-@pytest.fixture
-def opened(redis_url: str) -> Opened:
-    return partial(opened_run, redis_url)
-
-
-@tool(read_only=True)
-def look(what: str) -> str:
-    """Look something up."""
-    return f"seen {what}"
 
 
 @tool

@@ -99,10 +99,7 @@ os.execv(sys.executable, [sys.executable, "-m", "stepfleet.worker.runtime.isolat
 ASKS = LLMResponse(content="", tool_calls=(ToolCall(id="c", name="look", arguments={}),))
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, PLAIN, lease=SHORT, grace=0.2) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"agent": PLAIN, "lease": SHORT, "grace": 0.2}
 
 
 @pytest.fixture

@@ -1,18 +1,13 @@
 """The rescuer where hints are published by Celery, as with a broker of another kind."""
 
-from collections.abc import AsyncIterator
+from typing import Any
 
-import pytest
 from support.deadlines import until
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import Bench
 
 from stepfleet.worker.runtime.rescuer import Rescuer
 
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=0.5, grace=0.2, enqueue="publish") as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 0.5, "grace": 0.2, "enqueue": "publish"}
 
 
 async def test_a_queue_that_nobody_has_written_to_yet_holds_no_messages(desk: Bench) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.deadlines import until
-from support.runs.stored_runs import Bench, bench, called, failed
+from support.runs.stored_runs import Bench, called, failed
 
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store.keys import RESCUER
@@ -17,10 +17,7 @@ from stepfleet.worker.runtime.store_clock import StoreClock
 GRACE = 60.0
 
 
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Bench]:
-    async with bench(redis_url, lease=0.5, grace=0.2) as opened:
-        yield opened
+BENCH: dict[str, Any] = {"lease": 0.5, "grace": 0.2}
 
 
 def rescuer(desk: Bench, long_queue: int = 1000, interval: float = 0.1) -> Rescuer:

@@ -1,7 +1,7 @@
 """One run on a real store with a scripted model, ready for its first step."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from support.deadlines import until
@@ -9,6 +9,8 @@ from support.runs.scripted_steps import Hands, Script
 from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator.agents.agent import Agent
+
+Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 
 
 @asynccontextmanager
