@@ -1,7 +1,6 @@
-"""Retry of a batch's runs, page by page: what runs share is made once, calls travel together.
+"""Retry of a batch's runs, page by page: shared configurations are built once, calls are pipelined.
 
-A run that was taken up is active, so that asking again goes on where an earlier request was
-broken off.
+A retried run is active, so a repeated request goes on where an interrupted one ended.
 """
 
 import logging
@@ -11,13 +10,8 @@ from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import read_overrides, with_stored_overrides
-from stepfleet.orchestrator.client.control import RunControl, known
-from stepfleet.orchestrator.client.resumable import (
-    Changes,
-    changes_of,
-    check_allowed,
-    check_has_not_completed,
-)
+from stepfleet.orchestrator.client.control import RunControl, ensure_known, ensure_retryable
+from stepfleet.orchestrator.client.resumable import Changes, changes_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import Revision, revise
 from stepfleet.orchestrator.records.batch import Manifest
@@ -26,7 +20,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.lua import load
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.records.codec import Fields
-from stepfleet.orchestrator.store.runs.control import Answer, Control
+from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
 from stepfleet.orchestrator.store.runs.ended import EndedRuns, ended_run
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
@@ -35,7 +29,7 @@ log = logging.getLogger(__name__)
 ROWS = 500
 """Rows whose statuses are read at once."""
 RUNS = 100
-"""Runs that are read, and taken up, at once."""
+"""Runs that are read, and retried, at once."""
 STEPS = 500
 """Steps of their logs that are in memory at once, unless one run has more."""
 _SHARED = 100
@@ -44,7 +38,7 @@ _Found = tuple[str, Fields]
 
 @dataclass(slots=True)
 class _Retry:
-    """One request, as far as it has come. `shared` is by configuration and overrides."""
+    """The progress of one request. `shared` is by configuration and overrides."""
 
     overrides: Mapping[str, Any]
     retried: int = 0
@@ -59,7 +53,7 @@ class _Retry:
 
 
 class BatchRetry:
-    """Takes the ended runs of a batch up again."""
+    """Retries the ended runs of a batch."""
 
     def __init__(
         self, store: OpenStore, batches: Batches, control: Control, runs: RunControl
@@ -77,7 +71,7 @@ class BatchRetry:
         overrides: Mapping[str, Any],
         on_rows: Callable[[int], None],
     ) -> int:
-        """Take up again the runs whose status is `wanted`; return how many.
+        """Retry the runs whose status is `wanted`; return how many.
 
         Runs that would end at once again are left alone. Raises `ConfigurationError`, with the
         reason of the first, when that holds for all.
@@ -103,27 +97,27 @@ class BatchRetry:
         headers = await self._ended.headers(run_ids)
         for part in _parts(list(zip(run_ids, headers, strict=True))):
             revised = await self._revised(request, part)
-            answers = await self._control.retry_all(revised)
-            for (run, _), answer in zip(revised, answers, strict=True):
-                await self._note(request, run.run_id, answer)
+            results = await self._control.retry_all(revised)
+            for (run, _), result in zip(revised, results, strict=True):
+                await self._note(request, run.run_id, result)
 
     async def _revised(
         self, request: _Retry, found: Sequence[_Found]
     ) -> list[tuple[StoredRun, Revision]]:
-        """Return how the runs are taken up again that are still ended and may be."""
+        """Return the revisions of the runs that are still ended and may be retried."""
         logs = await self._ended.logs([(one, _steps(header)) for one, header in found])
         now = await self._batches.now()
         revised = []
         for (run_id, header), steps in zip(found, logs, strict=True):
             try:
-                known(Answer("ended" if header else "unknown"), run_id)
+                if not header:
+                    ensure_known(ControlResult(ControlOutcome.UNKNOWN), run_id)
                 if not Lifecycle(header["status"]).is_terminal:
                     continue
                 config, changes = await self._shared(request, header)
                 run = ended_run(run_id, header, steps, config)
                 revision = revise(run.state, run.log, changes.overrides, now)
-                check_has_not_completed(run_id, run.state)
-                check_allowed(run_id, changes.criteria, revision.state, "retry")
+                ensure_retryable(run, changes, revision)
             except ConfigurationError as error:
                 request.refuse(error)
             else:
@@ -143,11 +137,11 @@ class BatchRetry:
             request.shared[about] = config, changes
         return request.shared[about]
 
-    async def _note(self, request: _Retry, run_id: str, answer: Answer) -> None:
+    async def _note(self, request: _Retry, run_id: str, result: ControlResult) -> None:
         try:
-            if answer.word == "changed":  # somebody was faster
-                answer = await self._runs.retry(run_id, request.overrides)
-            request.retried += known(answer, run_id).word == "retried"
+            if result.outcome is ControlOutcome.CHANGED:  # another client was faster
+                result = await self._runs.retry(run_id, request.overrides)
+            request.retried += ensure_known(result, run_id).outcome is ControlOutcome.RETRIED
         except ConfigurationError as error:
             request.refuse(error)
 

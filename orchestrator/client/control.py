@@ -1,6 +1,6 @@
 """Cancel, pause, resume, retry and further messages of runs by their ids.
 
-Reads what a request needs, and asks again when somebody was faster.
+Reads what a request needs, and tries again when somebody else changed the run first.
 """
 
 import asyncio
@@ -13,13 +13,19 @@ from celery import Celery
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.batches.lines import parse_input
 from stepfleet.orchestrator.client.resumable import (
+    Changes,
     changes_of,
-    check_allowed,
-    check_has_not_completed,
+    ensure_not_completed,
+    ensure_resumable,
 )
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
-from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.store.runs.control import Answer, Control, new_request
+from stepfleet.orchestrator.protocol.revision import Revision, further_turn, revise
+from stepfleet.orchestrator.store.runs.control import (
+    Control,
+    ControlOutcome,
+    ControlResult,
+    new_request,
+)
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
 
 log = logging.getLogger(__name__)
@@ -39,31 +45,31 @@ class RunControl:
         self._control = control
         self._app = app
 
-    async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
-        """Cancel a run; a step under way is told at once and broken off."""
-        answer = await self.ask_cancel(run_id, note)
-        if answer.in_hands:
+    async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:
+        """Cancel a run and interrupt its step, if a worker is executing one."""
+        result = await self.cancel_quietly(run_id, note)
+        if result.in_hands:
             await self.interrupt([run_id])
-        return answer
+        return result
 
-    async def ask_cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
-        """Cancel a run without telling the worker that may hold it."""
+    async def cancel_quietly(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:
+        """Cancel a run without notifying the worker that may hold it."""
         try:
             run = await self._runs.get(run_id)
         except SerializationError:
-            return known(await self._control.cancel_unread(run_id, note), run_id)
+            return ensure_known(await self._control.cancel_unread(run_id, note), run_id)
         return await self._control.cancel(run, note)
 
-    async def pause(self, run_id: str) -> Answer:
+    async def pause(self, run_id: str) -> ControlResult:
         """Pause a run at its next step boundary."""
-        return known(await self._control.pause(run_id), run_id)
+        return ensure_known(await self._control.pause(run_id), run_id)
 
-    async def resume(self, run_id: str) -> Answer:
+    async def resume(self, run_id: str) -> ControlResult:
         """Take a pause back."""
         return await self._control.resume(await self._runs.get(run_id))
 
-    async def retry(self, run_id: str, overrides: Mapping[str, Any]) -> Answer:
-        """Take an ended run up again, with changes to its configuration.
+    async def retry(self, run_id: str, overrides: Mapping[str, Any]) -> ControlResult:
+        """Resume an ended run, with changes to its configuration.
 
         Raises `ConfigurationError` where a limit that the run has reached would end it again.
         """
@@ -71,25 +77,21 @@ class RunControl:
         for _ in range(_TRIES):
             run = await self._runs.get(run_id)
             if not run.state.status.is_terminal:
-                return Answer("active", run.state.status.value)
-            answer = await self._retry(run, overrides, request)
-            if answer.word != "changed":
-                return known(answer, run_id)
+                return ControlResult(ControlOutcome.ACTIVE, run.state.status.value)
+            changes = changes_of(run.config, run.overrides, overrides)
+            revision = revise(run.state, run.log, changes.overrides, await self._runs.now())
+            ensure_retryable(run, changes, revision)
+            result = await self._control.retry(run, revision, request=request)
+            if result.outcome is not ControlOutcome.CHANGED:
+                return ensure_known(result, run_id)
         raise StoreError(f"run {run_id} is being changed all the time; try again")
 
-    async def _retry(self, run: StoredRun, overrides: Mapping[str, Any], request: str) -> Answer:
-        changes = changes_of(run.config, run.overrides, overrides)
-        revision = revise(run.state, run.log, changes.overrides, await self._runs.now())
-        check_has_not_completed(run.run_id, run.state)
-        check_allowed(run.run_id, changes.criteria, revision.state, "retry")
-        return await self._control.retry(run, revision, request=request)
-
-    async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> Answer:
+    async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> ControlResult:
         """Give an ended run a further user message: a new execution on the same session.
 
         Raises `ConfigurationError` for one that has not ended: the message would be lost.
         """
-        given = parse_input(text, "text")
+        messages = parse_input(text, "text")
         request = new_request()
         for _ in range(_TRIES):
             run = await self._runs.get(run_id)
@@ -101,45 +103,51 @@ class RunControl:
                 raise ConfigurationError(msg)
             kept = merged_overrides(run.overrides, stored_overrides(run.config, overrides))
             turn = further_turn(run.state, run.log, kept, await self._runs.now())
-            answer = await self._control.retry(run, turn, given, request)
-            if answer.word == "retried":
-                return Answer("sent", answer.detail)
-            # Somebody was faster: `active` is told by what is read next.
-            known(answer, run_id)
+            result = await self._control.retry(run, turn, messages, request)
+            if result.outcome is ControlOutcome.RETRIED:
+                return ControlResult(ControlOutcome.SENT, result.detail)
+            # Another client was faster; a run that it resumed is refused by the next try.
+            ensure_known(result, run_id)
         raise StoreError(f"run {run_id} is being changed all the time; try again")
 
     async def interrupt(self, run_ids: Sequence[str]) -> None:
-        """Tell all workers to break off their steps of cancelled runs.
+        """Notify all workers to interrupt their steps of cancelled runs.
 
-        Only haste: without it a worker learns of the cancel when it renews its lease.
+        A shortcut: without it a worker learns of the cancel when it renews its lease.
         """
-        await self._tell(INTERRUPT, [{"run_id": run_id} for run_id in run_ids])
+        await self._notify(INTERRUPT, [{"run_id": run_id} for run_id in run_ids])
 
     async def interrupt_batch(self, batch_id: str) -> None:
-        """Tell all workers to look what is wanted of their steps of a batch: one message."""
-        await self._tell(INTERRUPT_BATCH, [{"batch_id": batch_id}])
+        """Notify all workers to check their steps of a batch for requests: one message."""
+        await self._notify(INTERRUPT_BATCH, [{"batch_id": batch_id}])
 
-    async def _tell(self, command: str, told: Sequence[dict[str, str]]) -> None:
+    async def _notify(self, command: str, arguments: Sequence[dict[str, str]]) -> None:
         try:
             async with asyncio.timeout(_BROADCAST_SECONDS):
-                await asyncio.to_thread(self._broadcast, command, told)
+                await asyncio.to_thread(self._broadcast, command, arguments)
         except Exception as error:  # noqa: BLE001 - every broker has exceptions of its own
-            log.warning("workers could not be told of a cancel at once: %s", error)
+            log.warning("workers could not be notified of a cancel at once: %s", error)
 
-    def _broadcast(self, command: str, told: Sequence[dict[str, str]]) -> None:
+    def _broadcast(self, command: str, arguments: Sequence[dict[str, str]]) -> None:
         with self._app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, timeout=_BROADCAST_SECONDS)
-            for arguments in told:
-                self._app.control.broadcast(command, arguments=arguments, connection=connection)
+            for one in arguments:
+                self._app.control.broadcast(command, arguments=one, connection=connection)
 
-    def batch_cancel(self, note: str = CANCEL_NOTE) -> str:
+    def batch_cancel(self) -> str:
         """Return the fields of a batch's cancel, as its scripts take them."""
-        return self._control.batch_cancel(note)
+        return self._control.batch_cancel(CANCEL_NOTE)
 
 
-def known(answer: Answer, run_id: str) -> Answer:
-    """Return the answer. Raises `ConfigurationError` where there is no such run (any more)."""
-    if answer.word == "unknown":
+def ensure_retryable(run: StoredRun, changes: Changes, revision: Revision) -> None:
+    """Raise `ConfigurationError` for a run that completed, or that a limit would end at once."""
+    ensure_not_completed(run.run_id, run.state)
+    ensure_resumable(run.run_id, changes.criteria, revision.state, "retry")
+
+
+def ensure_known(result: ControlResult, run_id: str) -> ControlResult:
+    """Return the result. Raises `ConfigurationError` where there is no such run (any more)."""
+    if result.outcome is ControlOutcome.UNKNOWN:
         msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
         raise ConfigurationError(msg)
-    return answer
+    return result

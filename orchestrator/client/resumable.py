@@ -1,4 +1,4 @@
-"""Whether a run that is taken up, forked or restored would get anywhere. Pure."""
+"""Whether a run that is retried, forked or restored could go on. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,37 +22,32 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a retry makes of a run's configuration: all its `overrides`, and the limits then."""
+    """A run's changed configuration: all its `overrides`, and the criteria with its new limits."""
 
     overrides: dict[str, Any]
     criteria: ContinuationCriteria
 
 
 def changes_of(
-    config: AgentConfig, overrides: Mapping[str, Any], given: Mapping[str, Any]
+    config: AgentConfig, overrides: Mapping[str, Any], further: Mapping[str, Any]
 ) -> Changes:
-    """Return what `given` changes in a run with that configuration, its `overrides` in it.
+    """Return the changes of a run whose `config` includes its `overrides`, with `further` ones.
 
     Runs with the same configuration and overrides can share it. Raises `ConfigurationError` that
     names the field where one is unknown or invalid.
     """
-    own = stored_overrides(config, given)
+    own = stored_overrides(config, further)
     criteria = criteria_of(config.with_overrides(own))
     return Changes(merged_overrides(overrides, own), criteria)
 
 
-def check_goes_on(run_id: str, config: AgentConfig, state: AgentState, verb: str) -> None:
-    """Raise `ConfigurationError`, with the fix, if a limit would end the run at once again.
-
-    `verb` is what the caller does: `retry`, `fork`, `restore`.
-    """
-    check_allowed(run_id, criteria_of(config), state, verb)
-
-
-def check_allowed(
+def ensure_resumable(
     run_id: str, criteria: ContinuationCriteria, state: AgentState, verb: str
 ) -> None:
-    """Raise as `check_goes_on` does, by the run's criteria."""
+    """Raise `ConfigurationError`, with the fix, if a limit would end the run at once again.
+
+    `verb` is the caller's: `retry`, `fork`, `restore`.
+    """
     if not criteria.forbids(state):
         return
     outcome = criteria.evaluate(state)
@@ -61,8 +56,8 @@ def check_allowed(
     raise ConfigurationError(f"run {run_id} would end at once again ({outcome.reason}); {fix}")
 
 
-def check_has_not_completed(run_id: str, state: AgentState) -> None:
-    """Raise `ConfigurationError` for a run of which nothing is left to be done."""
+def ensure_not_completed(run_id: str, state: AgentState) -> None:
+    """Raise `ConfigurationError` for a completed run."""
     if state.status is Lifecycle.COMPLETED:
         msg = f"run {run_id} completed; there is nothing to retry (submit it as a new run)"
         raise ConfigurationError(msg)

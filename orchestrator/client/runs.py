@@ -24,7 +24,7 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
 from stepfleet.orchestrator.store.records.codec import MESSAGES
-from stepfleet.orchestrator.store.runs.control import Answer
+from stepfleet.orchestrator.store.runs.control import ControlResult
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
@@ -56,7 +56,7 @@ class AsyncFleetRuns:
         left = run.header.get("want") == "cancel"
         if not (left and cancel_is_left(run.header, await client.runs.now())):
             return run
-        await client.control.ask_cancel(run_id, run.header.get("want_note", ""))
+        await client.control.cancel_quietly(run_id, run.header.get("want_note", ""))
         return await client.runs.get(run_id)
 
     async def result(self, run_id: str) -> AgentRunResult:
@@ -104,7 +104,7 @@ class AsyncFleetRuns:
         async for step in (await self._session.open()).following.steps(run_id):
             yield step
 
-    async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> Answer:
+    async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:
         """Cancel a run; a step under way is broken off at once.
 
         Answers `requested` where a worker holds the run. Should that worker be dead, with no other
@@ -112,15 +112,15 @@ class AsyncFleetRuns:
         """
         return await (await self._session.open()).control.cancel(run_id, note)
 
-    async def pause(self, run_id: str) -> Answer:
+    async def pause(self, run_id: str) -> ControlResult:
         """Pause a run before its next tool or step; `fleet.pause` pauses all."""
         return await (await self._session.open()).control.pause(run_id)
 
-    async def resume(self, run_id: str) -> Answer:
+    async def resume(self, run_id: str) -> ControlResult:
         """Take a run's pause back."""
         return await (await self._session.open()).control.resume(run_id)
 
-    async def retry(self, run_id: str, **overrides: Unpack[RunOverrides]) -> Answer:
+    async def retry(self, run_id: str, **overrides: Unpack[RunOverrides]) -> ControlResult:
         """Take an ended run up again at its failed step; what went well is kept.
 
         `overrides` change its configuration, as `max_steps=20`. Raises `ConfigurationError`
@@ -128,7 +128,9 @@ class AsyncFleetRuns:
         """
         return await (await self._session.open()).control.retry(run_id, overrides)
 
-    async def send(self, run_id: str, text: str, **overrides: Unpack[RunOverrides]) -> Answer:
+    async def send(
+        self, run_id: str, text: str, **overrides: Unpack[RunOverrides]
+    ) -> ControlResult:
         """Give an ended run a further user message; it goes on with its whole conversation.
 
         Limits, counters and clocks start anew; the session's totals stay. `overrides` change

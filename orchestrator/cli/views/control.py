@@ -15,7 +15,7 @@ from stepfleet.orchestrator.cli.terminal.output import notice, print_json, scree
 from stepfleet.orchestrator.client.batch import OnProgress
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.store.runs.control import Answer
+from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 SAID_SECONDS = 1.0
 _DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}
@@ -79,7 +79,7 @@ def ask_one_or_all(
             await (fleet.pause() if word == "pause" else fleet.resume())
             return _say_fleet(word, json=json)
         if run_id is not None:
-            action: Callable[[str], Awaitable[Answer]] = getattr(fleet.runs, word)
+            action: Callable[[str], Awaitable[ControlResult]] = getattr(fleet.runs, word)
             return _say(run_id, await action(run_id), json=json)
         batch = await fleet.batches.get(str(batch_id))
         all_of_it: Callable[[OnProgress], Awaitable[int]] = getattr(batch, word)
@@ -136,13 +136,13 @@ def _standard_input() -> str:
         raise ConfigurationError(msg) from None
 
 
-def _say(run_id: str, answer: Answer, *, json: bool) -> int:
+def _say(run_id: str, result: ControlResult, *, json: bool) -> int:
     if json:
-        print_json({"run_id": run_id, "answer": answer.word, "detail": answer.detail})
+        print_json({"run_id": run_id, "answer": result.outcome, "detail": result.detail})
     else:
-        says = _SAYS.get(answer.word, answer.word)
-        screen().print(f"Run {run_id} {says}{_detail(answer)}")
-    return COMPLETED if answer.word in _DONE else SOME_FAILED
+        says = _SAYS.get(result.outcome, result.outcome)
+        screen().print(f"Run {run_id} {says}{_detail(result)}")
+    return COMPLETED if result.outcome in _DONE else SOME_FAILED
 
 
 def _say_fleet(word: str, *, json: bool) -> int:
@@ -177,10 +177,10 @@ def _now_and_then(text: Callable[[int], str]) -> OnProgress:
     return say
 
 
-def _detail(answer: Answer) -> str:
-    if answer.word in ("retried", "sent"):
-        return f" at step {int(answer.detail) + 1}"
-    return f" ({answer.detail})" if answer.detail else ""
+def _detail(result: ControlResult) -> str:
+    if result.outcome in (ControlOutcome.RETRIED, ControlOutcome.SENT):
+        return f" at step {int(result.detail) + 1}"
+    return f" ({result.detail})" if result.detail else ""
 
 
 def _say_count(word: str, batch: AsyncBatch, number: int, *, json: bool) -> int:

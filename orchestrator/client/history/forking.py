@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.client.checkpoints.capture import checked_at
-from stepfleet.orchestrator.client.resumable import check_goes_on
+from stepfleet.orchestrator.client.resumable import ensure_resumable
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.rewind import renamed, state_before
 from stepfleet.orchestrator.records.messages import Message
@@ -23,7 +24,7 @@ _HAD_ITS_ANSWER = (StopReason.COMPLETED, StopReason.FINISH_REASON)
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """What is asked for. `at` None means: behind all steps.
+    """A fork to create. `at` None means: after all steps.
 
     `config` is the stored one, `overrides` the fork's own changes to it; `message` takes the
     place of what the run was given there.
@@ -49,7 +50,7 @@ def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
     log = _log(run, at, order.message)
     state = _state(run, at, order)
     _check_has_work(run, at, log)
-    check_goes_on(run.run_id, config, state, "fork")
+    ensure_resumable(run.run_id, criteria_of(config), state, "fork")
     return ImportedRun(
         run=NewRun(
             run_id=order.run_id,
@@ -123,7 +124,7 @@ def _state(run: StoredRun, at: int, order: ForkOrder) -> AgentState:
 
 
 def _check_has_work(run: StoredRun, at: int, log: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` where the run had its answer and nothing more was asked."""
+    """Raise `ConfigurationError` where the run had its answer and no new message."""
     outcome = run.log[at - 1].outcome if at else None
     if outcome is None or outcome.should_continue or f"input:{at}" in log:
         return

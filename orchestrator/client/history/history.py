@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack
 from uuid import UUID, uuid4
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
@@ -17,7 +17,7 @@ from stepfleet.orchestrator.client.checkpoints.restore import restored
 from stepfleet.orchestrator.client.checkpoints.trust import of_agent
 from stepfleet.orchestrator.client.history.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.history.forking import ForkOrder, forked, with_tools
-from stepfleet.orchestrator.client.resumable import check_goes_on
+from stepfleet.orchestrator.client.resumable import ensure_resumable
 from stepfleet.orchestrator.client.session import Client, Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of
@@ -110,7 +110,8 @@ class AsyncFleetHistory:
         wanted = checkpoint.run_id if run_id is None else run_id
         imported = restored(checkpoint, config, checked_id(wanted), own)
         if (agent is not None or own) and not imported.state.status.is_terminal:
-            check_goes_on(wanted, config.with_overrides(own), imported.state, "restore")
+            criteria = criteria_of(config.with_overrides(own))
+            ensure_resumable(wanted, criteria, imported.state, "restore")
         await client.accept([config])
         await client.store.configs.save(config)
         await client.run_import.create(imported)
@@ -212,11 +213,10 @@ class AsyncFleetHistory:
 
     async def get_cost_summary(self, run_id: str) -> str:
         """Return the sums as text, a line per model."""
-        told = await self.get_cost_stats(run_id)
-        lines = [
-            f"{told.total_calls} calls, {told.total_tokens:,} tokens, {told.total_cost:.6f} USD"
-        ]
-        for model, sums in sorted(told.by_model.items()):
+        all_of = await self.get_cost_stats(run_id)
+        tokens, cost = all_of.total_tokens, all_of.total_cost
+        lines = [f"{all_of.total_calls} calls, {tokens:,} tokens, {cost:.6f} USD"]
+        for model, sums in sorted(all_of.by_model.items()):
             lines.append(
                 f"  {model}: {sums.calls} calls, {sums.input_tokens:,} tokens in, "
                 f"{sums.output_tokens:,} out, {sums.cost:.6f} USD"

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import orjson
@@ -28,22 +29,35 @@ from stepfleet.orchestrator.store.runs.steps import ending
 from stepfleet.orchestrator.store.runs.versions import note_version
 
 
+class ControlOutcome(StrEnum):
+    """What became of a request to a run."""
+
+    CANCELLED = "cancelled"
+    REQUESTED = "requested"
+    """A worker holds the run and applies the request."""
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    ACTIVE = "active"
+    """The run has not ended, or is not paused: nothing changed."""
+    RETRIED = "retried"
+    SENT = "sent"
+    ENDED = "ended"
+    CHANGED = "changed"
+    """Somebody else changed the run first: nothing was done."""
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of a request.
+class ControlResult:
+    """The reply to a request; `detail` adds a status, a step (from 0) or a worker."""
 
-    `word` is the script's: `cancelled`, `requested`, `paused`, `resumed`, `active`,
-    `retried`, `ended`, `changed` or `unknown`, or `sent` for a message that was given;
-    `detail` adds a status, a step (from 0) or a worker.
-    """
-
-    word: str
+    outcome: ControlOutcome
     detail: str = ""
 
     @property
     def in_hands(self) -> bool:
-        """Whether workers may be at work on the run, and are to be told."""
-        return self.word == "requested" or self.detail == "waiting"
+        """Whether a worker may hold the run, and is to be notified."""
+        return self.outcome is ControlOutcome.REQUESTED or self.detail == "waiting"
 
 
 def new_request() -> str:
@@ -74,11 +88,13 @@ class Control:
         self._grace_ms = round(grace * 1000)
         self._retention = retention
 
-    async def cancel(self, run: StoredRun, note: str, request: str | None = None) -> Answer:
+    async def cancel(self, run: StoredRun, note: str, request: str | None = None) -> ControlResult:
         """Cancel a run: at once if nobody holds it, else its worker ends it."""
         return await self.cancel_unread(run.run_id, note, request)
 
-    async def cancel_unread(self, run_id: str, note: str, request: str | None = None) -> Answer:
+    async def cancel_unread(
+        self, run_id: str, note: str, request: str | None = None
+    ) -> ControlResult:
         """Cancel a run by its id, also one whose records this version cannot read."""
         fields = {
             "outcome": cancelled_outcome(note).to_json(),
@@ -93,19 +109,19 @@ class Control:
         end = ending(StopReason.USER_REQUESTED, None, self._retention)
         return cancel_fields(cancelled_outcome(note).to_json(), note, end)
 
-    async def pause(self, run_id: str, request: str | None = None) -> Answer:
+    async def pause(self, run_id: str, request: str | None = None) -> ControlResult:
         """Pause a run before its next tool or step."""
         return await self._run("pause", run_id, request or new_request())
 
-    async def resume(self, run: StoredRun, request: str | None = None) -> Answer:
+    async def resume(self, run: StoredRun, request: str | None = None) -> ControlResult:
         """Take a pause back."""
         hint = StepHint(run.run_id, run.step)
         message = self._dispatch.message(hint, run.agent)
-        asked = (self._grace_ms, message, request or new_request())
-        answer = await self._run("resume", run.run_id, *asked)
-        if answer.word == "resumed":
+        args = (self._grace_ms, message, request or new_request())
+        result = await self._run("resume", run.run_id, *args)
+        if result.outcome is ControlOutcome.RESUMED:
             await self._dispatch.published(hint, run.agent)
-        return answer
+        return result
 
     async def retry(
         self,
@@ -113,17 +129,17 @@ class Control:
         revision: Revision,
         given: tuple[Message, ...] = (),
         request: str | None = None,
-    ) -> Answer:
+    ) -> ControlResult:
         """Take an ended run up again where `revision` says, with messages `given` before it."""
         if check_version(run.header):
             await note_version(self._connection, self._keys, run.run_id)
         script = self._retry_script(run, revision, given, request or new_request())
-        answer = _answer(await run_script(self._connection, *script))
-        if answer.word == "retried":
+        result = _result(await run_script(self._connection, *script))
+        if result.outcome is ControlOutcome.RETRIED:
             await self._dispatch.published(StepHint(run.run_id, revision.step), run.agent)
-        return answer
+        return result
 
-    async def retry_all(self, revised: Sequence[tuple[StoredRun, Revision]]) -> list[Answer]:
+    async def retry_all(self, revised: Sequence[tuple[StoredRun, Revision]]) -> list[ControlResult]:
         """Take several ended runs up again by calls that travel together.
 
         Answers in their order. Raises `StoreError` when Redis stays out of reach; what was taken
@@ -151,7 +167,7 @@ class Control:
         return [
             await self.retry(run, revision, request=request)
             if isinstance(reply, BaseException)
-            else _answer(reply)
+            else _result(reply)
             for ((run, revision), reply), request in zip(pairs, requests, strict=True)
         ]
 
@@ -180,14 +196,14 @@ class Control:
         keys = self._keys.script_keys(run.run_id, self._dispatch.queue_key)
         return ("retry", keys, run.run_id, *_flat(fields))
 
-    async def _run(self, script: str, run_id: str, *args: Any) -> Answer:
+    async def _run(self, script: str, run_id: str, *args: Any) -> ControlResult:
         keys = self._keys.script_keys(run_id, self._dispatch.queue_key)
         reply = await run_script(self._connection, script, keys, run_id, *args)
-        return _answer(reply)
+        return _result(reply)
 
 
-def _answer(reply: Any) -> Answer:
-    return Answer(reply[0], str(reply[1]) if len(reply) > 1 else "")
+def _result(reply: Any) -> ControlResult:
+    return ControlResult(ControlOutcome(reply[0]), str(reply[1]) if len(reply) > 1 else "")
 
 
 def _taken_up(run: StoredRun, revision: Revision) -> Event:

@@ -72,7 +72,7 @@ def test_the_answer_of_one_worker_is_completed_by_another(
     first = start_worker(name="w1")
     run_id = fleet.submit(city_agent(), "a city")
     assert second.wait(LONG), "nobody asked for the second turn"
-    assert fleet.runs.pause(run_id).word == "requested"
+    assert fleet.runs.pause(run_id).outcome == "requested"
     paused.set()
     wait_until(lambda: len(fleet.runs.show(run_id).log) == 2, within=LONG, what="the second step")
     first.signal(signal.SIGTERM)

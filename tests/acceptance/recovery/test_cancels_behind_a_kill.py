@@ -37,7 +37,7 @@ def lost(redis_url: str, start_worker: Start, hold: Hold) -> str:
         run_id = fleet.submit(AGENTS["plain"], "question")
         assert reached.wait(LONG)
         worker.end()
-        assert fleet.runs.cancel(run_id).word == "requested"
+        assert fleet.runs.cancel(run_id).outcome == "requested"
         assert not fleet.runs.result(run_id).lifecycle.is_terminal, "its lease has not run out"
     return run_id
 

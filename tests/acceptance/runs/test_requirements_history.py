@@ -215,7 +215,7 @@ def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(
     copy = fleet.history.restore(fleet.history.checkpoint(run_id), run_id=str(uuid4()))
     assert fleet.runs.result(copy).stop_reason is StopReason.STEPS_LIMIT
     for one in (run_id, copy):
-        assert fleet.runs.retry(one, max_steps=6).word == "retried"
+        assert fleet.runs.retry(one, max_steps=6).outcome == "retried"
         result = fleet.runs.wait(one, WAIT)
         assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 5)
 
@@ -232,7 +232,7 @@ def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
         first.start()
         run_id = fleet.submit(PLAIN, "outlives", time_limit=60)
         assert asked.wait(WAIT), "nobody asked for the first turn"
-        assert fleet.runs.pause(run_id).word == "requested"
+        assert fleet.runs.pause(run_id).outcome == "requested"
         paused.set()
         wait_until(
             lambda: fleet.runs.show(run_id).state.status is Lifecycle.PAUSED,
@@ -246,7 +246,7 @@ def test_a_paused_run_outlives_all_workers_and_goes_on_by_its_id(
         second = FleetWorker(tmp_path, url, model.url, name="second", env=CALM)
         stack.callback(second.end)
         second.start()
-        assert fleet.runs.resume(run_id).word == "resumed"
+        assert fleet.runs.resume(run_id).outcome == "resumed"
         result = fleet.runs.wait(run_id, WAIT)
         after = fleet.history.checkpoint(run_id)
     assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 4)

@@ -440,7 +440,7 @@ async def further(desk: Bench, run_id: str, text: str) -> int:
     stored = await desk.stored(run_id)
     turn = further_turn(stored.state, stored.log, {}, await desk.runs.now())
     answer = await desk.control.retry(stored, turn, (Message.user(text),))
-    assert answer.word == "retried"
+    assert answer.outcome == "retried"
     return turn.step
 
 

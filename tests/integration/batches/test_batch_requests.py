@@ -77,12 +77,12 @@ async def test_a_request_to_a_run_comes_behind_that_to_its_batch(
 ) -> None:
     own = run_id_of(batch.id, 3)
     request = await in_force(desk, batch, "pause")
-    assert (await fleet.runs.resume(own)).word == "active"
+    assert (await fleet.runs.resume(own)).outcome == "active"
     await requests_of(desk).sweep(request)
     claim = await desk.claim(own)
     await desk.commit(claim, failed(claim))
     await batch.cancel()
-    assert (await fleet.runs.retry(own)).word == "retried"
+    assert (await fleet.runs.retry(own)).outcome == "retried"
     again = await desk.claim(own)
     assert (await desk.commit(again, answered(again))).status == "completed"
 

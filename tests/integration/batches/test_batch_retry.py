@@ -72,7 +72,7 @@ async def test_a_batch_is_retried_as_each_of_its_runs_would_be(
     one_by_one, at_once = [await ended_in_each_way(fleet, desk, key) for key in "ab"]
     for row in range(5):
         answer = await fleet.runs.retry(run_id_of(one_by_one.id, row), max_steps=4)
-        assert answer.word == "retried"
+        assert answer.outcome == "retried"
     before = await desk.queued()
     assert await at_once.retry(failed_only=False, max_steps=4) == 5
     assert await desk.queued() == before + 5

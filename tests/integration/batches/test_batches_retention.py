@@ -121,7 +121,7 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
         nonlocal pages
         answer, pages = await run_script(*given), pages + 1
         if pages == 1:
-            assert (await fleet.runs.retry(first)).word == "retried"
+            assert (await fleet.runs.retry(first)).outcome == "retried"
             claim = await desk.claim(first)
             await desk.commit(claim, answered(claim))
         return answer
@@ -145,7 +145,7 @@ async def test_counters_of_a_run_that_was_taken_up_before_the_first_page_stay(
     claim = await desk.claim(run_id_of(batch.id, 0))
     await desk.commit(claim, failed(claim))
     score = await connection.execute("ZSCORE", keys.over(0), batch.id)
-    assert (await fleet.runs.retry(run_id_of(batch.id, 0))).word == "retried"
+    assert (await fleet.runs.retry(run_id_of(batch.id, 0))).outcome == "retried"
     till = 10**13
     await run_script(connection, "expire", [keys.due(0)], batch.id, till, "0", 200, score)
     assert await connection.execute("PTTL", keys.batch(0, batch.id)) == -1

@@ -131,7 +131,7 @@ async def test_a_restored_run_is_due_exactly_when_it_has_work(
     if state == "paused":
         await there.runs.resume(run_id)
     if state in ("failed", "stopped", "cancelled"):
-        assert (await there.runs.retry(run_id, max_steps=9)).word == "retried"
+        assert (await there.runs.retry(run_id, max_steps=9)).outcome == "retried"
     if state == "completed":
         await there.runs.send(run_id, "more")
     step = (await there.runs.show(run_id)).step

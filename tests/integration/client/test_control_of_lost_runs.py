@@ -13,9 +13,9 @@ async def test_a_cancel_does_not_wait_for_a_worker_whose_lease_ran_out(
 ) -> None:
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    assert (await fleet.runs.cancel(run_id)).word == "requested"
+    assert (await fleet.runs.cancel(run_id)).outcome == "requested"
     leases_run_out(redis_url)
-    assert (await fleet.runs.cancel(run_id)).word == "cancelled"
+    assert (await fleet.runs.cancel(run_id)).outcome == "cancelled"
     result = await fleet.runs.result(run_id)
     assert result.lifecycle is Lifecycle.CANCELLED
     assert [(lost.kind, lost.ambiguous) for lost in result.lost_attempts] == [("crash", True)]
@@ -51,10 +51,10 @@ async def test_a_pause_does_not_wait_for_a_worker_whose_lease_ran_out(
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     leases_run_out(redis_url)
-    assert (await fleet.runs.pause(run_id)).word == "paused"
+    assert (await fleet.runs.pause(run_id)).outcome == "paused"
     assert (await desk.refused(run_id)).why is Refused.PAUSED
     assert not (await desk.commit(claim, answered(claim))).applied
-    assert (await fleet.runs.resume(run_id)).word == "resumed"
+    assert (await fleet.runs.resume(run_id)).outcome == "resumed"
     again = await desk.claim(run_id)
     assert again.crashes == 0, "whoever writes late has not died"
     assert (await desk.commit(again, answered(again))).status == "completed"
@@ -65,6 +65,6 @@ async def test_a_pause_takes_no_cancel_back(redis_url: str, fleet: AsyncFleet, d
     await desk.claim(run_id)
     await fleet.runs.cancel(run_id)
     leases_run_out(redis_url)
-    assert (await fleet.runs.pause(run_id)).word == "requested"
+    assert (await fleet.runs.pause(run_id)).outcome == "requested"
     claim = await desk.claim(run_id)
     assert claim.state.stop_requested

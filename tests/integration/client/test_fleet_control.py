@@ -16,7 +16,7 @@ from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.runs.control import Answer
+from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 AGENT = plain_agent(max_steps=2)
 UNKNOWN = "00000000-0000-0000-0000-000000000000"
@@ -70,11 +70,11 @@ async def test_every_request_has_an_answer_in_every_state(
     run_id = await run_in(state, fleet, desk)
     expected = ANSWERS[state][VERBS.index(verb)]
     try:
-        answer: Answer = await getattr(fleet.runs, verb)(run_id)
+        answer: ControlResult = await getattr(fleet.runs, verb)(run_id)
     except ConfigurationError:
         assert expected == "ConfigurationError"
     else:
-        assert answer.word == expected
+        assert answer.outcome == expected
     await counters_are_exact(desk, [run_id])
 
 
@@ -121,7 +121,7 @@ async def test_a_cancelled_run_says_why_and_starts_nothing_new(
 async def test_a_cancel_of_a_held_run_is_done_by_its_commit(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    assert await fleet.runs.cancel(run_id) == Answer("requested", "test")
+    assert await fleet.runs.cancel(run_id) == ControlResult(ControlOutcome.REQUESTED, "test")
     assert (await desk.commit(claim, called(claim))).wanted == "cancel"
     assert (await fleet.runs.result(run_id)).lifecycle is Lifecycle.IN_PROGRESS
 
@@ -164,8 +164,8 @@ async def test_an_unreachable_broker_does_not_fail_a_cancel(
     async with AsyncFleet(settings=settings) as fleet, bench(redis_url, AGENT) as desk:
         run_id = await desk.create()
         await desk.claim(run_id)
-        assert (await fleet.runs.cancel(run_id)).word == "requested"
-    assert "could not be told of a cancel at once" in caplog.text
+        assert (await fleet.runs.cancel(run_id)).outcome == "requested"
+    assert "could not be notified of a cancel at once" in caplog.text
 
 
 async def test_a_paused_run_is_not_worked_on_until_it_is_resumed(
@@ -186,7 +186,7 @@ async def test_a_pause_that_was_only_asked_for_can_be_taken_back(
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     await fleet.runs.pause(run_id)
-    assert (await fleet.runs.resume(run_id)).word == "active"
+    assert (await fleet.runs.resume(run_id)).outcome == "active"
     assert (await desk.commit(claim, called(claim))).status == "in_progress"
 
 
@@ -203,7 +203,9 @@ async def test_a_failed_step_is_taken_back_and_what_came_before_is_kept(
         before = await fleet.runs.result(run_id)
         assert (before.lifecycle, before.steps_used) == (Lifecycle.FAILED, 2)
 
-        assert await fleet.runs.retry(run_id, max_steps=20) == Answer("retried", "1")
+        assert await fleet.runs.retry(run_id, max_steps=20) == ControlResult(
+            ControlOutcome.RETRIED, "1"
+        )
         run = await fleet.runs.show(run_id)
         assert run.overrides == {"time_limit": 50.0, "max_steps": 20}
         assert (run.step, run.state.step_count) == (1, 1)
@@ -232,7 +234,7 @@ async def test_of_two_retries_at_once_one_takes_the_run_up(fleet: AsyncFleet, de
     run_id = await run_in("failed", fleet, desk)
     waiting = await desk.queued()
     answers = await asyncio.gather(*(fleet.runs.retry(run_id) for _ in range(5)))
-    assert sorted(answer.word for answer in answers) == ["active"] * 4 + ["retried"]
+    assert sorted(answer.outcome for answer in answers) == ["active"] * 4 + ["retried"]
     assert await desk.queued() == waiting + 1
     await counters_are_exact(desk, [run_id])
 

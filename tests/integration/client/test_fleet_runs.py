@@ -176,10 +176,10 @@ def test_the_plain_fleet_submits_waits_and_reads(redis_url: str) -> None:
         again = fleet.batches.get(batch.id)
         assert [result.row for result in again.results(ordered=True)] == [0, 1]
         run_id = fleet.submit(AGENT, "hi")
-        assert fleet.runs.pause(run_id).word == "paused"
-        assert fleet.runs.resume(run_id).word == "resumed"
-        assert fleet.runs.cancel(run_id).word == "cancelled"
-        assert fleet.runs.retry(run_id).word == "retried"
+        assert fleet.runs.pause(run_id).outcome == "paused"
+        assert fleet.runs.resume(run_id).outcome == "resumed"
+        assert fleet.runs.cancel(run_id).outcome == "cancelled"
+        assert fleet.runs.retry(run_id).outcome == "retried"
         assert fleet.runs.result(run_id).lifecycle is Lifecycle.IN_PROGRESS
         statuses = [event["payload"]["status"] for event in fleet.runs.events(run_id)]
         assert statuses[0] == "queued"

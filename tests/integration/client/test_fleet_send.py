@@ -12,7 +12,7 @@ from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.attempt import Attempt
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.runs.control import Answer
+from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 AGENT = plain_agent(max_steps=2, error_policy=ErrorPolicy.stop_on_any_error())
 UNKNOWN = "00000000-0000-0000-0000-000000000000"
@@ -45,7 +45,9 @@ async def test_an_ended_run_goes_on_with_the_message_however_it_ended(
     run_id = await ended(state, fleet, desk)
     before = await fleet.runs.show(run_id)
 
-    assert await fleet.runs.send(run_id, "and now?") == Answer("sent", str(step))
+    assert await fleet.runs.send(run_id, "and now?") == ControlResult(
+        ControlOutcome.SENT, str(step)
+    )
 
     claim = await desk.claim(run_id, step)
     assert claim.state.messages[:-1] == before.state.messages
@@ -138,7 +140,7 @@ async def test_of_two_messages_at_once_one_is_taken_and_the_other_is_told(
 
     answers = await asyncio.gather(*sends, return_exceptions=True)
 
-    taken = [n for n, answer in enumerate(answers) if isinstance(answer, Answer)]
+    taken = [n for n, answer in enumerate(answers) if isinstance(answer, ControlResult)]
     assert len(taken) == 1
     told = [answer for answer in answers if isinstance(answer, ConfigurationError)]
     assert len(told) == 3
@@ -156,7 +158,7 @@ async def test_retrying_a_turn_that_made_no_step_leaves_the_turn_before_it_alone
     await fleet.runs.send(run_id, "once more")
     await fleet.runs.cancel(run_id)
 
-    assert await fleet.runs.retry(run_id) == Answer("retried", "1")
+    assert await fleet.runs.retry(run_id) == ControlResult(ControlOutcome.RETRIED, "1")
 
     claim = await desk.claim(run_id, 1)
     assert claim.state.info.execution == 2
@@ -169,5 +171,7 @@ def test_the_plain_fleet_sends_as_well(redis_url: str) -> None:
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENT, "hello")
         fleet.runs.cancel(run_id)
-        assert fleet.runs.send(run_id, "more", max_steps=3) == Answer("sent", "0")
+        assert fleet.runs.send(run_id, "more", max_steps=3) == ControlResult(
+            ControlOutcome.SENT, "0"
+        )
         assert fleet.runs.result(run_id).max_iterations == 3

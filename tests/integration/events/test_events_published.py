@@ -241,7 +241,7 @@ async def test_a_cancel_of_a_step_under_way_is_told_once(redis_url: str) -> None
 
         async def cancelled_meanwhile(_: Any) -> Any:
             answer = await desk.control.cancel(await desk.stored(run_id), "enough")
-            assert answer.word == "requested"
+            assert answer.outcome == "requested"
             return say("done")
 
         agent = Agent("scripted", model=Script([cancelled_meanwhile]))

@@ -74,7 +74,7 @@ async def test_a_cancelled_run_of_a_dead_worker_ends_while_the_fleet_is_paused(
     others = [await desk.create() for _ in range(5)]
     run_id = await desk.create()
     await desk.claim(run_id)
-    assert (await desk.control.cancel(await desk.stored(run_id), "enough")).word == "requested"
+    assert (await desk.control.cancel(await desk.stored(run_id), "enough")).outcome == "requested"
     await pause_fleet(opened.connection, opened.keys, paused=True)
     leases_run_out(redis_url)
     due = {one: await desk.due(one) for one in others}

@@ -23,7 +23,7 @@ async def cancelled_with_an_open_step(desk: Bench, batch: str = "b1") -> tuple[S
     keys = desk.opened.keys
     await desk.opened.connection.execute("HSET", keys.run(run_id), "token", "")
     answer = await desk.control.cancel(await desk.stored(run_id), "not now")
-    assert answer.word == "cancelled"
+    assert answer.outcome == "cancelled"
     return await desk.stored(run_id), claim
 
 
@@ -35,7 +35,7 @@ async def test_a_retry_keeps_the_answer_and_the_tools_of_the_step_that_a_cancel_
     journal = f"{desk.opened.keys.run(run.run_id)}:journal"
     assert await desk.opened.connection.execute("TTL", journal) > 0
     revision = revise(run.state, run.log, {}, await desk.runs.now())
-    assert (await desk.control.retry(run, revision)).word == "retried"
+    assert (await desk.control.retry(run, revision)).outcome == "retried"
     claim = await desk.claim(run.run_id)
     assert claim.journal.response == called(before).response
     assert claim.journal.started == {0, 1}
@@ -49,7 +49,7 @@ async def test_a_further_message_drops_an_open_answer_and_lists_it(desk: Bench) 
     run, _ = await cancelled_with_an_open_step(desk)
     turn = further_turn(run.state, run.log, {}, await desk.runs.now())
     given = (Message.user("something else"),)
-    assert (await desk.control.retry(run, turn, given)).word == "retried"
+    assert (await desk.control.retry(run, turn, given)).outcome == "retried"
     claim = await desk.claim(run.run_id)
     assert claim.journal.response is None
     assert not claim.journal.started

@@ -8,7 +8,7 @@ from support.runs.stored_runs import Bench, answered, bench, called, failed, pla
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.store.runs.control import Answer
+from stepfleet.orchestrator.store.runs.control import ControlResult
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.worker.runtime.rescuer import Rescuer
 
@@ -30,7 +30,7 @@ async def let_the_wait_end(desk: Bench, run_id: str) -> None:
     await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "not_before", 0)
 
 
-async def retry(desk: Bench, run: StoredRun) -> Answer:
+async def retry(desk: Bench, run: StoredRun) -> ControlResult:
     """Take an ended run up again as somebody who read it like that."""
     return await desk.control.retry(run, revise(run.state, run.log, {}, await desk.runs.now()))
 
@@ -69,7 +69,7 @@ async def test_a_commit_repeated_behind_a_retry_of_its_run_is_known_as_applied(
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     await desk.commit(claim, answered(claim))
-    assert (await retry(desk, await desk.stored(run_id))).word == "retried"
+    assert (await retry(desk, await desk.stored(run_id))).outcome == "retried"
     assert (await desk.commit(claim, answered(claim))).applied
     assert (await desk.stored(run_id)).lost == ()
 
@@ -112,7 +112,7 @@ async def test_every_retry_of_a_run_has_its_own_entry_among_the_lost_attempts(
             claim = await desk.claim(run_id, step)
             await desk.commit(claim, failed(claim))
         for _ in range(3):
-            assert (await retry(desk, await desk.stored(run_id))).word == "retried"
+            assert (await retry(desk, await desk.stored(run_id))).outcome == "retried"
             await desk.control.cancel(await desk.stored(run_id), "not now")
         kinds = [lost.kind for lost in (await desk.stored(run_id)).lost]
         assert kinds == ["retried"] * 3
@@ -125,10 +125,10 @@ async def test_a_retry_asked_for_on_an_older_end_is_refused(desk: Bench) -> None
     first = await desk.claim(run_id)
     await desk.commit(first, called(first, error=True))
     seen = await desk.stored(run_id)
-    assert (await retry(desk, seen)).word == "retried"
+    assert (await retry(desk, seen)).outcome == "retried"
     second = await desk.claim(run_id)
     await desk.commit(second, failed(second))
-    assert (await retry(desk, seen)).word == "changed"
+    assert (await retry(desk, seen)).outcome == "changed"
     counters = await desk.counters()
     assert counters["status:failed"] == counters["steps"] == 1
     assert "tokens" not in counters

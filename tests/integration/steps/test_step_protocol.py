@@ -261,7 +261,7 @@ async def test_a_cancel_during_a_step_ends_the_run_at_its_commit(desk: Bench) ->
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     answer = await desk.control.cancel(await desk.stored(run_id), "enough")
-    assert answer.word == "requested"
+    assert answer.outcome == "requested"
     assert (await desk.steps.journal(claim, 0.1)).want == "cancel"
     refused = await desk.commit(claim, called(claim))
     assert (refused.applied, refused.wanted) == (False, "cancel")
@@ -279,7 +279,7 @@ async def test_a_cancel_of_a_waiting_run_ends_it_without_a_worker(desk: Bench) -
     """CONT-22, CONT-28"""
     run_id = await desk.create()
     answer = await desk.control.cancel(await desk.stored(run_id), "not needed")
-    assert answer.word == "cancelled"
+    assert answer.outcome == "cancelled"
     result = (await desk.stored(run_id)).result()
     assert result.lifecycle is Lifecycle.CANCELLED
     assert result.outcome is not None
@@ -291,13 +291,13 @@ async def test_a_pause_during_a_step_takes_effect_at_its_commit(desk: Bench) -> 
     """DIST-09, TIME-13: and resuming goes on at the next step with the same cumulative time."""
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    assert (await desk.control.pause(run_id)).word == "requested"
+    assert (await desk.control.pause(run_id)).outcome == "requested"
     committed = await desk.commit(claim, called(claim, seconds=2.0))
     assert committed.status == "paused"
     assert await desk.due(run_id) is None
     assert (await desk.refused(run_id, step=1)).why is Refused.PAUSED
     answer = await desk.control.resume(await desk.stored(run_id))
-    assert (answer.word, answer.detail) == ("resumed", "1")
+    assert (answer.outcome, answer.detail) == ("resumed", "1")
     following = await desk.claim(run_id, step=1)
     assert following.state.info.cumulative_execution_seconds == 2.0
 
@@ -325,7 +325,7 @@ async def test_a_failed_step_is_retried_and_everything_before_it_kept(desk: Benc
     assert before.state.status is Lifecycle.FAILED
     revision = revise(before.state, before.log, {"max_steps": 20}, await desk.runs.now())
     answer = await desk.control.retry(before, revision)
-    assert (answer.word, answer.detail) == ("retried", "1")
+    assert (answer.outcome, answer.detail) == ("retried", "1")
     counters = await desk.counters()
     assert counters["steps"] == 1
     assert counters["tokens"] == 15

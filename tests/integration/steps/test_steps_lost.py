@@ -175,7 +175,7 @@ async def test_a_cancel_breaks_the_model_call_off(opened: Opened) -> None:
         step = asyncio.create_task(hands.step(run_id, 0))
         await started.wait()
         answer = await desk.control.cancel(await desk.stored(run_id), "enough")
-        assert answer.word == "requested"
+        assert answer.outcome == "requested"
         lease = hands.leases.find(run_id)
         assert lease is not None
         lease.interrupt(Interruption.CANCELLED)
@@ -234,7 +234,7 @@ async def test_a_pause_is_read_before_each_tool(
 
         async def pause(run_id: str) -> None:
             if whole == "run":
-                assert (await desk.control.pause(run_id)).word == "requested"
+                assert (await desk.control.pause(run_id)).outcome == "requested"
             elif whole == "batch":
                 await batches.flag(Request("b1", 0, "pause", 1, ""))
             else:

@@ -215,7 +215,7 @@ async def test_a_further_message_starts_a_new_execution_with_the_full_history(
         assert before.state.current_step is not None
         turn = further_turn(before.state, before.log, {}, await desk.runs.now())
         answer = await desk.control.retry(before, turn, (Message.user("and now?"),))
-        assert (answer.word, answer.detail) == ("retried", "2")
+        assert (answer.outcome, answer.detail) == ("retried", "2")
         claim = await desk.claim(run_id, step=2, token="peek")
         assert claim.state.step_count == 0
         assert claim.state.usage.total_tokens == 0

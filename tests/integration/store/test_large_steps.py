@@ -49,7 +49,7 @@ async def test_a_retry_keeps_thousands_of_finished_calls(desk: Bench) -> None:
     assert stored.state.status.is_terminal
     revision = revise(stored.state, stored.log, stored.overrides, await desk.runs.now())
     answer = await desk.control.retry(stored, revision)
-    assert answer.word == "retried"
+    assert answer.outcome == "retried"
     again = await desk.claim(run_id)
     assert len(again.journal.results) == CALLS - 1
     assert (await desk.counters())["status:in_progress"] == 1
@@ -77,7 +77,7 @@ async def test_the_status_of_a_run_with_a_large_state_is_told_without_reading_it
     run_id = await desk.create(metadata={f"k{n}": ["abc", n] for n in range(10_000)})
     slim = (await desk.header(run_id))["slim"]
     assert len(slim) > 65_536
-    assert (await desk.control.pause(run_id)).word == "paused"
+    assert (await desk.control.pause(run_id)).outcome == "paused"
     told, _ = await desk.runs.events(run_id)
     assert told[-1]["payload"]["status"] == "paused"
     assert told[-1]["payload"]["previous_status"] == "queued"

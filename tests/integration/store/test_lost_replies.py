@@ -68,7 +68,7 @@ async def test_a_message_is_given_once_though_the_reply_is_lost(
 ) -> None:
     run_id = await ended(desk)
     async with reply_lost(proxy, "retry"):
-        assert (await fleet.runs.send(run_id, "and now?")).word == "sent"
+        assert (await fleet.runs.send(run_id, "and now?")).outcome == "sent"
     run = await desk.stored(run_id)
     assert [message.text for message in run.state.messages].count("and now?") == 1
     assert run.state.status is Lifecycle.IN_PROGRESS
@@ -85,7 +85,7 @@ async def test_a_message_is_given_once_though_the_run_has_ended_again(
     claim = await desk.claim(run_id, 1)
     await desk.commit(claim, answered(claim, "this"))
     proxy.heal()
-    assert (await sending).word == "sent"
+    assert (await sending).outcome == "sent"
     result = await desk.stored(run_id)
     assert [message.text for message in result.state.messages].count("and now?") == 1
     assert result.state.status is Lifecycle.COMPLETED
@@ -96,7 +96,7 @@ async def test_a_retry_is_answered_as_done(
 ) -> None:
     run_id = await ended(desk, well=False)
     async with reply_lost(proxy, "retry"):
-        assert (await fleet.runs.retry(run_id)).word == "retried"
+        assert (await fleet.runs.retry(run_id)).outcome == "retried"
     assert (await desk.counters())["open"] == 1
 
 
@@ -105,7 +105,7 @@ async def test_a_cancel_is_answered_as_done(
 ) -> None:
     run_id = await desk.create()
     async with reply_lost(proxy, "cancel"):
-        assert (await fleet.runs.cancel(run_id)).word == "cancelled"
+        assert (await fleet.runs.cancel(run_id)).outcome == "cancelled"
     assert (await desk.counters())["status:cancelled"] == 1
 
 
@@ -114,24 +114,24 @@ async def test_a_resume_is_answered_as_done_and_gives_one_hint(
 ) -> None:
     run_id = await desk.create()
     async with reply_lost(proxy, "pause"):
-        assert (await fleet.runs.pause(run_id)).word == "paused"
+        assert (await fleet.runs.pause(run_id)).outcome == "paused"
     waiting = await desk.queued()
     async with reply_lost(proxy, "resume"):
-        assert (await fleet.runs.resume(run_id)).word == "resumed"
+        assert (await fleet.runs.resume(run_id)).outcome == "resumed"
     assert await desk.queued() == waiting + 1
 
 
 async def test_a_repetition_writes_nothing_whatever_happened_since(desk: Bench) -> None:
     run_id = await desk.create()
     stored = await desk.stored(run_id)
-    assert (await desk.control.pause(run_id, "first")).word == "paused"
-    assert (await desk.control.resume(stored, "second")).word == "resumed"
+    assert (await desk.control.pause(run_id, "first")).outcome == "paused"
+    assert (await desk.control.resume(stored, "second")).outcome == "resumed"
     before = await desk.header(run_id)
-    assert (await desk.control.pause(run_id, "first")).word == "paused"
+    assert (await desk.control.pause(run_id, "first")).outcome == "paused"
     assert await desk.header(run_id) == before
-    assert (await desk.control.cancel(stored, "", "third")).word == "cancelled"
+    assert (await desk.control.cancel(stored, "", "third")).outcome == "cancelled"
     before = await desk.header(run_id)
-    assert (await desk.control.resume(stored, "second")).word == "resumed"
+    assert (await desk.control.resume(stored, "second")).outcome == "resumed"
     assert await desk.header(run_id) == before
 
 

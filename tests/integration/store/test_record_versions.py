@@ -68,7 +68,7 @@ async def test_an_older_run_that_is_taken_up_again_is_noted_too(desk: Bench) -> 
     await become(desk, run_id, OLDER)
     ended = await desk.stored(run_id)
     revision = revise(ended.state, ended.log, {"max_steps": 20}, await desk.runs.now())
-    assert (await desk.control.retry(ended, revision)).word == "retried"
+    assert (await desk.control.retry(ended, revision)).outcome == "retried"
     assert (await desk.header(run_id))["v"] == OURS
 
 
@@ -138,5 +138,5 @@ async def test_a_newer_run_can_be_cancelled_though_it_cannot_be_read(
     async with AsyncFleet(redis_url) as fleet:
         with pytest.raises(SerializationError, match="upgrade this worker or client"):
             await fleet.runs.show(run_id)
-        assert (await fleet.runs.cancel(run_id)).word == "cancelled"
+        assert (await fleet.runs.cancel(run_id)).outcome == "cancelled"
     assert (await desk.header(run_id))["status"] == "cancelled"

@@ -27,7 +27,7 @@ async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed
         taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
         answer = await desk.control.cancel(await desk.stored(run_id), "enough")
-        assert (answer.word, answer.in_hands) == ("cancelled", True)
+        assert (answer.outcome, answer.in_hands) == ("cancelled", True)
         assert not (await desk.steps.calls.keep(taken.hint, "t", 0.1)).ours
         late = await desk.steps.calls.deliver(taken, "scripted", result_of(taken), 0.1)
         assert (late.applied, late.status) == (False, "cancelled")
@@ -52,7 +52,7 @@ async def test_a_cancelled_wait_that_is_retried_pays_for_its_answer_once(opened:
         await desk.control.cancel(await desk.stored(run_id), "enough")
         stored = await desk.stored(run_id)
         revision = revise(stored.state, stored.log, {}, stored.state.info.updated_at)
-        assert (await desk.control.retry(stored, revision)).word == "retried"
+        assert (await desk.control.retry(stored, revision)).outcome == "retried"
         report = await hands.step(run_id, 0)
         assert report.verdict is not None
         assert report.verdict.move is Move.WAIT
@@ -107,7 +107,7 @@ async def test_a_paused_run_starts_no_call_keeps_results_and_goes_on_when_it_is_
         await hands.step(run_id, 0)
         taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
-        assert (await desk.control.pause(run_id)).word == "paused"
+        assert (await desk.control.pause(run_id)).outcome == "paused"
         refused = await hands.call(run_id, 0, 1)
         assert refused.refusal is not None
         assert refused.refusal.why is Refused.PAUSED
@@ -116,7 +116,7 @@ async def test_a_paused_run_starts_no_call_keeps_results_and_goes_on_when_it_is_
         assert (await desk.steps.calls.deliver(taken, "s", result_of(taken), 0.1)).applied
         assert await desk.due(run_id) is None
         before = await desk.queued()
-        assert (await desk.control.resume(await desk.stored(run_id))).word == "resumed"
+        assert (await desk.control.resume(await desk.stored(run_id))).outcome == "resumed"
         assert await desk.queued() == before
         assert (await desk.refused(run_id)).why is Refused.EARLY
         await desk.opened.connection.execute("DEL", HEAVY)

@@ -69,15 +69,15 @@ class Meddler:
         run_id = self._draw.choice(self._run_ids[-60:])
         if verb == "pause":
             self._paused.append(run_id)
-            return fleet.runs.pause(run_id).word
+            return fleet.runs.pause(run_id).outcome
         if verb == "cancel":
             self._cancelled.append(run_id)
-            return fleet.runs.cancel(run_id).word
+            return fleet.runs.cancel(run_id).outcome
         if verb == "send":
             return self._send(fleet)
         if verb == "resume":
-            return fleet.runs.resume(self._paused.pop()).word if self._paused else ""
-        return fleet.runs.retry(self._cancelled.pop()).word if self._cancelled else ""
+            return fleet.runs.resume(self._paused.pop()).outcome if self._paused else ""
+        return fleet.runs.retry(self._cancelled.pop()).outcome if self._cancelled else ""
 
     def _send(self, fleet: Fleet) -> str:
         """Ask a completed run something further; the plan of its conversation has an end."""
@@ -88,5 +88,5 @@ class Meddler:
                 and fleet.runs.result(run_id).lifecycle == "completed"
             ):
                 self._sent[run_id] += 1
-                return fleet.runs.send(run_id, f"and then? ({self._sent[run_id]})").word
+                return fleet.runs.send(run_id, f"and then? ({self._sent[run_id]})").outcome
         return ""

@@ -252,7 +252,7 @@ class ControlRules(RuleBasedStateMachine):
                 case _:
                     answer = self.rig.do(control.resume(stored, request))
                     expected = self.model.once(run_id, request, resume)
-            assert answer.word == expected
+            assert answer.outcome == expected
 
     def _next_request(self) -> str:
         self.tokens += 1
@@ -302,4 +302,4 @@ class ControlRules(RuleBasedStateMachine):
         with self.operation("retry"):
             control = self.rig.bench.control
             answer = self.rig.do(control.retry(stored, revision, request=request))
-            assert answer.word == self.model.once(stored.run_id, request, retry)
+            assert answer.outcome == self.model.once(stored.run_id, request, retry)
