@@ -31,7 +31,7 @@ from stepfleet.worker.tasks import put_aside, register
 from stepfleet.worker.telemetry import log_as_json, log_without_secrets
 
 POOL = "stepfleet.worker.engine.pool:Pool"
-CONSUMER = "stepfleet.worker.engine.consumer:ForgivingConsumer"
+CONSUMER = "stepfleet.worker.engine.consumer:ResilientConsumer"
 AGENTS = "STEPFLEET_AGENTS"
 
 
