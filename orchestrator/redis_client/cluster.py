@@ -1,8 +1,8 @@
-"""Sends calls to the nodes of a Redis Cluster, each to the one that owns its slot.
+"""Sends calls to the nodes of a Redis Cluster, each to the owner of its slot.
 
-Follows slots that move and masters that change. Where a part of the cluster is in trouble the
-calls of its slots wait, one of each slot asks now and then, and all others go on. Must not know
-what is called.
+Follows slots that move and masters that change. Where a part of the cluster fails, the calls of its
+slots wait while one call per slot probes it now and then; all other calls go on. Must not know what
+is called. `docs/decisions.md` says why this is not redis-py's own client.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, cycle, islice
 from typing import Any
 
@@ -19,27 +20,32 @@ from redis.asyncio import Redis
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.connection import FIRST_PAUSE, LONGEST_PAUSE
-from stepfleet.orchestrator.redis_client.node import Call, NodeConnection
-from stepfleet.orchestrator.redis_client.slots import SLOTS, Topology, guarded, key_of, slot_of
-from stepfleet.orchestrator.redis_client.topology import survey
+from stepfleet.orchestrator.redis_client.node import Call, Command, NodeConnection
+from stepfleet.orchestrator.redis_client.topology import (
+    Topology,
+    fetch_topology,
+    guarded,
+    key_of,
+    slot_of,
+)
 from stepfleet.orchestrator.redis_client.transient_errors import (
+    OutageLog,
     TransientError,
-    Watch,
-    explained,
     transient_error_of,
 )
 from stepfleet.orchestrator.redis_client.urls import NodeAddress
 
 MOST_HOPS = 5
-MOST_ASKED = 8
-"""So many nodes are asked at once for the topology."""
+REFRESHED_FROM = 8
+"""How many nodes at most are asked at once for the topology."""
+_BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
 class Cluster:
-    """The nodes of a cluster, first of all those that its address names.
+    """The nodes of a cluster, at first those that its URL names.
 
-    `connect` makes the client of one node; `patience` tells for how many seconds a call is
-    repeated that meets trouble, whenever one waits.
+    `connect` makes the client of one node. `patience` returns for how many seconds a failing call
+    is repeated; it is read whenever a call waits.
     """
 
     def __init__(
@@ -51,258 +57,237 @@ class Cluster:
         self._seeds = seeds
         self._connect = connect
         self._patience = patience
-        self._lanes: dict[NodeAddress, NodeConnection] = {}
-        self._known = Topology((None,) * SLOTS)
-        self._owners: list[NodeAddress | None] = list(self._known.owners)
-        self._turns = cycle(self._seeds)
-        self._groups: dict[int | None, _Group] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._surveying: asyncio.Task[None] | None = None
-        self._surveys = count()
+        self._nodes: dict[NodeAddress, NodeConnection] = {}
+        self._topology = Topology()
+        self._owners: list[NodeAddress | None] = list(self._topology.owners)
+        self._any_node = cycle(self._seeds)
+        self._waiting: dict[int | None, _WaitingCalls] = {}
+        self._probing: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshes = count()
         self._departing: set[asyncio.Task[None]] = set()
-        self._watch = Watch()
+        self._outages = OutageLog()
         self._closing = False
 
-    def client_of(self, place: NodeAddress) -> Redis:
+    def client_of(self, address: NodeAddress) -> Redis:
         """Return the client of one node."""
-        return self._lane(place).client
+        return self._node(address).client
 
     def send(self, *command: Any) -> "asyncio.Future[Any]":
-        """Put one command on its way and return the future of its reply.
+        """Send one command and return the future of its reply.
 
         It fails with `StoreError` when the node stays out of reach, with
-        `redis.exceptions.ResponseError` when that refuses the command.
+        `redis.exceptions.ResponseError` when the node refuses the command.
         """
-        call = self._call(command)
-        self._route(call)
-        return call.reply
+        return self._send(self._call(command)).reply
 
     async def attempt(self, *command: Any) -> Any:
-        """Return the reply to one command that is not repeated; raises what redis-py raises."""
-        await self.survey()
-        call = self._call(command, patient=False)
-        self._route(call)
-        return await call.reply
+        """Return the reply to one command that is not repeated; raises the errors of redis-py."""
+        await self.refresh_topology()
+        return await self._send(self._call(command, patient=False)).reply
 
     async def attempt_soon(self, *command: Any) -> Any:
-        """Return the reply to one command that is not repeated, by what is known of the slots.
+        """Return the reply to one command that is not repeated, by the known topology.
 
-        Raises `StoreError` at once where others of its slot wait, or what was met.
+        Raises `StoreError` at once where other calls of its slot wait, else for its first error.
         """
         call = self._call(command, patient=False)
-        if call.slot in self._groups:
+        if call.slot in self._waiting:
             raise StoreError("this part of Redis is in trouble; other calls wait for it")
-        self._route(call)
-        try:
-            return await call.reply
-        except (exceptions.RedisError, OSError) as error:
-            if isinstance(error, exceptions.NoScriptError):
-                raise
-            raise explained(error) from None
+        return await self._send(call).explained_reply()
 
     async def everywhere(self, *command: Any) -> list[Any]:
         """Return the replies of all masters to a command that has no key, and is not repeated."""
-        await self.survey()
-        masters = self._known.masters
-        calls = [self._call(command, patient=False) for _ in masters]
-        for place, call in zip(masters, calls, strict=True):
-            self._lane(place).send(call)
+        await self.refresh_topology()
+        calls = []
+        for master in self._topology.masters:
+            calls.append(self._call(command, patient=False))
+            self._node(master).send(calls[-1])
         return await asyncio.gather(*(call.reply for call in calls))
 
     async def master_clients(self) -> list[Redis]:
         """Return a client of each master."""
-        await self.survey()
-        return [self.client_of(place) for place in self._known.masters]
+        await self.refresh_topology()
+        return [self.client_of(master) for master in self._topology.masters]
 
-    async def survey(self) -> None:
-        """Ask the nodes who owns which slot.
+    async def refresh_topology(self) -> None:
+        """Ask the nodes which of them owns which slot.
 
         Raises `redis.exceptions.RedisError` where none answers.
         """
-        if self._surveying is None or self._surveying.done():
-            self._surveying = asyncio.get_running_loop().create_task(self._survey())
-        await asyncio.shield(self._surveying)
+        await asyncio.shield(self._refresh())
 
     async def aclose(self) -> None:
         """Finish what is under way and disconnect; calls that wait for Redis raise `StoreError`."""
         self._closing = True
-        for task in (self._looking, self._surveying):
+        for task in (self._probing, self._refreshing):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        for group in self._groups.values():
-            group.give_up()
-        self._groups.clear()
-        for lane in list(self._lanes.values()):
-            await lane.settle()
-        while self._lanes:
-            await self._lanes.popitem()[1].aclose()
+        for waiting in self._waiting.values():
+            for call in waiting.calls:
+                call.answer(waiting.error)
+        self._waiting.clear()
+        for node in list(self._nodes.values()):
+            await node.settle()
+        while self._nodes:
+            await self._nodes.popitem()[1].aclose()
         if self._departing:
             await asyncio.wait(self._departing)
 
     # ------------------------------------------------------------------ routes
 
-    def _call(self, command: tuple[Any, ...], *, patient: bool = True) -> Call:
+    def _call(self, command: Command, *, patient: bool = True) -> Call:
         key = key_of(command)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        slot = None if key is None else slot_of(key)
-        return Call(guarded(command), slot, reply, time.monotonic(), patient)
+        return Call(guarded(command), patient, None if key is None else slot_of(key))
 
-    def _lane(self, place: NodeAddress) -> NodeConnection:
-        lane = self._lanes.get(place)
-        if lane is None:
-            lane = self._lanes[place] = NodeConnection(place, self._connect(place), self._take_in)
-        return lane
+    def _node(self, address: NodeAddress) -> NodeConnection:
+        node = self._nodes.get(address)
+        if node is None:
+            node = NodeConnection(self._connect(address), partial(self._receive, address))
+            self._nodes[address] = node
+        return node
+
+    def _send(self, call: Call) -> Call:
+        """Send a call to its node, or let it wait where its slot's node is known to fail."""
+        waiting = self._waiting.get(call.slot) if self._waiting else None
+        if waiting is not None and waiting.node_fails and call.patient:
+            waiting.calls.append(call)
+        else:
+            self._route(call)
+        return call
 
     def _route(self, call: Call) -> None:
-        group = self._groups.get(call.slot) if self._groups else None
-        if group is not None and group.astray and call.patient:
-            group.calls.append(call)
-            return
-        self._send(call)
-
-    def _send(self, call: Call) -> None:
-        place = next(self._turns) if call.slot is None else self._owners[call.slot]
-        if place is not None:
-            self._lane(place).send(call)
+        owner = next(self._any_node) if call.slot is None else self._owners[call.slot]
+        if owner is not None:
+            self._node(owner).send(call)
         else:
             error = exceptions.ClusterDownError("no node serves the slot")
             if not self._keeps(call, error):
                 call.answer(error)
 
-    def _take_in(self, lane: NodeConnection, calls: list[Call], values: list[Any]) -> None:
-        """Answer the calls, send them elsewhere, or keep them for later."""
+    def _receive(self, address: NodeAddress, calls: list[Call], values: list[Any]) -> bool:
+        """Answer the calls of a node, redirect them, or keep them; return whether to reconnect."""
         for call, value in zip(calls, values, strict=True):
             if not isinstance(value, Exception):
                 call.answer(value)
             elif isinstance(value, exceptions.AskError) and call.hops < MOST_HOPS:
-                self._follow(lane, call, value)
+                self._redirect(address, call, value)
                 continue
             elif not self._keeps(call, value):
                 call.answer(value)
-            if self._groups:
-                self._let_in(call)
-        if self._watch.trouble is not None and not self._groups:
-            self._watch.answered(time.monotonic())
+            if self._waiting:
+                self._readmit(call)
+        if self._outages.current is not None and not self._waiting:
+            self._outages.answered(time.monotonic())
+        return any(isinstance(value, _BROKEN) for value in values)
 
-    def _follow(self, lane: NodeConnection, call: Call, told: exceptions.AskError) -> None:
-        """Send a call where a node sends it: for good (MOVED), or while its slot moves (ASK)."""
+    def _redirect(self, address: NodeAddress, call: Call, error: exceptions.AskError) -> None:
+        """Send a call to the node that an error names: for good (MOVED), or once (ASK)."""
         call.hops += 1
-        place = (told.host or lane.place[0], told.port)
-        call.asking = not isinstance(told, exceptions.MovedError)
-        if not call.asking and call.slot is not None and self._owners[call.slot] != place:
-            self._owners[call.slot] = place
-            self._survey_soon()
-        self._lane(place).send(call)
+        owner = (error.host or address[0], error.port)
+        call.asking = not isinstance(error, exceptions.MovedError)
+        if not call.asking and call.slot is not None and self._owners[call.slot] != owner:
+            self._owners[call.slot] = owner
+            # Other slots may have moved, too. Calls that need the topology report its errors.
+            self._refresh().add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._node(owner).send(call)
 
-    # ------------------------------------------------------------------ troubles
+    # ------------------------------------------------------------------ transient errors
 
     def _keeps(self, call: Call, error: Exception) -> bool:
-        """Keep a call that failed and may be made again; return whether it was kept."""
-        trouble = _trouble_of(error)
-        if trouble is None or not call.patient or self._closing:
+        """Keep a failed call that may be repeated; return whether it was kept."""
+        kind = _transient_error_of(error)
+        if kind is None or not call.patient or self._closing:
             return False
-        self._wait_with(call, trouble, error)
+        call.asking, call.hops = False, 0
+        waiting = self._waiting.setdefault(call.slot, _WaitingCalls(error))
+        waiting.error = error
+        if call is waiting.probe:
+            waiting.probe = None
+            waiting.calls.appendleft(call)
+        else:
+            waiting.calls.append(call)
+        waiting.node_fails = kind in (TransientError.AWAY, TransientError.ELSEWHERE)
+        waiting.refreshes = waiting.node_fails or isinstance(error, exceptions.ClusterDownError)
+        self._outages.failed(kind, error, time.monotonic())
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.get_running_loop().create_task(self._probe())
         return True
 
-    def _wait_with(self, call: Call, trouble: TransientError, error: Exception) -> None:
-        call.asking, call.hops = False, 0
-        group = self._groups.setdefault(call.slot, _Group(error))
-        group.error = error
-        if call is group.asking:
-            group.asking = None
-            group.calls.appendleft(call)
-        else:
-            group.calls.append(call)
-        group.astray = trouble in (TransientError.AWAY, TransientError.ELSEWHERE)
-        group.asks_anew = group.astray or isinstance(error, exceptions.ClusterDownError)
-        self._watch.failed(trouble, error, time.monotonic())
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+    def _readmit(self, call: Call) -> None:
+        """If the call was the probe of its slot, and was accepted, send the others, too."""
+        waiting = self._waiting.get(call.slot)
+        if waiting is not None and waiting.probe is call:
+            del self._waiting[call.slot]
+            for one in waiting.calls:
+                self._route(one)
 
-    def _let_in(self, call: Call) -> None:
-        """If the call was its slot's that asked, and was taken, the others may try, too."""
-        group = self._groups.get(call.slot)
-        if group is not None and group.asking is call:
-            del self._groups[call.slot]
-            for waiting in group.calls:
-                self._send(waiting)
-
-    async def _look(self) -> None:
-        """Let one call of each waiting slot ask, again and again, until none waits."""
+    async def _probe(self) -> None:
+        """Repeat one call of each waiting slot, again and again, until none waits."""
         pause = FIRST_PAUSE
-        while self._groups:
+        while self._waiting:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE)
-            if any(group.asks_anew for group in self._groups.values()):
-                with suppress(exceptions.RedisError):  # the calls that wait say what is wrong
-                    await self.survey()
+            if any(waiting.refreshes for waiting in self._waiting.values()):
+                with suppress(exceptions.RedisError):  # the waiting calls report their own
+                    await self.refresh_topology()
             now = time.monotonic()
-            for slot, group in list(self._groups.items()):
-                group.drop_late(now - self._patience())
-                if group.asking is None and group.calls:
-                    group.asking = group.calls.popleft()
-                    self._send(group.asking)
-                elif group.asking is None:
-                    del self._groups[slot]
+            for slot, waiting in list(self._waiting.items()):
+                waiting.drop_late(now - self._patience())
+                if waiting.probe is None and waiting.calls:
+                    waiting.probe = waiting.calls.popleft()
+                    self._route(waiting.probe)
+                elif waiting.probe is None:
+                    del self._waiting[slot]
 
     # ------------------------------------------------------------------ topology
 
-    async def _survey(self) -> None:
-        known = self._known
-        places = dict.fromkeys((*known.masters, *self._seeds, *known.replicas))
-        size = min(len(places), MOST_ASKED)
-        begin = next(self._surveys) * size % len(places)
-        asked = islice(cycle(places), begin, begin + size)
-        self._known = await survey({place: self._lane(place).client for place in asked})
-        self._owners = list(self._known.owners)
-        self._turns = cycle(self._known.masters)
-        for place in set(self._lanes) - {*self._known.masters, *self._seeds, *self._known.replicas}:
-            leaving = asyncio.get_running_loop().create_task(self._lanes.pop(place).aclose())
+    def _refresh(self) -> asyncio.Task[None]:
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.get_running_loop().create_task(self._fetch_topology())
+        return self._refreshing
+
+    async def _fetch_topology(self) -> None:
+        known = self._topology
+        nodes = dict.fromkeys((*known.masters, *self._seeds, *known.replicas))
+        size = min(len(nodes), REFRESHED_FROM)
+        begin = next(self._refreshes) * size % len(nodes)
+        chosen = islice(cycle(nodes), begin, begin + size)
+        known = await fetch_topology({node: self.client_of(node) for node in chosen})
+        self._topology, self._owners = known, list(known.owners)
+        self._any_node = cycle(known.masters)
+        for gone in set(self._nodes) - {*known.masters, *self._seeds, *known.replicas}:
+            leaving = asyncio.get_running_loop().create_task(self._nodes.pop(gone).aclose())
             self._departing.add(leaving)
             leaving.add_done_callback(self._departing.discard)
 
-    def _survey_soon(self) -> None:
-        """One slot has moved; others may have."""
-        if self._surveying is None or self._surveying.done():
-            self._surveying = asyncio.get_running_loop().create_task(self._survey())
-            self._surveying.add_done_callback(_say_nothing)
-
 
 @dataclass(slots=True, eq=False)
-class _Group:
-    """Calls of one slot that wait: what the last one met, and the one that asks now.
+class _WaitingCalls:
+    """Calls of one slot that wait: their newest error, and the one that probes the slot now.
 
-    `astray`: the node itself is in trouble, so that further calls need not try.
+    `node_fails`: the node itself fails, so that further calls need not try. `refreshes`: the
+    topology may have changed.
     """
 
     error: Exception
     calls: deque[Call] = field(default_factory=deque)
-    asking: Call | None = None
-    astray: bool = False
-    asks_anew: bool = False
+    probe: Call | None = None
+    node_fails: bool = False
+    refreshes: bool = False
 
     def drop_late(self, latest: float) -> None:
-        """Give up calls that were asked for before `latest`, and those that nobody waits for."""
+        """Give up calls made before `latest`, and drop those whose callers have gone."""
         for call in self.calls:
-            if call.asked <= latest:
+            if call.made_at <= latest:
                 call.answer(self.error)
         self.calls = deque(call for call in self.calls if not call.reply.done())
 
-    def give_up(self) -> None:
-        """Answer all with what is wrong."""
-        for call in self.calls:
-            call.answer(self.error)
 
-
-def _trouble_of(error: Exception) -> TransientError | None:
+def _transient_error_of(error: Exception) -> TransientError | None:
     if isinstance(error, exceptions.AskError):
-        return TransientError.MOVING  # sent to and fro between two nodes
+        return TransientError.MOVING  # redirected to and fro between two nodes
     if isinstance(error, exceptions.ClusterDownError):
         return TransientError.REFUSES
     return transient_error_of(error)
-
-
-def _say_nothing(done: asyncio.Task[None]) -> None:
-    if not done.cancelled():
-        done.exception()  # calls that need the topology ask again, and say what is wrong

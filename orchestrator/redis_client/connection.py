@@ -1,73 +1,68 @@
 """One connection to Redis, shared by everything that runs in one event loop.
 
-Calls made while a round trip is under way travel together in the next one, so a thousand
-concurrent steps need a few connections and far fewer system calls than commands. A call
-whose reply is lost is repeated until `patience` runs out: every script is safe to repeat.
+A thousand concurrent steps need a few connections and far fewer system calls than commands (see
+`node`). A call whose reply is lost is repeated until `patience` runs out: every script is safe to
+repeat.
 
-While Redis is away, all calls rest, and one trip now and then looks for it. While it refuses
-some, those wait outside and one of them asks now and then, so that the others (which may be what
-helps) pass.
+While Redis does not answer, all calls wait and one trip now and then probes it. While Redis refuses
+some calls, those wait and one of them probes, so that the others (among them the one that may help)
+pass.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from redis import exceptions
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.redis_client.hiredis_io import exchange, next_trip
+from stepfleet.orchestrator.redis_client.node import TRIPS, Call, NodeConnection
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
 from stepfleet.orchestrator.redis_client.transient_errors import (
+    OutageLog,
     TransientError,
-    Watch,
-    explained,
     transient_error_of,
 )
 
 CLOCK_SECONDS = 60.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
-_ANEW = (TransientError.AWAY, TransientError.ELSEWHERE)
+_RECONNECT = (TransientError.AWAY, TransientError.ELSEWHERE)
 CALM_SECONDS = 10.0
-"""Pauses begin small again after so long without a failure."""
+"""After so long without a failure, pauses are short again."""
 
 
 class Connection:
     """Sends commands to Redis, many per round trip.
 
-    `patience`: seconds for which a failing call is repeated before it raises `StoreError`. It may
-    be changed at any time, also for the calls that wait; a worker's is endless until it stops.
+    `patience`: seconds for which a failing call is repeated before it raises `StoreError`. A change
+    applies to waiting calls too; that of a worker is endless until it stops.
     """
 
-    def __init__(self, client: Redis, *, patience: float = 20.0, trips: int = 2) -> None:
+    def __init__(self, client: Redis, *, patience: float = 20.0, trips: int = TRIPS) -> None:
         self.client = client
         self.patience = patience
         self.takes_flags = True
-        """Whether its servers know flags of scripts; found out by the first call with some."""
-        self._pending: deque[_Call] = deque()
-        self._trips = trips
-        self._under_way: set[asyncio.Task[None]] = set()
+        """Whether its servers accept flags of scripts; the first call with some finds out."""
+        self._node = NodeConnection(client, self._receive, trips)
         self._rest: asyncio.TimerHandle | None = None
-        self._refused: deque[_Call] = deque()
-        self._asking: _Call | None = None
-        self._ask_all = False
-        self._next_ask: asyncio.TimerHandle | None = None
+        self._refused: deque[Call] = deque()
+        self._probe: Call | None = None
+        self._probe_all = False
+        self._next_probe: asyncio.TimerHandle | None = None
         self._pause = FIRST_PAUSE
         self._failed_at = 0.0
-        self._watch = Watch()
+        self._outages = OutageLog()
         self._closing = False
-        self._asked_at: float | None = None
-        self._told = datetime.min.replace(tzinfo=UTC)
+        self._clock_read_at: float | None = None
+        self._clock = datetime.min.replace(tzinfo=UTC)
 
     @property
     def connects(self) -> int:
-        """How often a connection was made: a number that is new may mean a server that is."""
+        """How often a connection was made: a new number may mean another server."""
         pool = self.client.connection_pool
         return pool.connects if isinstance(pool, RenewablePool) else 0
 
@@ -80,23 +75,21 @@ class Connection:
         return await self.send(*command)
 
     def send(self, *command: Any) -> "asyncio.Future[Any]":
-        """Put one command on its way and return the future of its reply; fails as `execute`."""
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Call(command, reply, time.monotonic()))
-        self._go()
-        return reply
+        """Send one command and return the future of its reply, which fails as `execute` does."""
+        call = Call(command)
+        self._node.send(call)
+        return call.reply
 
     async def attempt(self, *command: Any) -> Any:
-        """Return the reply to a command that is of use now or never: it waits for no trouble's end.
+        """Return the reply to a command that is useful now or never, and is not repeated.
 
-        Raises `StoreError` at once while other calls wait, else as `execute`.
+        Raises `StoreError` at once while other calls wait, else as `execute` does.
         """
         if self._rest is not None or self._refused:
             raise StoreError("Redis is in trouble; other calls wait for it")
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Call(command, reply, time.monotonic(), patient=False))
-        self._go()
-        return await reply
+        call = Call(command, patient=False)
+        self._node.send(call)
+        return await call.explained_reply()
 
     async def execute_all(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Return the replies to several commands, which travel together."""
@@ -106,160 +99,133 @@ class Connection:
         """Return the reply of every server; only a cluster has more than one."""
         return [await self.execute(*command)]
 
+    async def servers(self) -> list[Redis]:
+        """Return a client of every server that holds data; only a cluster has more than one."""
+        return [self.client]
+
     async def now(self) -> datetime:
-        """Return Redis's time, the one clock of stamps: asked for once in a while, then carried on.
+        """Return the time of Redis, the one clock of stamps: read once a minute and carried on.
 
         Raises `StoreError` when Redis stays out of reach.
         """
-        if self._asked_at is None or time.monotonic() - self._asked_at > CLOCK_SECONDS:
+        read_at = self._clock_read_at
+        if read_at is None or time.monotonic() - read_at > CLOCK_SECONDS:
             seconds, micros = await self.execute("TIME")
-            self._asked_at = time.monotonic()
-            self._told = datetime.fromtimestamp(int(seconds), UTC) + timedelta(
-                microseconds=int(micros)
-            )
-        return self._told + timedelta(seconds=time.monotonic() - self._asked_at)
+            self._clock_read_at = read_at = time.monotonic()
+            self._clock = datetime.fromtimestamp(int(seconds), UTC)
+            self._clock += timedelta(microseconds=int(micros))
+        return self._clock + timedelta(seconds=time.monotonic() - read_at)
 
     async def aclose(self) -> None:
         """Finish what is under way and disconnect; calls that wait for Redis raise `StoreError`."""
         self._closing = True
-        for timer in (self._rest, self._next_ask):
+        for timer in (self._rest, self._next_probe):
             if timer is not None:
                 timer.cancel()
-        self._rest = self._next_ask = None
+        self._next_probe = None
         self._give_up(self._refused)
-        self._go()
-        while self._under_way:
-            await asyncio.wait(list(self._under_way))
-        await self.client.aclose()
+        self._refused.clear()
+        self._end_rest()
+        await self._node.aclose()
 
-    # ------------------------------------------------------------------ trips
+    # ------------------------------------------------------------------ replies
 
-    def _go(self) -> None:
-        if self._pending and self._rest is None and len(self._under_way) < self._trips:
-            trip = asyncio.get_running_loop().create_task(self._travel())
-            self._under_way.add(trip)
-            trip.add_done_callback(self._under_way.discard)
-
-    async def _travel(self) -> None:
-        while self._pending and self._rest is None:
-            calls = next_trip(self._pending)
-            try:
-                values = await self._round_trip([call.command for call in calls])
-                if self._take_in(calls, values):
-                    _renew(self.client.connection_pool)
-            except BaseException as error:
-                for call in calls:
-                    call.answer(error)
-                if not isinstance(error, Exception):
-                    raise
-        # Before those who were answered go on: what they send may need a trip of its own.
-        self._under_way -= {asyncio.current_task()}
-
-    async def _round_trip(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        try:
-            return await exchange(self.client, commands)
-        except (exceptions.RedisError, OSError) as error:
-            return [error] * len(commands)
-        except (AttributeError, RuntimeError, EOFError) as error:
-            # What redis-py stumbles over when its connection is taken away under it.
-            lost = exceptions.ConnectionError(f"the connection was lost: {error!r}")
-            return [lost] * len(commands)
-
-    def _take_in(self, calls: "list[_Call]", values: list[Any]) -> bool:
+    def _receive(self, calls: list[Call], values: list[Any]) -> bool:
         """Answer the calls or keep them for later; return whether to connect anew."""
-        failed: list[tuple[_Call, TransientError]] = []
-        troubles: list[TransientError] = []
+        failed: list[tuple[Call, TransientError]] = []
+        errors: list[TransientError] = []
         for call, value in zip(calls, values, strict=True):
-            trouble = transient_error_of(value)
-            if trouble is None:
+            kind = transient_error_of(value)
+            if kind is None:
                 call.answer(value)
-                if call is self._asking:
-                    self._let_in()
+                if call is self._probe:
+                    self._readmit()
                 continue
-            troubles.append(trouble)
+            errors.append(kind)
             if call.patient:
                 call.error = value
-                failed.append((call, trouble))
+                failed.append((call, kind))
             else:
                 call.answer(value)
-                self._watch.failed(trouble, value, time.monotonic())
+                self._outages.failed(kind, value, time.monotonic())
         if failed:
-            self._wait_with(failed, answered=len(troubles) < len(calls))
-        elif not troubles and self._watch.trouble is not None and not self._refused:
-            self._watch.answered(time.monotonic())
-        return any(trouble in _ANEW for trouble in troubles)
+            self._wait_with(failed, answered=len(errors) < len(calls))
+        elif not errors and self._outages.current is not None and not self._refused:
+            self._outages.answered(time.monotonic())
+        return any(kind in _RECONNECT for kind in errors)
 
-    # ------------------------------------------------------------------ troubles
+    # ------------------------------------------------------------------ transient errors
 
-    def _wait_with(self, failed: "list[tuple[_Call, TransientError]]", *, answered: bool) -> None:
+    def _wait_with(self, failed: list[tuple[Call, TransientError]], *, answered: bool) -> None:
         now = time.monotonic()
         if now - self._failed_at > CALM_SECONDS:
             self._pause = FIRST_PAUSE
         self._failed_at = now
-        first, trouble = failed[0]
-        self._watch.failed(trouble, first.error, now)
+        first, kind = failed[0]
+        self._outages.failed(kind, first.error, now)
         if self._closing:
             self._give_up(call for call, _ in failed)
-            self._give_up(self._pending)
-        elif trouble is TransientError.AWAY and not answered:
-            self._pending.extendleft(call for call, _ in reversed(failed))
-            self._asking = None
-            self._rest_a_while(first.error, now)
+            self._give_up(self._node.pending)
+        elif kind is TransientError.AWAY and not answered:
+            self._node.pending.extendleft(call for call, _ in reversed(failed))
+            self._probe = None
+            self._begin_rest(first.error, now)
         else:
             self._refused.extend(call for call, _ in failed)
-            self._ask_all |= trouble in (TransientError.AWAY, TransientError.MOVING)
-            if any(call is self._asking for call, _ in failed):
-                self._asking = None
-            self._ask_later()
+            self._probe_all |= kind in (TransientError.AWAY, TransientError.MOVING)
+            if any(call is self._probe for call, _ in failed):
+                self._probe = None
+            self._probe_later()
 
-    def _rest_a_while(self, error: Exception, now: float) -> None:
-        for calls in (self._pending, self._refused):
+    def _begin_rest(self, error: Exception, now: float) -> None:
+        for calls in (self._node.pending, self._refused):
             for call in calls:
                 call.error = call.error or error
             self._drop_late(calls, now)
         if self._rest is None:
-            self._rest = self._after_a_pause(self._resume)
+            self._node.resting = True
+            self._rest = self._after_a_pause(self._end_rest)
 
-    def _resume(self) -> None:
+    def _end_rest(self) -> None:
         self._rest = None
-        self._go()
-        self._ask_later()
+        self._node.resting = False
+        self._node.start_trip()
+        self._probe_later()
 
-    def _ask_later(self) -> None:
-        if self._refused and self._asking is None and self._next_ask is None:
-            self._next_ask = self._after_a_pause(self._ask)
+    def _probe_later(self) -> None:
+        if self._refused and self._probe is None and self._next_probe is None:
+            self._next_probe = self._after_a_pause(self._probe_now)
 
-    def _ask(self) -> None:
-        """Make one of the refused calls again; the others wait for what becomes of it.
+    def _probe_now(self) -> None:
+        """Repeat one of the refused calls; the others wait for its outcome.
 
-        Where only a part of a cluster is in trouble, one call tells nothing of the others.
+        Where only a part of a cluster fails, one call says nothing of the others: all are repeated.
         """
-        self._next_ask = None
+        self._next_probe = None
         self._drop_late(self._refused, time.monotonic())
-        if self._ask_all:
-            self._ask_all = False
-            self._let_in()
-            self._go()
-        elif self._refused and self._asking is None:
-            self._asking = self._refused.popleft()
-            self._pending.append(self._asking)
-            self._go()
+        if self._probe_all:
+            self._probe_all = False
+            self._readmit()
+            self._node.start_trip()
+        elif self._refused and self._probe is None:
+            self._probe = self._refused.popleft()
+            self._node.send(self._probe)
 
-    def _let_in(self) -> None:
-        """The call that asked was taken: let the others try, too."""
-        self._asking = None
-        self._pending.extend(self._refused)
+    def _readmit(self) -> None:
+        """Let all refused calls try again: the probe was accepted."""
+        self._probe = None
+        self._node.pending.extend(self._refused)
         self._refused.clear()
 
     def _after_a_pause(self, what: Callable[[], None]) -> asyncio.TimerHandle:
         pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
         return asyncio.get_running_loop().call_later(pause, what)
 
-    def _drop_late(self, calls: "deque[_Call]", now: float) -> None:
-        """Give up calls whose patience is at an end, and those that nobody waits for."""
+    def _drop_late(self, calls: deque[Call], now: float) -> None:
+        """Give up calls whose patience has ended, and drop those whose callers have gone."""
         kept = []
         for call in calls:
-            if now >= call.asked + self.patience and call.error is not None:
+            if now >= call.made_at + self.patience and call.error is not None:
                 call.answer(call.error)
             if not call.reply.done():
                 kept.append(call)
@@ -267,34 +233,6 @@ class Connection:
         calls.extend(kept)
 
     @staticmethod
-    def _give_up(calls: "Iterable[_Call]") -> None:
+    def _give_up(calls: Iterable[Call]) -> None:
         for call in list(calls):
             call.answer(call.error or StoreError("the connection to Redis is being closed"))
-
-
-def _renew(pool: Any) -> None:
-    if isinstance(pool, RenewablePool):
-        pool.renew()
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One command on its way, asked for at a monotonic time; `error` is what it met last.
-
-    One that is not `patient` is answered with the first error.
-    """
-
-    command: tuple[Any, ...]
-    reply: "asyncio.Future[Any]"
-    asked: float
-    error: Any = None
-    patient: bool = True
-
-    def answer(self, value: Any) -> None:
-        """Let the caller go on: with the value, or with the error that it is."""
-        if self.reply.done():
-            return
-        if isinstance(value, BaseException):
-            self.reply.set_exception(explained(value))
-        else:
-            self.reply.set_result(value)

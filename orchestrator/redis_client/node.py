@@ -1,12 +1,13 @@
-"""The way to one node of a cluster: calls made while a trip is under way travel with the next.
+"""The connection to one server: calls made while a round trip is under way travel with the next.
 
-Brings back what the node said, errors included, and judges none of it.
+Returns what the server answers, errors included, and judges none of it.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis import exceptions
@@ -14,32 +15,36 @@ from redis.asyncio import Redis
 
 from stepfleet.orchestrator.redis_client.hiredis_io import exchange, next_trip
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
-from stepfleet.orchestrator.redis_client.slots import Command
 from stepfleet.orchestrator.redis_client.transient_errors import explained
-from stepfleet.orchestrator.redis_client.urls import NodeAddress
 
 TRIPS = 2
-_BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+Command = tuple[Any, ...]
+
+
+def _new_reply() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One command on its way, asked for at a monotonic time.
+    """One command on its way. `made_at` is monotonic; `error` is the newest one of a patient call.
 
-    `slot` is None where any node may answer. `asking` goes with it to a node that is about to
-    get the slot. A call that is not `patient` is answered with the first error, as it is.
+    A call that is not `patient` is answered with its first error, as it is. In a cluster `slot` is
+    that of its key, None where any node may answer; `asking` lets a node answer that imports the
+    slot.
     """
 
     command: Command
-    slot: int | None
-    reply: "asyncio.Future[Any]"
-    asked: float
     patient: bool = True
+    slot: int | None = None
+    reply: "asyncio.Future[Any]" = field(default_factory=_new_reply)
+    made_at: float = field(default_factory=time.monotonic)
+    error: Any = None
     asking: bool = False
     hops: int = 0
 
     def answer(self, value: Any) -> None:
-        """Let the caller go on: with the value, or with the error that it is."""
+        """Complete the reply with the value, or with the error that it is."""
         if self.reply.done():
             return
         if isinstance(value, BaseException):
@@ -47,26 +52,39 @@ class Call:
         else:
             self.reply.set_result(value)
 
+    async def explained_reply(self) -> Any:
+        """Return the reply of a call that is not patient; raises errors as a patient one does."""
+        try:
+            return await self.reply
+        except (exceptions.RedisError, OSError) as error:
+            raise explained(error) from None
+
 
 class NodeConnection:
-    """Sends calls to one node; `take_in` gets them back with their values, errors among them."""
+    """Sends calls to one server, many per round trip.
+
+    `receive` gets the calls of a trip with their values, and returns whether to connect anew: the
+    address may lead to another server by now. While `resting`, no trip begins.
+    """
 
     def __init__(
-        self,
-        place: NodeAddress,
-        client: Redis,
-        take_in: "Callable[[NodeConnection, list[Call], list[Any]], None]",
+        self, client: Redis, receive: Callable[[list[Call], list[Any]], bool], trips: int = TRIPS
     ) -> None:
-        self.place = place
         self.client = client
-        self._take_in = take_in
-        self._pending: deque[Call] = deque()
+        self.pending: deque[Call] = deque()
+        self.resting = False
+        self._receive = receive
+        self._trips = trips
         self._under_way: set[asyncio.Task[None]] = set()
 
     def send(self, call: Call) -> None:
         """Put a call on the next trip."""
-        self._pending.append(call)
-        if len(self._under_way) < TRIPS:
+        self.pending.append(call)
+        self.start_trip()
+
+    def start_trip(self) -> None:
+        """Begin a trip if calls are pending and another one is allowed."""
+        if self.pending and not self.resting and len(self._under_way) < self._trips:
             trip = asyncio.get_running_loop().create_task(self._travel())
             self._under_way.add(trip)
             trip.add_done_callback(self._under_way.discard)
@@ -82,38 +100,36 @@ class NodeConnection:
         await self.client.aclose()
 
     async def _travel(self) -> None:
-        while self._pending:
-            calls = next_trip(self._pending)
+        while self.pending and not self.resting:
+            calls = next_trip(self.pending)
             try:
-                values = await self._round_trip(calls)
-                if any(isinstance(value, _BROKEN) for value in values):
+                if self._receive(calls, await self._round_trip(calls)):
                     self._renew()
-                self._take_in(self, calls, values)
             except BaseException as error:
                 for call in calls:
                     call.answer(error)
                 if not isinstance(error, Exception):
                     raise
-        # Before those who were answered go on: what they send may need a trip of its own.
+        # Before the answered callers continue: what they send may need a trip of its own.
         self._under_way -= {asyncio.current_task()}
-
-    def _renew(self) -> None:
-        """Whoever listens there next may be another server: connect anew."""
-        pool = self.client.connection_pool
-        if isinstance(pool, RenewablePool):
-            pool.renew()
 
     async def _round_trip(self, calls: list[Call]) -> list[Any]:
         try:
-            commands: list[tuple[Any, ...]] = []
+            if not any(call.asking for call in calls):
+                return await exchange(self.client, [call.command for call in calls])
+            commands: list[Command] = []
             for call in calls:
                 commands += [("ASKING",), call.command] if call.asking else [call.command]
             values = iter(await exchange(self.client, commands))
-            return [_behind_asking(values) if call.asking else next(values) for call in calls]
+            return [[next(values) for _ in range(1 + call.asking)][-1] for call in calls]
         except (exceptions.RedisError, OSError) as error:
             return [error] * len(calls)
+        except (AttributeError, RuntimeError, EOFError) as error:
+            # redis-py raises these where its connection is closed during a call.
+            lost = exceptions.ConnectionError(f"the connection was lost: {error!r}")
+            return [lost] * len(calls)
 
-
-def _behind_asking(values: Any) -> Any:
-    next(values)
-    return next(values)
+    def _renew(self) -> None:
+        pool = self.client.connection_pool
+        if isinstance(pool, RenewablePool):
+            pool.renew()

@@ -1,6 +1,6 @@
-"""What Redis's errors mean for whoever called: pure judgement, and the log lines about it.
+"""Which errors of Redis are transient, what a caller gets of them, and the log lines about them.
 
-Decides which errors pass when one waits, and says each trouble once. Must not know what was called.
+Decides which calls are worth a repetition, and logs each outage once. Must not know the calls.
 """
 
 import enum
@@ -15,18 +15,18 @@ from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 1.0
-"""A trouble is over when calls are answered and none has failed for so long."""
+"""An outage is over when calls are answered and none has failed for so long."""
 
 
 class TransientError(enum.Enum):
-    """An error that passes: the call waits and is made again."""
+    """A kind of error that passes: the call waits and is repeated."""
 
     AWAY = "does not answer"
     REFUSES = "refuses commands"
     ELSEWHERE = "takes no writes here"
-    """The master may be another server by now: connections are to be made anew."""
+    """Another server may be the master by now: connections are made anew."""
     MOVING = "is moving data"
-    """One slot of a cluster; the others are well."""
+    """One slot of a cluster; the others work."""
 
 
 _BY_TYPE = (
@@ -35,7 +35,7 @@ _BY_TYPE = (
     ((exceptions.TryAgainError, exceptions.ClusterDownError), TransientError.MOVING),
     (exceptions.OutOfMemoryError, TransientError.REFUSES),
 )
-_BY_WORDS = (
+_BY_TEXT = (
     (re.compile(r"\b(OOM|MISCONF|BUSY)\b|used memory > 'maxmemory'"), TransientError.REFUSES),
     (re.compile(r"\b(NOREPLICAS|MASTERDOWN)\b"), TransientError.ELSEWHERE),
 )
@@ -53,53 +53,52 @@ _FIXES = (
 
 
 def transient_error_of(value: Any) -> TransientError | None:
-    """Return what kind of passing trouble a reply is; None for answers and lasting errors."""
+    """Return the kind of a transient error; None for answers and lasting errors."""
     if not isinstance(value, Exception):
         return None
-    for kind, trouble in _BY_TYPE:
-        if isinstance(value, kind):
-            return trouble
+    for types, kind in _BY_TYPE:
+        if isinstance(value, types):
+            return kind
     if isinstance(value, exceptions.ResponseError):
-        for words, trouble in _BY_WORDS:
+        for words, kind in _BY_TEXT:
             if words.search(str(value)):
-                return trouble
+                return kind
     return None
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return the error that a caller gets: a passing one as `StoreError` that names the fix."""
+    """Return the error for a caller: a transient one becomes a `StoreError` that names the fix."""
     if isinstance(error, exceptions.MovedError):
         msg = "this is a node of a Redis Cluster: set STEPFLEET_REDIS_URL=redis+cluster://HOST:PORT"
         return ConfigurationError(msg)
-    trouble = transient_error_of(error)
-    if trouble is None:
+    kind = transient_error_of(error)
+    if kind is None:
         return error
-    if trouble is TransientError.AWAY:
+    if kind is TransientError.AWAY:
         return StoreError(f"Redis cannot be reached: {error}")
-    told = str(error)
-    fix = next((fix for mark, fix in _FIXES if mark in told), "see what it lacks")
+    fix = next((fix for mark, fix in _FIXES if mark in str(error)), "see what it lacks")
     return StoreError(f"Redis refuses: {error}; {fix}")
 
 
-class Watch:
-    """Says a trouble once, when it begins, and once when it is over. Times are monotonic."""
+class OutageLog:
+    """Logs an outage when it begins and when it is over, once each. Times are monotonic."""
 
-    def __init__(self, what: str = "Redis") -> None:
-        self.trouble: TransientError | None = None
-        self._what = what
+    def __init__(self, server: str = "Redis") -> None:
+        self.current: TransientError | None = None
+        self._server = server
         self._began = 0.0
         self._failed = 0.0
 
-    def failed(self, trouble: TransientError, error: BaseException, now: float) -> None:
+    def failed(self, kind: TransientError, error: BaseException, now: float) -> None:
         """Note that a call failed."""
-        if self.trouble is None:
-            self.trouble, self._began = trouble, now
-            said = str(error)[:200]
-            log.warning("%s %s (%s); waiting for it", self._what, trouble.value, said)
+        if self.current is None:
+            self.current, self._began = kind, now
+            text = str(error)[:200]
+            log.warning("%s %s (%s); waiting for it", self._server, kind.value, text)
         self._failed = now
 
     def answered(self, now: float) -> None:
-        """Note that calls were answered, and none that failed waits."""
-        if self.trouble is not None and now - self._failed >= QUIET_SECONDS:
-            self.trouble = None
-            log.warning("%s answers again, after %.1f s", self._what, now - self._began)
+        """Note that calls were answered, and no failed call waits."""
+        if self.current is not None and now - self._failed >= QUIET_SECONDS:
+            self.current = None
+            log.warning("%s answers again, after %.1f s", self._server, now - self._began)

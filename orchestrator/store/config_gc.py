@@ -5,12 +5,9 @@ Decides when one may go. Runs keep theirs for as long as they exist, whatever th
 
 from collections.abc import AsyncIterator, Iterable
 
-from redis.asyncio import Redis
-
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.opening.clusters import ClusterConnection
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 LEAST_SECONDS = 24 * 3600
@@ -72,7 +69,7 @@ async def _unused(connection: Connection, seconds: float) -> dict[str, str]:
 
 async def _referred_to(connection: Connection) -> AsyncIterator[set[str]]:
     """Yield the configurations of all runs, page by page."""
-    for server in await _servers(connection):
+    for server in await connection.servers():
         cursor = 0
         while True:
             cursor, found = await server.scan(cursor, f"{keys.PREFIX}:{{s*}}:run:*", PAGE, "HASH")
@@ -85,12 +82,6 @@ async def _configs_of(connection: Connection, found: Iterable[str | bytes]) -> s
     # Other hashes of a run have no such field; its id tells nothing, it may end as their names do.
     replies = await connection.execute_all(*(("HGET", key, "config") for key in found))
     return {digest for digest in replies if digest}
-
-
-async def _servers(connection: Connection) -> list[Redis]:
-    if isinstance(connection, ClusterConnection):
-        return await connection.cluster.master_clients()
-    return [connection.client]
 
 
 async def _forget(connection: Connection, digest: str, used: str) -> bool:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.redis_client.transient_errors import TransientError, Watch
+from stepfleet.orchestrator.redis_client.transient_errors import OutageLog, TransientError
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
 
@@ -165,7 +165,7 @@ class Dispatch:
         self.in_script = in_script
         self._app = app
         self._rests_until = 0.0
-        self._watch = Watch("The broker, for publishing,")
+        self._watch = OutageLog("The broker, for publishing,")
         self._connection = connection
         self._signing = signing
         self._messages = StepMessages(queue, signing) if in_script else None

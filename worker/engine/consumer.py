@@ -23,7 +23,7 @@ from celery import signals
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
-from stepfleet.orchestrator.redis_client.transient_errors import TransientError, Watch
+from stepfleet.orchestrator.redis_client.transient_errors import OutageLog, TransientError
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class ResilientConsumer(Consumer):
     """A consumer that waits for its broker, and whose deferred calls cannot end the worker."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._watch = Watch("The broker")
+        self._watch = OutageLog("The broker")
         self._pause = 0.0
         self._lost_at = 0.0
         self._forgave = False
@@ -54,7 +54,7 @@ class ResilientConsumer(Consumer):
         """Called whenever a connection is up, before the first message."""
         if self.event_dispatcher is not None:
             self.event_dispatcher.buffer_limit = EVENTS_PER_BUNDLE
-        if self._watch.trouble is not None:
+        if self._watch.current is not None:
             self._is_steady()
         super().on_ready()
 
@@ -123,7 +123,7 @@ class ResilientConsumer(Consumer):
     def _is_steady(self) -> None:
         """Say that the broker is back, unless the connection was lost again meanwhile."""
         self._watch.answered(time.monotonic())
-        if self._watch.trouble is None:
+        if self._watch.current is None:
             self._pause = 0.0
         elif self.hub is not None:
             self.hub.call_later(FIRST_PAUSE, self._is_steady)

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.redis_client.clients import plain_cluster_client
-from stepfleet.orchestrator.redis_client.slots import Topology, slot_of
+from stepfleet.orchestrator.redis_client.topology import Topology, slot_of
 from stepfleet.orchestrator.redis_client.urls import parse_cluster
 from stepfleet.orchestrator.store.keys import Keys
 
@@ -86,7 +86,7 @@ def cluster_facts(client: RedisCluster, shards: int) -> ClusterFacts:
     """Return the facts of a cluster whose store has so many shards."""
     primaries = _primaries(client)
     asked = primaries[0]
-    topology = Topology.told(
+    topology = Topology.parse(
         (asked.host, asked.port), _ask(client, asked, "SLOTS"), _ask(client, asked, "INFO")
     )
     views = [_nodes(_ask(client, node, "NODES")) for node in primaries]

@@ -43,6 +43,10 @@ class ClusterConnection(Connection):
         """Return all masters' replies to a command without a key; it is not repeated."""
         return await self.cluster.everywhere(*command)
 
+    async def servers(self) -> list[Redis]:
+        """Return a client of each master."""
+        return await self.cluster.master_clients()
+
     async def aclose(self) -> None:
         """Finish what is under way and disconnect; calls that wait for Redis raise `StoreError`."""
         await self.cluster.aclose()

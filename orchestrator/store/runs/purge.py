@@ -4,14 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
-
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys as names
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.opening.clusters import ClusterConnection
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
 PAGE = 500
@@ -65,7 +62,7 @@ class Purging:
     async def _pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
         """Yield keys of runs that may have ended; other keys among them are no harm."""
         if batch_id is None:
-            for server in await self._servers():
+            for server in await self._connection.servers():
                 cursor = 0
                 while True:
                     match = f"{names.PREFIX}:{{s*}}:{_RUN}*"
@@ -87,8 +84,3 @@ class Purging:
             counters = self._keys.batch(shard, batch_id)
             await self._connection.execute("UNLINK", counters, self._keys.ended(shard, batch_id))
         await self._batches.forget(batch_id)
-
-    async def _servers(self) -> list[Redis]:
-        if isinstance(self._connection, ClusterConnection):
-            return await self._connection.cluster.master_clients()
-        return [self._connection.client]

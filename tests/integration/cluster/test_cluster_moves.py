@@ -14,7 +14,7 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.redis_client.slots import slot_of
+from stepfleet.orchestrator.redis_client.topology import slot_of
 
 PARTS = ("", ":log", ":events", ":journal", ":outcomes", ":lost")
 

@@ -70,7 +70,7 @@ async def test_a_silent_server_is_still_noticed_soon(own_redis: Servers) -> None
 
 def test_a_trip_is_bounded_in_calls_and_in_bytes() -> None:
     def calls(count: int, size: int) -> deque[Call]:
-        return deque(Call(("SET", f"k{n}", "v" * size), None, None, 0.0) for n in range(count))  # type: ignore[arg-type]
+        return deque(Call(("SET", f"k{n}", "v" * size), reply=None) for n in range(count))  # type: ignore[arg-type]
 
     assert len(next_trip(calls(2 * LARGEST_TRIP, 10))) == LARGEST_TRIP
     pending = calls(100, 250_000)

@@ -393,7 +393,7 @@ async def test_a_time_limit_while_a_commit_waits_for_redis_loses_no_answer(
             await asyncio.wait_for(step, 60)
 
         async def has_failed() -> bool:
-            return connection._watch.trouble is not None
+            return connection._outages.current is not None
 
         await until(has_failed, within=60, what="the first try to commit")
         server.start()

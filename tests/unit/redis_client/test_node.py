@@ -1,4 +1,4 @@
-"""The trips of one node's lane, to a server that answers when it is told to."""
+"""The trips to one node, a server that answers when the test lets it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,13 +44,14 @@ async def held() -> AsyncIterator[tuple[Held, Redis]]:
         yield held, client
 
 
-def answer_all(lane: NodeConnection, calls: list[Call], values: list[Any]) -> None:
+def answer_all(calls: list[Call], values: list[Any]) -> bool:
     for call, value in zip(calls, values, strict=True):
         call.answer(value)
+    return False
 
 
 def a_call(*command: Any, patient: bool = True) -> Call:
-    return Call(command, None, asyncio.get_running_loop().create_future(), 0.0, patient)
+    return Call(command, patient)
 
 
 async def both_trips_out(held: Held, at: int) -> None:
@@ -59,28 +60,28 @@ async def both_trips_out(held: Held, at: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_call_made_as_all_trips_of_a_lane_come_back_is_not_forgotten(
+async def test_a_call_made_as_all_trips_of_a_node_come_back_is_not_forgotten(
     held: tuple[Held, Redis],
 ) -> None:
     """Both end in the same turn of the loop, and one's caller goes on before they are gone."""
     server, client = held
-    lane = NodeConnection(("h", 1), client, answer_all)
+    node = NodeConnection(client, answer_all)
     first, second, third = a_call("FIRST"), a_call("SECOND"), a_call("THIRD")
-    lane.send(first)
+    node.send(first)
     await both_trips_out(server, 1)
-    lane.send(second)
+    node.send(second)
     await both_trips_out(server, 2)
 
     async def goes_on() -> Any:
         await first.reply
-        lane.send(third)
+        node.send(third)
         return await third.reply
 
     going_on = asyncio.create_task(goes_on())
     await asyncio.sleep(0)
     server.gate.set()
     assert await asyncio.wait_for(going_on, 60) == "THIRD"
-    await lane.aclose()
+    await node.aclose()
 
 
 async def test_a_call_made_as_all_trips_of_a_connection_come_back_is_not_forgotten(
@@ -105,20 +106,20 @@ async def twice(connection: Connection) -> Any:
 
 async def test_calls_made_during_a_trip_travel_together(held: tuple[Held, Redis]) -> None:
     server, client = held
-    lane = NodeConnection(("h", 1), client, answer_all)
+    node = NodeConnection(client, answer_all)
     for at in (1, 2):
-        lane.send(a_call("PING"))
+        node.send(a_call("PING"))
         await both_trips_out(server, at)
     waiting = [a_call("PING") for _ in range(5)]
     for call in waiting:
-        lane.send(call)
+        node.send(call)
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(server.sent) == 2
     assert not any(call.reply.done() for call in waiting)
-    lane._pending.clear()
+    node.pending.clear()
     server.gate.set()
-    await lane.aclose()
+    await node.aclose()
 
 
 async def test_a_patient_caller_gets_an_error_that_names_the_fix_another_the_error_itself() -> None:

@@ -8,8 +8,8 @@ from redis import exceptions
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.transient_errors import (
     QUIET_SECONDS,
+    OutageLog,
     TransientError,
-    Watch,
     explained,
     transient_error_of,
 )
@@ -65,7 +65,7 @@ def test_an_error_that_lasts_reaches_the_caller_as_it_is() -> None:
 
 
 def test_a_trouble_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
-    watch = Watch("The broker")
+    watch = OutageLog("The broker")
     with caplog.at_level(logging.WARNING):
         for second in range(30):
             watch.failed(TransientError.AWAY, OSError("no route"), float(second))

@@ -20,8 +20,8 @@ from uuid import uuid4
 from redis.exceptions import NoScriptError, ResponseError
 
 from stepfleet.orchestrator.redis_client.transient_errors import (
+    OutageLog,
     TransientError,
-    Watch,
     transient_error_of,
 )
 from stepfleet.orchestrator.store.keys import QUARANTINE
@@ -95,7 +95,7 @@ class Channel(WakingChannel):
         self._fetches = 0
         self._sent: Fetch | None = None
         self._rests_until = 0.0  # monotonic; nothing is sent before, not even acknowledgements
-        self._watch = Watch("The broker")
+        self._watch = OutageLog("The broker")
         super().__init__(*args, **kwargs)
         self.handlers[WAKEUP] = self.hear
 
@@ -188,7 +188,7 @@ class Channel(WakingChannel):
         sent, self._sent = self._sent, None
         if sent is None:
             raise Empty
-        if self._watch.trouble is not None:
+        if self._watch.current is not None:
             self._watch.answered(monotonic())
         return self._take_in(reply, sent)
 

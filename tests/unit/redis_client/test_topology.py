@@ -1,8 +1,8 @@
 import pytest
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
 from redis.crc import key_slot
 
-from stepfleet.orchestrator.redis_client.slots import (
-    SLOTS,
+from stepfleet.orchestrator.redis_client.topology import (
     Topology,
     guarded,
     key_of,
@@ -60,7 +60,7 @@ def test_a_script_names_one_more_key_of_its_slot() -> None:
 def test_a_topology_says_who_owns_a_slot_and_who_nobody() -> None:
     told = [[0, 9, ["b", 2, "id"], ["c", 3, "id"]], [20, SLOTS - 1, ["", 1, "id"]]]
     info = "cluster_state:ok\r\ncluster_current_epoch:7\r\n"
-    topology = Topology.told(A, told, info)
+    topology = Topology.parse(A, told, info)
     assert topology.owners[:21] == (*[B] * 10, *[None] * 10, A)
     assert topology.masters == (B, A)
     assert topology.replicas == {C}
