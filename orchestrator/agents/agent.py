@@ -37,8 +37,8 @@ from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
+from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 from stepfleet.orchestrator.tools.schemas.handles import schema_of
-from stepfleet.orchestrator.tools.schemas.nesting import check_nesting
 
 CUSTOM_MODEL = "custom:"
 

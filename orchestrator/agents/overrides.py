@@ -12,7 +12,11 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.strategies.lookup import json_strategy
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.tools.schemas.nesting import READABLE_LEVELS, check_nesting, is_too_deep
+from stepfleet.orchestrator.tools.schemas.bounded_json import (
+    READABLE_LEVELS,
+    check_nesting,
+    is_too_deep,
+)
 
 _IN_PARTS = "settings"
 

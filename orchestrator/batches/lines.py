@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools import parse_tool_call
-from stepfleet.orchestrator.tools.schemas.nesting import check_nesting
+from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 
 INPUT_LIMIT = 1024 * 1024
 METADATA_LIMIT = 64 * 1024

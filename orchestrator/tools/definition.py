@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
-from stepfleet.orchestrator.tools.schemas.foreign import checker_of
+from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from typing import Any
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.definition import Tool, ToolOptions, as_tool
-from stepfleet.orchestrator.tools.schemas.foreign import checker_of
+from stepfleet.orchestrator.tools.schemas.checks import checker_of
 
 
 def lazy_tool(

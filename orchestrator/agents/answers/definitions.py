@@ -5,8 +5,7 @@ from typing import Any
 
 from stepfleet.orchestrator.agents.answers.answering import FinalAnswer, StructuredResponse
 from stepfleet.orchestrator.agents.answers.special import SpecialTool
-from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle
-from stepfleet.orchestrator.tools.schemas.subschemas import Schema, changed
+from stepfleet.orchestrator.tools.schemas.handles import Schema, SchemaHandle, changed
 
 FINAL_ANSWER = "final_answer"
 STRUCTURED_RESPONSE = "structured_response"

@@ -1,7 +1,8 @@
 """Reads JSON that a stranger wrote, within bounds; knows nothing of tools or models.
 
-Text and ready-made values end as the same plain data. Whatever is out of bounds is a
-`BoundsError` that says what and how much; nothing here recurses without a limit.
+Text and ready-made values end as the same plain data. A value out of bounds is a `BoundsError`
+that names the bound; nothing here recurses without a limit. Readers and writers of records give
+up at 200 levels and more, with errors of their own, so deeper data is refused by its field before.
 """
 
 import json
@@ -9,8 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from stepfleet.orchestrator.errors import ConfigurationError
+
 MAX_DEPTH = 100
 """Levels of nesting."""
+READABLE_LEVELS = 200
+"""Stored data of earlier versions is read up to the depth at which it can be written again."""
 MAX_DIGITS = 4300
 """Decimal digits of an integer; the limit of Python's own int-to-text conversion."""
 MAX_VALUES = 30_000
@@ -120,6 +125,30 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_nesting(value: Any, field: str) -> None:
+    """Raise `ConfigurationError` that names the field where it has more than 100 levels."""
+    if is_too_deep(value):
+        msg = f"field {field!r} is nested deeper than {MAX_DEPTH} levels; flatten it"
+        raise ConfigurationError(msg)
+
+
+def is_too_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Return whether a value has more levels; one that holds itself has."""
+    level = [value]
+    for _ in range(levels):
+        # By their identity: what stands in many places is looked into once per level.
+        level = list({id(child): child for one in level for child in _children(one)}.values())
+        if not level:
+            return False
+    return any(isinstance(one, Mapping | list | tuple) for one in level)
+
+
+def _children(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _integer(digits: str) -> int:

@@ -19,10 +19,10 @@ import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
 from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.tools.schemas.handles import Untitled
 
 _READ_OUT = 500
 """Problems that are read out; of more, those in the beginning of each list and object."""
@@ -183,16 +183,9 @@ def _is_usable(field: Any, config: ConfigDict) -> bool:
     return True
 
 
-class _Untitled(GenerateJsonSchema):
-    """Leaves out the titles that pydantic makes of names: tokens without information."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the base's signature
-        return False
-
-
 def _schema(model: type[BaseModel], tool: str) -> dict[str, Any]:
     try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=_Untitled)
+        schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
     except PydanticUserError as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(

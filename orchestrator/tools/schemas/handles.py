@@ -3,7 +3,7 @@
 A configuration stores the schema, so that any worker checks data without the type.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, get_origin
@@ -15,10 +15,25 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
-from stepfleet.orchestrator.tools.schemas.budget import check_patterns
-from stepfleet.orchestrator.tools.schemas.patterns import compiled
-from stepfleet.orchestrator.tools.schemas.subschemas import Schema, changed, each
-from stepfleet.orchestrator.tools.schemas.validation import problems_of, validator_of
+from stepfleet.orchestrator.tools.schemas.checks import problems_of
+from stepfleet.orchestrator.tools.schemas.patterns import check_patterns, compiled, patterns_of
+from stepfleet.orchestrator.tools.schemas.validators import bounded, validator_of
+
+Schema = dict[str, Any]
+
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependencies")
+_LISTED = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
+_SINGLE = (
+    "items",
+    "additionalItems",
+    "additionalProperties",
+    "propertyNames",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+)
 
 LARGEST = 64 * 1024
 """Bytes that a schema may have as JSON."""
@@ -27,10 +42,11 @@ _REMEMBERED = 256
 _COMBINED = ("anyOf", "oneOf", "allOf")
 
 
-class _Untitled(GenerateJsonSchema):
+class Untitled(GenerateJsonSchema):
     """Leaves out the titles that pydantic makes of field names: tokens without information."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the base's signature
+        """Return False."""
         return False
 
 
@@ -43,10 +59,13 @@ class SchemaHandle:
 
     @cached_property
     def _validator(self) -> Any:
-        return validator_of(self.schema)
+        # Imported on first use: it takes longer than all of this package.
+        import jsonschema  # noqa: PLC0415
+
+        return validator_of(bounded(jsonschema.Draft7Validator), changed(self.schema, _in_draft_7))
 
     def problems(self, data: Any) -> str | None:
-        """Return what is wrong with JSON data, or None. See `validation.problems_of`."""
+        """Return what is wrong with JSON data, or None. See `checks.problems_of`."""
         return problems_of(self._validator, data)
 
 
@@ -95,7 +114,7 @@ def _key(schema: Any) -> bytes | None:
 @lru_cache(maxsize=_REMEMBERED)
 def _of_type(output_type: Any) -> SchemaHandle:
     try:
-        schema = TypeAdapter(output_type).json_schema(schema_generator=_Untitled)
+        schema = TypeAdapter(output_type).json_schema(schema_generator=Untitled)
     except PydanticUserError as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
@@ -161,7 +180,7 @@ def _check_references(schema: Schema) -> None:
 
 
 def _check_patterns(schema: Schema) -> None:
-    patterns = [pattern for one in each(schema) for pattern in _patterns(one)]
+    patterns = [pattern for one in each(schema) for pattern in patterns_of(one)]
     try:
         check_patterns(patterns)
     except ConfigurationError as error:
@@ -193,12 +212,51 @@ def _inside(found: Any, name: str) -> Any:
     return found.get(name) if isinstance(found, dict) else None
 
 
-def _patterns(schema: Schema) -> list[str]:
-    named = schema.get("patternProperties")
-    single = schema.get("pattern")
-    patterns = list(named) if isinstance(named, dict) else []
-    return [*patterns, single] if isinstance(single, str) else patterns
-
-
 def _wrong(why: str) -> str:
     return f"the JSON Schema {why}"
+
+
+def _in_draft_7(schema: Schema) -> Schema:
+    """Write tuples as Draft 7 has them; pydantic writes a later draft's."""
+    if "prefixItems" not in schema:
+        return schema
+    rest = {key: one for key, one in schema.items() if key not in ("prefixItems", "items")}
+    written = {**rest, "items": schema["prefixItems"]}
+    return {**written, "additionalItems": schema["items"]} if "items" in schema else written
+
+
+def changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
+    """Return a copy of `schema` in which each schema, the innermost first, went through `change`.
+
+    The schemas `true` and `false`, and whatever is no schema, stay as they are.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    copied = dict(schema)
+    for keyword in _NAMED:
+        if isinstance(schema.get(keyword), dict):
+            named = schema[keyword].items()
+            copied[keyword] = {name: changed(one, change) for name, one in named}
+    for keyword in _LISTED:
+        if isinstance(schema.get(keyword), list):
+            copied[keyword] = [changed(one, change) for one in schema[keyword]]
+    for keyword in _SINGLE:
+        if isinstance(schema.get(keyword), dict):
+            copied[keyword] = changed(schema[keyword], change)
+    return change(copied)
+
+
+def each(schema: Any) -> Iterator[Schema]:
+    """Yield `schema` and all schemas inside it, the very objects."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    inner: list[Any] = [schema.get(keyword) for keyword in _SINGLE]
+    for keyword in _NAMED:
+        named = schema.get(keyword)
+        inner += named.values() if isinstance(named, dict) else ()
+    for keyword in _LISTED:
+        listed = schema.get(keyword)
+        inner += listed if isinstance(listed, list) else ()
+    for one in inner:
+        yield from each(one)

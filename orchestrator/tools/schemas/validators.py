@@ -12,9 +12,13 @@ from itertools import islice
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
-from stepfleet.orchestrator.tools.schemas.budget import check_budget
-from stepfleet.orchestrator.tools.schemas.patterns import TooMuchMatchingError, matches
+from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, canonical_json
+from stepfleet.orchestrator.tools.schemas.patterns import (
+    TooMuchMatchingError,
+    check_patterns,
+    matches,
+    patterns_of,
+)
 from stepfleet.orchestrator.tools.schemas.time_limit import (
     SlowCheckError,
     TooMuchWorkError,
@@ -29,6 +33,9 @@ from stepfleet.orchestrator.tools.schemas.unevaluated import (
 Found = Callable[[str, str], bool]
 """Tells whether a pattern is found in a text."""
 
+MOST_PARTS = 5_000
+"""Objects and arrays of a schema: to check its own form takes up to 0.3 ms for each."""
+MOST_CHARACTERS = 1024 * 1024
 _NAMES = 3
 _LONGEST_MESSAGE = 600
 _FIELDS = (
@@ -114,6 +121,51 @@ def validator_of(kind: Any, schema: Mapping[str, Any]) -> Any:
         place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
         raise ConfigurationError(f"is no valid JSON Schema: {place}: {wrong[0].message}")
     return made
+
+
+def check_budget(schema: Any) -> int:
+    """Return the number of a schema's parts. Linear in the schema, before anything is made of it.
+
+    Counts every part of the document, also those that are no schema: parts outside the walk would
+    have no bound. Raises `ConfigurationError` that names the bound.
+    """
+    count = characters = 0
+    patterns: list[str] = []
+    for part, depth in _parts(schema):
+        count += 1
+        characters += _own_characters(part)
+        if depth > MAX_DEPTH:
+            raise ConfigurationError("is nested too deeply to be checked")
+        if count > MOST_PARTS:
+            raise ConfigurationError(f"has more than {MOST_PARTS} objects and arrays; use fewer")
+        if characters > MOST_CHARACTERS:
+            raise ConfigurationError(f"has more than {MOST_CHARACTERS} characters; use fewer")
+        if isinstance(part, Mapping):
+            patterns += patterns_of(part)
+    check_patterns(patterns)
+    return count
+
+
+def _parts(schema: Any) -> Iterator[tuple[Any, int]]:
+    """Yield every object and array with its depth; without recursion."""
+    waiting = [(schema, 0)]
+    while waiting:
+        part, depth = waiting.pop()
+        if not isinstance(part, Mapping | list | tuple):
+            continue
+        yield part, depth
+        inner = part.values() if isinstance(part, Mapping) else part
+        waiting += [(one, depth + 1) for one in inner]
+
+
+def _own_characters(part: Any) -> int:
+    """Return the characters that a part has itself, with 1 for each value that is no text."""
+    if isinstance(part, Mapping):
+        names = sum(len(one) if isinstance(one, str) else 1 for one in part)
+        part = part.values()
+    else:
+        names = 0
+    return names + sum(len(one) if isinstance(one, str) else 1 for one in part)
 
 
 def _registry_of(kind: Any, schema: Mapping[str, Any]) -> Any:

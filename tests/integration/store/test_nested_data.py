@@ -13,10 +13,10 @@ from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.lines import parse_line, read_object
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
-from stepfleet.orchestrator.tools.schemas.nesting import MAX_LEVELS, is_too_deep
+from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, is_too_deep
 
 AGENT = plain_agent()
-DEPTHS = [MAX_LEVELS + 1, 190, 260, 900, 100_000]
+DEPTHS = [MAX_DEPTH + 1, 190, 260, 900, 100_000]
 
 
 BENCH: dict[str, Any] = {"agent": AGENT}
@@ -34,12 +34,12 @@ def text(levels: int) -> str:
 
 
 async def test_metadata_of_100_levels_can_be_read_by_everything(fleet: AsyncFleet) -> None:
-    run_id = await fleet.submit(AGENT, "hello", metadata=deep(MAX_LEVELS))
-    assert (await fleet.runs.show(run_id)).state.metadata == deep(MAX_LEVELS)
+    run_id = await fleet.submit(AGENT, "hello", metadata=deep(MAX_DEPTH))
+    assert (await fleet.runs.show(run_id)).state.metadata == deep(MAX_DEPTH)
     assert (await fleet.history.checkpoint(run_id)).to_json()
     assert orjson.dumps(await fleet.history.snapshot(run_id))
     fork = await fleet.history.fork(run_id, at=0)
-    assert (await fleet.runs.result(fork)).metadata == deep(MAX_LEVELS)
+    assert (await fleet.runs.result(fork)).metadata == deep(MAX_DEPTH)
 
 
 @pytest.mark.parametrize("levels", DEPTHS)
@@ -67,7 +67,7 @@ def test_deeper_overrides_are_refused(levels: int, field: str) -> None:
         stored_overrides(AGENT.config, {field: deep(levels)})
 
 
-@pytest.mark.parametrize("levels", [MAX_LEVELS + 1, 260, 900])
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 260, 900])
 def test_a_deeper_line_of_a_file_is_refused_by_its_field(levels: int) -> None:
     for field in ("metadata", "overrides", "input"):
         line = f'{{"id": "a", "{field}": {text(levels)}}}'.encode()
@@ -80,7 +80,7 @@ def test_a_value_that_holds_itself_or_is_shared_by_many_is_judged_at_once() -> N
     endless.append(endless)
     assert is_too_deep(endless)
     shared: Any = 1
-    for _ in range(MAX_LEVELS):
+    for _ in range(MAX_DEPTH):
         shared = [shared, shared]
     assert not is_too_deep(shared)
 

@@ -20,9 +20,9 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
     canonical_json,
     plain_json,
 )
-from stepfleet.orchestrator.tools.schemas.budget import check_budget
-from stepfleet.orchestrator.tools.schemas.foreign import check_sound
+from stepfleet.orchestrator.tools.schemas.checks import check_sound
 from stepfleet.orchestrator.tools.schemas.time_limit import TooMuchWorkError, allowed, limited
+from stepfleet.orchestrator.tools.schemas.validators import check_budget
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.tools import Tool, ToolOptions, ToolRegistry, current_invocation
-from stepfleet.orchestrator.tools.schemas.foreign import checker_of
+from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.worker.toolbox.mcp.content import value_of
 from stepfleet.worker.toolbox.mcp.listing import Definition
 from stepfleet.worker.toolbox.mcp.naming import offered_names

@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools.schemas.budget import MOST_PATTERNS
 from stepfleet.orchestrator.tools.schemas.handles import LARGEST, handle_of, schema_of
+from stepfleet.orchestrator.tools.schemas.patterns import MOST_PATTERNS
 
 
 class Item(BaseModel):

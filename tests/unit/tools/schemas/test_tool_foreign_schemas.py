@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools.schemas.foreign import checker_of
+from stepfleet.orchestrator.tools.schemas.checks import checker_of
 
 DRAFTS = [
     {},

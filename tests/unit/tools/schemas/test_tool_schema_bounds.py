@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools.schemas.budget import MOST_PARTS, MOST_PATTERNS
-from stepfleet.orchestrator.tools.schemas.foreign import check_sound, checker_of
+from stepfleet.orchestrator.tools.schemas.checks import check_sound, checker_of
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
-from stepfleet.orchestrator.tools.schemas.pattern_cost import cost_of
-from stepfleet.orchestrator.tools.schemas.patterns import MOST_WORK, TooMuchMatchingError, matches
+from stepfleet.orchestrator.tools.schemas.patterns import (
+    MOST_PATTERNS,
+    MOST_WORK,
+    TooMuchMatchingError,
+    cost_of,
+    matches,
+)
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed, limited, run_check, tick
+from stepfleet.orchestrator.tools.schemas.validators import MOST_PARTS
 
 LATEST = "https://json-schema.org/draft/2020-12/schema"
 DIALECTS = [

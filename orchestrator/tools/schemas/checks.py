@@ -1,10 +1,12 @@
-"""Checks arguments against a JSON Schema that was written by hand or came from elsewhere.
+"""Checks data against a JSON Schema that somebody else wrote, and says what is wrong with it.
 
-For tools that bring their own schema instead of type hints. Nothing is fetched: a schema that
-refers to another address is refused. No schema and no arguments make a check endless.
+Arguments of tools that bring their own schema instead of type hints, and the data of answers.
+Nothing is fetched: a schema that refers to another address is refused. No schema and no data make
+a check endless.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
@@ -12,8 +14,9 @@ from stepfleet.orchestrator.tools.schemas.time_limit import SlowCheckError, TooM
 from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_for, validator_of
 
 _SHOWN = 3
+"""Problems that a message describes; the others are counted."""
 _COUNTED = 100
-_LONGEST = 300
+_LONGEST = 240
 
 
 def checker_of(
@@ -32,7 +35,8 @@ def checker_of(
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if not lazily:
             lazily.append(_validator(tool, schema, lenient=checked_again))
-        _check(tool, lazily[0], arguments)
+        if errors := _errors(tool, lazily[0], arguments):
+            raise ToolArgumentsError(f"tool {tool!r}: {_described(errors)}")
         return dict(arguments)
 
     return check
@@ -44,7 +48,7 @@ def check_sound(tool: str, schema: Mapping[str, Any]) -> None:
     For schemas of servers, which check again themselves (see `checker_of`).
     """
     _check_object(tool, schema)
-    _problems(tool, _validator(tool, schema, lenient=True), {}, of_schema=True)
+    _errors(tool, _validator(tool, schema, lenient=True), {}, of_schema=True)
 
 
 def _check_object(tool: str, schema: Mapping[str, Any]) -> None:
@@ -68,14 +72,14 @@ def _validator(tool: str, schema: Mapping[str, Any], *, lenient: bool) -> Any:
         raise ConfigurationError(f"tool {tool!r}: schema {_short(error.message)}") from None
 
 
-def _problems(
+def _errors(
     tool: str, validator: Any, arguments: Mapping[str, Any], *, of_schema: bool = False
 ) -> list[Any]:
     """Return what is wrong with arguments. What takes too long is their fault or the schema's."""
     import referencing.exceptions  # noqa: PLC0415 - as above
 
     try:
-        return errors_of(validator, dict(arguments), _COUNTED)
+        return errors_of(validator, dict(arguments), _COUNTED + 1)
     except (TooMuchWorkError, RecursionError):
         if of_schema:
             raise ConfigurationError(
@@ -96,19 +100,42 @@ def _problems(
         ) from None
 
 
-def _check(tool: str, validator: Any, arguments: Mapping[str, Any]) -> None:
-    problems = _problems(tool, validator, arguments)
-    if problems:
-        problems.sort(key=lambda one: list(map(str, one.path)))
-        said = [f"{_place(one)}: {_short(one.message)}" for one in problems[:_SHOWN]]
-        more = len(problems) - _SHOWN
-        raise ToolArgumentsError(
-            f"tool {tool!r}: " + "; ".join(said) + (f"; and {more} more" if more > 0 else "")
-        )
+def problems_of(validator: Any, data: Any) -> str | None:
+    """Return what is wrong with `data` as `path: message`, joined by `; `; None where it fits.
+
+    At most three problems are described, and the number of the others is given. The path of the
+    data itself is `<root>`.
+    """
+    try:
+        errors = errors_of(validator, data, _COUNTED + 1)
+    except RecursionError:
+        return "<root>: is nested too deeply to be checked against its schema"
+    except TooMuchWorkError:
+        return "<root>: takes too long to be checked against its schema; give less data"
+    return _described(errors) if errors else None
 
 
-def _place(error: Any) -> str:
-    return ".".join(str(part) for part in error.absolute_path) or "<root>"
+def _described(errors: list[Any]) -> str:
+    errors.sort(key=lambda one: [str(part) for part in one.absolute_path])
+    text = "; ".join(_problem(error) for error in errors[:_SHOWN])
+    more = len(errors) - _SHOWN
+    if more <= 0:
+        return text
+    least = "at least " if len(errors) > _COUNTED else ""
+    return f"{text}; and {least}{more} more (truncated)"
+
+
+def _problem(error: Any) -> str:
+    path = ".".join(str(part) for part in error.absolute_path) or "<root>"
+    if error.validator not in ("anyOf", "oneOf") or not error.context:
+        return f"{path}: {_short(error.message)}"
+    forms = dict.fromkeys(_form(error, one) for one in islice(error.context, _COUNTED))
+    return f"{path}: fits none of the allowed forms ({', '.join(islice(forms, _SHOWN))})"
+
+
+def _form(error: Any, reason: Any) -> str:
+    inner = ".".join(str(part) for part in list(reason.absolute_path)[len(error.absolute_path) :])
+    return f"{inner}: {_short(reason.message)}" if inner else _short(reason.message)
 
 
 def _short(message: str) -> str:
