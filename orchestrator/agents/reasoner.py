@@ -1,7 +1,7 @@
-"""How an agent words its requests and reads its answers: the seam of strategies and contracts.
+"""Reasoners word an agent's requests and read its answers: the seam of strategies and contracts.
 
-Decides nothing itself; knows no particular strategy. One reasoner serves many runs at once, so
-it keeps nothing of a run: what a run has to remember goes into its state, by `Progress`.
+Decides nothing itself; knows no particular strategy. One reasoner serves many runs at once and
+keeps nothing of a run: data of a run goes into its state, by `Progress`.
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from stepfleet.orchestrator.continuation import CanDecideToContinue
+from stepfleet.orchestrator.records.messages import Content, Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress
@@ -26,55 +27,54 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True)
 class HandledCalls:
-    """Calls of a turn that are answered without a tool, by index, and what they amount to."""
+    """Records of the calls of a turn that need no tool, by index, and the progress they make."""
 
     records: Mapping[int, ToolCallRecord] = field(default_factory=dict)
     progress: Progress | None = None
 
 
 class Reasoner:
-    """One way of asking and reading; every method may be left as it is here.
+    """Hooks around a model's turn; override the ones you need.
 
     `prepare` is called before each model call, `interpret` once per answer, `handle` before
-    the turn's tools and `read` behind them. A step that is done again after a crash repeats
-    all but `interpret`: they must come to the same each time.
+    the turn's tools and `read` after them. A step that is repeated after a crash repeats all but
+    `interpret`: they must return the same result each time.
     """
 
     async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:  # noqa: ARG002
-        """Return what the model is sent instead of `request`. What it raises fails the step."""
+        """Return the request to send instead of `request`. An exception fails the step."""
         return request
 
     def interpret(self, response: LLMResponse, state: AgentState) -> LLMResponse:  # noqa: ARG002
-        """Return the answer as the step shall take and store it: calls read from its text, say.
+        """Return the answer to take and store: with calls that were read from its text, say.
 
-        Must not raise: what is wrong with an answer is for `read` to tell, since the call has
-        been paid for.
+        Must not raise, since the call has been paid for: `read` reports a wrong answer.
         """
         return response
 
     def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:  # noqa: ARG002
-        """Return the calls that are answered here and never run, and what they mean.
+        """Return the calls that are answered here and never run, and the progress they make.
 
-        An error record of such a call is told to the model; it is no failure of the step.
+        The model reads an error record of such a call; it is no failure of the step.
         """
         return None
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:  # noqa: ARG002
-        """Return what the turn means. `state` is the state before it.
+        """Return the progress that the turn makes. `state` is the state before it.
 
-        What it raises becomes an error of the step, which is stored with all that it did.
+        An exception becomes an error of the step, which is stored with all that it did.
         """
         return None
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
-        """Return its part of the decision whether the run goes on."""
+        """Return its criteria for whether the run goes on."""
         return ()
 
 
 class ReasonerChain(Reasoner):
     """Several reasoners in order: requests pass through all, and each reads the turn.
 
-    A call belongs to the first that handles it. Where two set the same thing, the later wins.
+    A call belongs to the first that handles it. Of two values for one field the later wins.
     """
 
     def __init__(self, *reasoners: Reasoner) -> None:
@@ -92,16 +92,10 @@ class ReasonerChain(Reasoner):
 
     def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:
         """Return what any of them handles."""
-        records: dict[int, ToolCallRecord] = {}
-        progress = None
-        for one in self.reasoners:
-            if handling := one.handle(response, state):
-                records = {**handling.records, **records}
-                progress = joined(progress, handling.progress)
-        return HandledCalls(records, progress) if records or progress else None
+        return reduce(both, (one.handle(response, state) for one in self.reasoners), None)
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
-        """Return what the turn means to all of them."""
+        """Return the progress that all of them make."""
         progress = None
         for one in self.reasoners:
             progress = joined(progress, await one.read(turn, state))
@@ -113,13 +107,21 @@ class ReasonerChain(Reasoner):
 
 
 def chain_of(*reasoners: Reasoner | None) -> Reasoner | None:
-    """Return the reasoners that are there as one, or None where there is none."""
+    """Return one reasoner for those that are not None; None where there is none."""
     there = [one for one in reasoners if one is not None]
     return ReasonerChain(*there) if len(there) > 1 else next(iter(there), None)
 
 
+def both(first: HandledCalls | None, second: HandledCalls | None) -> HandledCalls | None:
+    """Return what either handles; a call belongs to `first`."""
+    if first is None or second is None:
+        return first or second
+    records = {**second.records, **first.records}
+    return HandledCalls(records, joined(first.progress, second.progress))
+
+
 def joined(first: Progress | None, second: Progress | None) -> Progress | None:
-    """Return what both say; where both set the same thing, `second` wins."""
+    """Return both; of two values for one field `second` wins."""
     if first is None or second is None:
         return first or second
     return Progress(
@@ -132,3 +134,17 @@ def joined(first: Progress | None, second: Progress | None) -> Progress | None:
         custom_state={**first.custom_state, **second.custom_state},
         error=first.error or second.error,
     )
+
+
+def with_paragraph(messages: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """Return the messages with `text` as a paragraph of the system message, unless it has it."""
+    first = messages[0] if messages else None
+    if not text or (first and first.is_system() and text in first.text):
+        return messages
+    if first is None or not first.is_system():
+        return (Message.system(text), *messages)
+    if isinstance(first.content, str):
+        content: Content = f"{first.content}\n\n{text}" if first.content else text
+    else:
+        content = [*first.content, {"text": f"\n\n{text}"}]
+    return (first.model_copy(update={"content": content}), *messages[1:])

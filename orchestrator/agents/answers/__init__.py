@@ -3,14 +3,14 @@
 Knows neither workers nor stores. `contract` is the reasoner that runs follow.
 """
 
-from stepfleet.orchestrator.agents.answers.outcomes import (
+from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, MessagesSink, RecordsSink
+from stepfleet.orchestrator.agents.answers.special import (
     Continue,
     Outcome,
     ReturnAnswer,
     ReturnResult,
+    SpecialTool,
 )
-from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, MessagesSink, RecordsSink
-from stepfleet.orchestrator.agents.answers.special import SpecialTool
 
 __all__ = [
     "Continue",

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.orchestrator.agents.answers.outcomes import (
+from stepfleet.orchestrator.agents.answers.sinks import ErrorSink
+from stepfleet.orchestrator.agents.answers.special import (
     Continue,
     Outcome,
     ReturnAnswer,
     ReturnResult,
+    invalid,
 )
-from stepfleet.orchestrator.agents.answers.sinks import ErrorSink
-from stepfleet.orchestrator.agents.answers.special import invalid
 from stepfleet.orchestrator.errors import InvalidToolCallError
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCall

@@ -6,22 +6,32 @@ Knows neither stores nor workers. What a run has answered so far is in its state
 from collections.abc import Iterable, Sequence
 
 from stepfleet.orchestrator.agents.answers.answering import LARGEST, problems_of_data
-from stepfleet.orchestrator.agents.answers.criterion import AnswerContractCheck
-from stepfleet.orchestrator.agents.answers.definitions import final_answer, structured_response
-from stepfleet.orchestrator.agents.answers.instructions import (
+from stepfleet.orchestrator.agents.answers.definitions import (
     correction,
-    instructed,
+    final_answer,
     paragraph,
     reminder,
+    structured_response,
 )
-from stepfleet.orchestrator.agents.answers.outcomes import Continue, Outcome, ReturnAnswer
 from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, RecordsSink
-from stepfleet.orchestrator.agents.answers.special import SpecialTool, invalid
-from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner
+from stepfleet.orchestrator.agents.answers.special import (
+    Continue,
+    Outcome,
+    ReturnAnswer,
+    SpecialTool,
+    invalid,
+)
+from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, with_paragraph
 from stepfleet.orchestrator.continuation import CanDecideToContinue
+from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, REQUEST, evaluation
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import (
+    Answer,
+    ContinuationDecision,
+    ContinuationEvaluation,
+    StopReason,
+)
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
@@ -67,11 +77,10 @@ class AnswerContract(Reasoner):
 
     async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:  # noqa: ARG002
         """Offer the special tools, say how to answer, and ask for JSON in native mode."""
-        messages = request.messages
         return request.model_copy(
             update={
                 "tools": (*request.tools, *self._specs),
-                "messages": instructed(messages, self._paragraph) if self._required else messages,
+                "messages": with_paragraph(request.messages, self._paragraph),
                 "output": self._output or request.output,
             }
         )
@@ -114,6 +123,37 @@ class AnswerContract(Reasoner):
         before = state.answer.text if state.answer else None
         answer = Answer(text=before or text, structured=data, schema_name=schema.name, final=True)
         return Progress(answer=answer)
+
+
+class AnswerContractCheck:
+    """Forbids more work, as completed, once the answer is given; requests it until then.
+
+    Where no answer is `required`, it has no word before one is given.
+    """
+
+    def __init__(self, *, required: bool) -> None:
+        self.required = required
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Forbid, request or allow."""
+        if state.answer is not None and state.answer.final:
+            return FORBID
+        return REQUEST if self.required else ALLOW
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision with what there is of the answer."""
+        decision = self.decide(state)
+        answer = state.answer
+        given = answer is not None and answer.text is not None
+        if decision is FORBID:
+            reason = "the answer was given"
+        elif given:
+            reason = "the answer's text was given, its data is awaited"
+        else:
+            reason = "no answer was given yet"
+        context = {"given": given, "final": decision is FORBID, "required": self.required}
+        stop_reason = StopReason.COMPLETED if decision is FORBID else None
+        return evaluation(self, decision, reason, context, stop_reason)
 
 
 def refuse_mixed(call: ToolCall, specials: Iterable[str], sink: ErrorSink) -> None:

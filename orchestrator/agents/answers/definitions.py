@@ -1,10 +1,11 @@
-"""The two built-in special tools, as a model is told of them."""
+"""The two built-in special tools, and the texts that ask a model for its answer. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.agents.answers.answering import FinalAnswer, StructuredResponse
 from stepfleet.orchestrator.agents.answers.special import SpecialTool
+from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 from stepfleet.orchestrator.tools.schemas.handles import Schema, SchemaHandle, changed
 
 FINAL_ANSWER = "final_answer"
@@ -77,3 +78,35 @@ def embedded(schema: Schema) -> Schema:
         "additionalProperties": False,
         **shared,
     }
+
+
+def paragraph(schema: SchemaHandle | None, *, native: bool) -> str:
+    """Return how the model is to answer. `native`: as a message, not by a tool."""
+    if schema and native:
+        return (
+            "Give your answer as one JSON object that fits this JSON Schema, and nothing else: "
+            f"{canonical_json(schema.schema)}"
+        )
+    tool = STRUCTURED_RESPONSE if schema else FINAL_ANSWER
+    what = "data that fits its schema" if schema else "your complete answer"
+    return (
+        f"When you have the answer, call the tool {tool} with {what}, alone in its turn. "
+        "Text without that call is not taken as an answer."
+    )
+
+
+def reminder(schema: SchemaHandle | None) -> str:
+    """Return what text without a call is answered with."""
+    tool = STRUCTURED_RESPONSE if schema else FINAL_ANSWER
+    return (
+        "That was not taken as an answer: text alone does not end the task. "
+        f"Call {tool} to give your answer, or another tool to go on."
+    )
+
+
+def correction(problems: str) -> str:
+    """Return what a message that is no valid answer is answered with."""
+    return (
+        f"That was not taken as an answer: {problems}. "
+        "Answer again with one JSON object that fits the schema, and nothing else."
+    )

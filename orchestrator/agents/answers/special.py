@@ -8,12 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stepfleet.orchestrator.agents.answers.outcomes import (
-    Continue,
-    Outcome,
-    ReturnAnswer,
-    ReturnResult,
-)
 from stepfleet.orchestrator.agents.answers.sinks import ErrorSink
 from stepfleet.orchestrator.errors import (
     AgentException,
@@ -31,6 +25,35 @@ from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle, handle_of
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The run goes on. `pending` is an answer's text whose data is still awaited."""
+
+    pending: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnAnswer:
+    """The run ends with `text`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnResult:
+    """The run ends with data. `schema_name` names the schema that it was checked against.
+
+    `text` None means the answer that was given before, or a default text.
+    """
+
+    structured: Any
+    text: str | None = None
+    schema_name: str | None = None
+
+
+Outcome = Continue | ReturnAnswer | ReturnResult
 
 
 class SpecialHandler(Protocol):

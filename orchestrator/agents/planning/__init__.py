@@ -3,10 +3,14 @@
 Decides what belongs to a planning turn; must not know workers, stores or providers.
 """
 
-from stepfleet.orchestrator.agents.planning.plan import Plan, PlanStep, PlanStepState
+from stepfleet.orchestrator.agents.planning.plan import (
+    Plan,
+    PlanStep,
+    PlanStepState,
+    is_planning_response,
+)
 from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt, tools_prompt
 from stepfleet.orchestrator.agents.planning.reasoner import PlanningReasoner
-from stepfleet.orchestrator.agents.planning.recognition import is_planning_response
 from stepfleet.orchestrator.agents.planning.settings import Planning
 
 __all__ = [

@@ -1,12 +1,15 @@
-"""A plan with the state of each of its steps: read from a model's list, kept as plain data."""
+"""A plan with the state of each of its steps: read from a model's list, kept with the run. Pure."""
 
 import re
 from enum import StrEnum
 from itertools import islice
-from typing import Self
+from typing import Any, Self
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.state import AgentState
 
+PLAN = "plan"
+"""The key of the strategy state that holds the plan: a list of steps with text and state."""
 MOST_STEPS = 50
 """A plan keeps at most this many steps, because it travels with the run from step to step."""
 LONGEST_STEP = 500
@@ -43,6 +46,29 @@ _WRITTEN = {
 }
 _ITEM = re.compile(r"[ \t]*(?:\d{1,3}[.)]|[-*+])[ \t]+(\S.*)")
 _MARK = re.compile(r"\[([^\[\]]{0,12})\][ \t]*(\S.*)")
+
+INDICATORS = (
+    "plan",
+    "approach",
+    "strategy",
+    "steps:",
+    "first",
+    "then",
+    "finally",
+    "need to",
+    "should",
+    "will use",
+)
+"""Words of which one is enough. Whole words, or `plan` would be found in a planet."""
+
+_INFLECTED = {"plan": r"plan(?:s|ned|ning)?", "approach": "approach(?:es)?"}
+_MOST_READ = 64 * 1024
+_WORD = re.compile(
+    r"\b(?:"
+    + "|".join(_INFLECTED.get(one, re.escape(one)) for one in INDICATORS)
+    + r"|strategies)(?!\w)",
+    re.IGNORECASE,
+)
 
 
 class PlanStep(Record):
@@ -81,6 +107,24 @@ class Plan(Record):
         steps = list(self.steps)
         steps[number - 1] = steps[number - 1].model_copy(update={"state": state})
         return self.model_copy(update={"steps": tuple(steps)})
+
+
+def plan_of(state: AgentState) -> Plan:
+    """Return the run's plan; it has no steps where none was made in this execution."""
+    return Plan.model_validate({"steps": state.strategy_state.get(PLAN, [])})
+
+
+def stored_plan(plan: Plan) -> dict[str, Any]:
+    """Return the entry of the strategy state that keeps `plan`."""
+    return {PLAN: [step.to_dict() for step in plan.steps]}
+
+
+def is_planning_response(text: str) -> bool:
+    """Return whether one of the indicator words stands in `text`, in upper or lower case.
+
+    Of a longer text the first 64 K characters count.
+    """
+    return _WORD.search(text, 0, _MOST_READ) is not None
 
 
 def _step(item: str) -> PlanStep:

@@ -1,30 +1,32 @@
-"""Planning as a reasoner around the others: planning turns are its own, all else is theirs."""
+"""Planning as a reasoner around the others: it leads the planning turns, they lead all others."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from stepfleet.orchestrator.agents.planning.driver import PlanToCarryOut
-from stepfleet.orchestrator.agents.planning.plan import Plan
-from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt
-from stepfleet.orchestrator.agents.planning.recognition import is_planning_response
-from stepfleet.orchestrator.agents.planning.schedule import (
-    PLANNED_AT,
-    is_planning_turn,
+from stepfleet.orchestrator.agents.planning.plan import (
+    Plan,
+    is_planning_response,
     plan_of,
     stored_plan,
 )
+from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt
 from stepfleet.orchestrator.agents.planning.settings import Planning
-from stepfleet.orchestrator.agents.planning.updates import SPEC, UPDATE_PLAN, refusal, updated
-from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, joined
+from stepfleet.orchestrator.agents.planning.updates import SPEC, UPDATE_PLAN, updated
+from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, both
 from stepfleet.orchestrator.agents.strategies.json_mode import as_text
 from stepfleet.orchestrator.agents.strategies.template import prompt_of
 from stepfleet.orchestrator.continuation import CanDecideToContinue
+from stepfleet.orchestrator.continuation.protocols import REQUEST, STOP, evaluation
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCallRecord, refused
+
+PLANNED_AT = "planned_at"
+"""The key of the strategy state: the steps of the execution before its last plan."""
 
 _CARRY_OUT = "Carry out the plan."
 _TASK = "as it was given at the start"
@@ -36,7 +38,7 @@ class PlanningReasoner(Reasoner):
     """Makes the planning turns that `planning` asks for; `inner` leads all other turns.
 
     A planning turn offers no tools and is no answer, whatever `inner` makes of answers.
-    `told_as_text` says that the model is told conversations without native calls.
+    `calls_as_text` is true where conversations are sent without native calls.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class PlanningReasoner(Reasoner):
 
     async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:
         """Return the request for a plan when one is due."""
-        if not is_planning_turn(state, self.planning):
+        if not _is_planning_turn(state, self.planning):
             offered = (*request.tools, SPEC) if self.planning.tracked else request.tools
             return await self.inner.prepare(request.model_copy(update={"tools": offered}), state)
         task = prompt_of(request.messages) or prompt_of(state.messages) or _TASK
@@ -65,32 +67,33 @@ class PlanningReasoner(Reasoner):
 
     def interpret(self, response: LLMResponse, state: AgentState) -> LLMResponse:
         """Return the answer; a plan is read as it stands."""
-        if is_planning_turn(state, self.planning):
+        if _is_planning_turn(state, self.planning):
             return response
         return self.inner.interpret(response, state)
 
     def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:
         """Answer the calls of `update_plan`, and all calls of a planning turn."""
-        calls = response.tool_calls or ()
-        at = state.info.updated_at
-        if is_planning_turn(state, self.planning):
-            return HandledCalls(
-                {
-                    index: refusal(call, at, ErrorType.TOOL, "NOT_EXECUTED", _ONLY_PLANS)
-                    for index, call in enumerate(calls)
-                }
+        calls, at = response.tool_calls or (), state.info.updated_at
+        if _is_planning_turn(state, self.planning):
+            refuse = partial(
+                refused, error_type=ErrorType.TOOL, code=NOT_EXECUTED, message=_ONLY_PLANS
             )
+            return HandledCalls({n: refuse(one, at) for n, one in enumerate(calls)})
         theirs = self.inner.handle(response, state)
+        if not self.planning.tracked:
+            return theirs
         taken = theirs.records if theirs else {}
-        ours = self._updates(response, state, taken) if self.planning.tracked else None
-        if theirs is None or ours is None:
-            return theirs or ours
-        records = {**ours.records, **theirs.records}
-        return HandledCalls(records, joined(ours.progress, theirs.progress))
+        plan, records = plan_of(state), dict[int, ToolCallRecord]()
+        for index, call in enumerate(calls):
+            if call.name == UPDATE_PLAN and index not in taken:
+                plan, records[index] = updated(plan, call, at)
+        if not records:
+            return theirs
+        return both(theirs, HandledCalls(records, Progress(strategy_state=stored_plan(plan))))
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Return the plan that a planning turn has made."""
-        if not is_planning_turn(state, self.planning):
+        if not _is_planning_turn(state, self.planning):
             return await self.inner.read(turn, state)
         text = turn.response.content
         plan = Plan.from_text(text)
@@ -105,16 +108,33 @@ class PlanningReasoner(Reasoner):
         )
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
-        """Return the driver of planning behind those of the others."""
+        """Return the criteria of `inner`, then the one that a plan is carried out."""
         return (*self.inner.criteria(), PlanToCarryOut())
 
-    def _updates(
-        self, response: LLMResponse, state: AgentState, taken: Mapping[int, ToolCallRecord]
-    ) -> HandledCalls | None:
-        plan, records = plan_of(state), dict[int, ToolCallRecord]()
-        for index, call in enumerate(response.tool_calls or ()):
-            if call.name == UPDATE_PLAN and index not in taken:
-                plan, records[index] = updated(plan, call, state.info.updated_at)
-        if not records:
-            return None
-        return HandledCalls(records, Progress(strategy_state=stored_plan(plan)))
+
+class PlanToCarryOut:
+    """Requests a step after a planning turn, else stops: a plan is no answer."""
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Return request or stop."""
+        last = state.current_step
+        planned = state.step_count > 0 and last is not None and last.type is StepType.PLANNING
+        return REQUEST if planned else STOP
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision with the steps made."""
+        decision = self.decide(state)
+        reason = "the last step planned" if decision is REQUEST else "the last step did not plan"
+        return evaluation(self, decision, reason, {"steps": state.step_count})
+
+
+def _is_planning_turn(state: AgentState, planning: Planning) -> bool:
+    """Return whether the step after `state` plans.
+
+    A planning turn that failed is due again: only one that was read is stored.
+    """
+    planned_at = state.strategy_state.get(PLANNED_AT)
+    if planned_at is None:
+        waited = planning.every > 0 and state.step_count >= planning.every
+        return planning.at_start or waited
+    return planning.every > 0 and state.step_count - int(planned_at) > planning.every

@@ -1,16 +1,14 @@
-"""The tool `update_plan`: a model says how far a step of its plan is. Pure; nothing is run."""
+"""The tool `update_plan`: a model sets the state of a step of its plan. Pure; nothing runs."""
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from pydantic import Field, ValidationError
 
 from stepfleet.orchestrator.agents.planning.plan import Plan, PlanStepState
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, ToolSpec
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, ToolSpec, refused
 
 UPDATE_PLAN = "update_plan"
 
@@ -44,8 +42,10 @@ def updated(plan: Plan, call: ToolCall, at: datetime) -> tuple[Plan, ToolCallRec
         given = _read(call)
         changed = plan.with_state(given.step, given.state)
     except ValueError as error:
-        said = explain_invalid(error) if isinstance(error, ValidationError) else str(error)
-        return plan, refusal(call, at, ErrorType.VALIDATION, "VALIDATION_ERROR", said)
+        why = explain_invalid(error) if isinstance(error, ValidationError) else str(error)
+        return plan, refused(
+            call, at, error_type=ErrorType.VALIDATION, code="VALIDATION_ERROR", message=why
+        )
     return changed, ToolCallRecord(
         tool_name=call.name,
         call_id=call.id,
@@ -56,24 +56,7 @@ def updated(plan: Plan, call: ToolCall, at: datetime) -> tuple[Plan, ToolCallRec
     )
 
 
-def refusal(
-    call: ToolCall, at: datetime, kind: ErrorType, code: str, message: str
-) -> ToolCallRecord:
-    """Return the record of a call that was answered by an error and never run."""
-    error = ErrorInfo(type=kind, code=code, message=message, tool_name=call.name, call_id=call.id)
-    return ToolCallRecord(
-        tool_name=call.name,
-        call_id=call.id,
-        arguments=call.arguments,
-        is_error=True,
-        duration_ms=0.0,
-        timestamp=at,
-        error=error,
-    )
-
-
 def _read(call: ToolCall) -> _Arguments:
     if call.error is not None:
         raise ValueError(call.error)
-    arguments: Mapping[str, Any] = call.arguments
-    return _Arguments.model_validate(arguments)
+    return _Arguments.model_validate(call.arguments)

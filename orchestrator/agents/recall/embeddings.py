@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from stepfleet.orchestrator.agents.recall.per_loop import OnePerLoop
+from stepfleet.orchestrator.agents.recall.notes import OnePerLoop
 from stepfleet.orchestrator.errors import AgentMemoryError
 from stepfleet.orchestrator.records.text.redaction import name_secret, redact
 

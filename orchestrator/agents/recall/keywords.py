@@ -5,8 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from stepfleet.orchestrator.agents.recall.index_sync import Following
-from stepfleet.orchestrator.agents.recall.notes import InMemoryNotes, Notes, fitting
+from stepfleet.orchestrator.agents.recall.notes import IndexSync, InMemoryNotes, Notes, fitting
 
 _WORD = re.compile(r"\w+")
 MOST = 100
@@ -21,7 +20,7 @@ class KeywordMemory:
 
     def __init__(self, notes: Notes | None = None) -> None:
         self._notes = notes or InMemoryNotes()
-        self._following = Following(self._notes, self._take, self._forget)
+        self._sync = IndexSync(self._notes, self._take, self._forget)
         self._texts: list[str] = []
         self._places: dict[str, list[int]] = {}
 
@@ -31,7 +30,7 @@ class KeywordMemory:
 
     async def get_context(self, query: str, max_tokens: int) -> str:
         """Return the notes that share words with `query`, as far as they fit."""
-        async with self._following.current():
+        async with self._sync.current():
             return fitting(self._best(query), max_tokens)
 
     async def clear(self) -> None:

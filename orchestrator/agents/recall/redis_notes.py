@@ -4,8 +4,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from stepfleet.orchestrator.agents.recall.notes import START, Page
-from stepfleet.orchestrator.agents.recall.per_loop import OnePerLoop
+from stepfleet.orchestrator.agents.recall.notes import START, NotesPage, OnePerLoop
 from stepfleet.orchestrator.redis_client.clients import cluster_client
 from stepfleet.orchestrator.redis_client.urls import is_cluster
 
@@ -33,7 +32,7 @@ class RedisNotes:
         """Put a note behind the others."""
         await self._clients.get().xadd(self._key, {"note": note}, maxlen=self._most)
 
-    async def after(self, place: str) -> Page:
+    async def after(self, place: str) -> NotesPage:
         """Return up to a thousand notes behind `place`."""
         generation, _, seen = place.partition(":")
         found, now = await self._read(f"({seen}" if seen else "-")
@@ -41,7 +40,7 @@ class RedisNotes:
         if anew:
             found, now = await self._read("-")
         last = found[-1][0] if found else ("" if anew else seen)
-        return Page(tuple(fields["note"] for _, fields in found), f"{now}:{last}", anew)
+        return NotesPage(tuple(fields["note"] for _, fields in found), f"{now}:{last}", anew)
 
     async def clear(self) -> None:
         """Remove all notes."""

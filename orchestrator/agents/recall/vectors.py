@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.agents.recall.index_sync import Following
-from stepfleet.orchestrator.agents.recall.notes import InMemoryNotes, Notes, fitting
+from stepfleet.orchestrator.agents.recall.notes import IndexSync, InMemoryNotes, Notes, fitting
 from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
 
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
@@ -37,7 +36,7 @@ class VectorMemory:
         self._new_index: Any = Index
         self._embed = embed
         self._notes = notes or InMemoryNotes()
-        self._following = Following(self._notes, self._take, self._forget)
+        self._sync = IndexSync(self._notes, self._take, self._forget)
         self._texts: list[str] = []
         self._index: Any = None
 
@@ -50,7 +49,7 @@ class VectorMemory:
     async def get_context(self, query: str, max_tokens: int) -> str:
         """Return the notes nearest to `query`, as far as they fit."""
         vector = await self._vector(query)
-        async with self._following.current():
+        async with self._sync.current():
             if not self._texts:
                 return ""
             self._check_length(vector)

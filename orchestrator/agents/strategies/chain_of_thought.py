@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.agents.strategies.fields import says_yes, text_field
+from stepfleet.orchestrator.agents.strategies.observations import says_yes, text_field
 from stepfleet.orchestrator.agents.strategies.strategy import (
     OutputMode,
     StateChange,

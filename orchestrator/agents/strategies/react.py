@@ -4,8 +4,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.agents.strategies.fields import action_of, says_yes, text_field
-from stepfleet.orchestrator.agents.strategies.observations import observation_of
+from stepfleet.orchestrator.agents.strategies.observations import (
+    action_of,
+    observation_of,
+    says_yes,
+    text_field,
+)
 from stepfleet.orchestrator.agents.strategies.strategy import (
     OutputMode,
     StateChange,

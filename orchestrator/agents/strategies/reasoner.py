@@ -8,8 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner
-from stepfleet.orchestrator.agents.strategies.driver import GOES_ON, StrategyContinuation
+from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, with_paragraph
 from stepfleet.orchestrator.agents.strategies.json_mode import (
     in_json_mode,
     parsed_object,
@@ -17,7 +16,6 @@ from stepfleet.orchestrator.agents.strategies.json_mode import (
     with_calls,
 )
 from stepfleet.orchestrator.agents.strategies.observations import result_blocks
-from stepfleet.orchestrator.agents.strategies.prompts import with_paragraph
 from stepfleet.orchestrator.agents.strategies.strategy import (
     OutputMode,
     StateChange,
@@ -26,8 +24,10 @@ from stepfleet.orchestrator.agents.strategies.strategy import (
 )
 from stepfleet.orchestrator.agents.strategies.template import with_prompt
 from stepfleet.orchestrator.continuation import CanDecideToContinue
+from stepfleet.orchestrator.continuation.protocols import ALLOW, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.errors import StrategyError
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress
@@ -35,6 +35,8 @@ from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 
+GOES_ON = "should_continue"
+"""The key of the strategy state: the strategy's answer for the newest turn; missing means no."""
 MOST_CORRECTIONS = 2
 """How often in a row a model is told that its answer could not be read."""
 _CORRECTED = "unreadable_answers"
@@ -175,6 +177,33 @@ class StrategyReasoner(Reasoner):
             return error
         what = redact_error(f"{type(error).__name__}: {error}")
         return StrategyError(f"{self._name}.{method} failed: {what}")
+
+
+class StrategyContinuation:
+    """Requests a step when the strategy asked for one, else says stop.
+
+    A stop ends no tool loop: a request for tools that ran counts more.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Return request or stop; nothing is known before an execution's first step."""
+        if state.step_count == 0:
+            return ALLOW
+        return REQUEST if state.strategy_state.get(GOES_ON) else STOP
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision with the strategy's name."""
+        decision = self.decide(state)
+        if decision is ALLOW:
+            reason = f"{self.name} has seen no step yet"
+        else:
+            reason = (
+                f"{self.name} asks for {'another' if decision is REQUEST else 'no further'} step"
+            )
+        return evaluation(self, decision, reason, {"strategy": self.name})
 
 
 def _checked(change: Any) -> StateChange:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.agents.planning.recognition import is_planning_response
+from stepfleet.orchestrator.agents.planning.plan import is_planning_response
 from stepfleet.orchestrator.errors import ToolArgumentsError
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call, tool
