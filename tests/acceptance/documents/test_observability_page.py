@@ -14,7 +14,7 @@ from stepfleet.worker.telemetry import JsonLines
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 PAGE = (Path(__file__).parents[3] / "docs" / "observability.md").read_text(encoding="utf-8")
-SHORT, LOGGING, WINDOW = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+SHORT, LOGGING, WINDOW = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)[:3]
 AGENT = Path(__file__).parents[1] / "agent_modules" / "logging_agent.py"
 
 
@@ -45,14 +45,14 @@ def test_the_pages_samples_run(
     until_known(redis_url, "clerk")
     monkeypatch.setenv("STEPFLEET_REDIS_URL", redis_url)
     exec(SHORT, {})  # noqa: S102 - the page's own sample
-    said = capsys.readouterr().out
-    assert said.startswith("completed completed aggregate stop\n2 ")
-    assert "stop reason: completed, resolved by aggregate" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("completed completed aggregate stop\n2 ")
+    assert "stop reason: completed, resolved by aggregate" in printed
     exec(WINDOW, {})  # noqa: S102 - the page's own sample
-    said = capsys.readouterr().out
-    assert "3 assistant Three.\n" in said
-    assert "completed completed [<UIRole.USER: 'user'>, <UIRole.TOOL: 'tool'>, " in said
-    assert said.endswith("None aggregate\n")
+    printed = capsys.readouterr().out
+    assert "3 assistant Three.\n" in printed
+    assert "completed completed [<UIRole.USER: 'user'>, <UIRole.TOOL: 'tool'>, " in printed
+    assert printed.endswith("None aggregate\n")
 
 
 def test_the_sample_for_ones_own_process_runs(own_handlers: logging.Logger) -> None:
@@ -63,6 +63,6 @@ def test_the_sample_for_ones_own_process_runs(own_handlers: logging.Logger) -> N
 
 def test_the_page_names_all_metadata_and_statuses_of_messages() -> None:
     """UI-01"""
-    told = set(re.findall(r"`(\w+)`", PAGE))
-    assert set(UIMetadata.model_fields) <= told
-    assert set(StatusType) <= told
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    assert set(UIMetadata.model_fields) <= named
+    assert set(StatusType) <= named

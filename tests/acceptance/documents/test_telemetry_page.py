@@ -1,4 +1,4 @@
-"""docs/telemetry.md says what is so, and its samples run with a real worker and a collector."""
+"""Traces and metrics of docs/observability.md: the samples run with a worker and a collector."""
 
 import re
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.worker.telemetry.metrics import PORTS, Metrics
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
-PAGE = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text(encoding="utf-8")
-TRACE, AGENT = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
+PAGE = (Path(__file__).parents[3] / "docs" / "observability.md").read_text(encoding="utf-8")
+TRACE, AGENT = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)[3:]
 
 
 def answers(request: RequestRecord) -> Reply:
@@ -60,8 +60,8 @@ def test_the_pages_samples_run(
             "agent_run",
         ]
         table = PAGE.partition("| span |")[2].partition("\n\n")[0]
-        told = set(re.findall(r"`(\w+)`", table))
-        assert {span.name for span in spans.values()} - {"shelf"} == told
+        named = set(re.findall(r"`(\w+)`", table))
+        assert {span.name for span in spans.values()} - {"shelf"} == named
 
 
 def test_the_page_names_every_metric() -> None:

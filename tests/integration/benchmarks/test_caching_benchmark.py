@@ -9,7 +9,7 @@ import pytest
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "caching.py"
 MUCH = 10
-"""The seed names 100 to 500; a test's machine has other work. docs/caching.md has the figures."""
+"""The seed names 100 to 500; a test's machine has other work. docs/costs.md has the figures."""
 A_HUNDRED = 100
 
 

@@ -116,11 +116,12 @@ def test_what_the_roadmap_calls_open_is_open_and_the_four_phases_are_there() -> 
     """DOC-06"""
     tested = named_in()
     held = {row.id for row in requirements() if row.id in tested and not row.why_open}
-    phases = table(page("roadmap.md"), "phase", "item")
+    roadmap = page("decisions.md").partition("\n## Roadmap\n")[2]
+    phases = table(roadmap, "phase", "item")
     assert {cells[0] for cells in phases} == {"1", "2", "3", "4"}
     assert all(cells[2].startswith(("done", "open", "measured")) for cells in phases)
-    named = set(re.findall(r"\b[A-Z]{2,6}-\d\d\b", page("roadmap.md")))
-    assert named & held == set(), "tests hold these now: say so in docs/roadmap.md"
+    named = set(re.findall(r"\b[A-Z]{2,6}-\d\d\b", roadmap))
+    assert named & held == set(), "tests hold these now: say so in docs/decisions.md"
     assert named <= {one.id for one in requirements()}
 
 
