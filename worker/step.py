@@ -17,7 +17,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     Prevented,
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed

@@ -1,15 +1,12 @@
-"""What happened in a run as typed records: for code that listens, in any process.
-
-Made of envelopes, or with more detail of a commit's own records. Pure; knows no transport.
-"""
+"""The events of a run as typed records, also of an envelope. Pure; knows no transport."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from stepfleet.orchestrator.events.envelope import EventType
+from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -20,9 +17,11 @@ from stepfleet.orchestrator.records.outcome import (
 from stepfleet.orchestrator.records.state import TERMINAL, Lifecycle
 from stepfleet.orchestrator.records.usage import UsageStats
 
+E = TypeVar("E", bound="DomainEvent")
+
 
 class DomainEvent(Record):
-    """One thing that happened. `agent_id` is the run's id, `timestamp` UTC."""
+    """One event. `agent_id` is the run's id, `timestamp` UTC."""
 
     agent_id: str
     parent_agent_id: str | None = None
@@ -31,7 +30,7 @@ class DomainEvent(Record):
 
 
 class AgentStepStarted(DomainEvent):
-    """A step began, with so many messages in its conversation."""
+    """A step began. `message_count` is the length of its conversation."""
 
     step_number: int
     message_count: int = 0
@@ -54,7 +53,7 @@ class AgentStepCompleted(DomainEvent):
 
 
 class ToolCallStarted(DomainEvent):
-    """A tool call began. `args` are None where only their summary was told."""
+    """A tool call began. `args` is None where an envelope held only the summary."""
 
     tool: str
     tool_call_id: str
@@ -64,7 +63,7 @@ class ToolCallStarted(DomainEvent):
 
 
 class ToolCallCompleted(DomainEvent):
-    """A tool call came to its end; `error` is its message where it failed."""
+    """A tool call ended; `error` is its message where it failed."""
 
     tool: str
     tool_call_id: str
@@ -76,19 +75,19 @@ class ToolCallCompleted(DomainEvent):
 
 
 class ContinuationEvaluated(DomainEvent):
-    """The criteria were evaluated behind a step."""
+    """The criteria were evaluated after a step."""
 
     step_number: int
     outcome: ContinuationOutcome
 
     def __str__(self) -> str:
-        """Return the decision as a person reads it."""
-        word = "CONTINUE" if self.outcome.should_continue else f"STOP ({self.outcome.stop_reason})"
-        return f"agent {self.agent_id} step {self.step_number}: {word}, {self.outcome.reason}"
+        """Return the decision as a sentence."""
+        verb = "CONTINUE" if self.outcome.should_continue else f"STOP ({self.outcome.stop_reason})"
+        return f"agent {self.agent_id} step {self.step_number}: {verb}, {self.outcome.reason}"
 
 
 class AgentStateUpdated(DomainEvent):
-    """A run's state changed: by a step, or from one status to another."""
+    """A run's state changed by a step, or from one status to another."""
 
     status: Lifecycle
     previous_status: Lifecycle | None = None
@@ -96,7 +95,7 @@ class AgentStateUpdated(DomainEvent):
 
 
 class AgentFinished(DomainEvent):
-    """A run came to its end without an error: completed, stopped at a limit, or cancelled."""
+    """A run ended without an error: completed, stopped at a limit, or cancelled."""
 
     status: Lifecycle
     step_count: int = 0
@@ -112,7 +111,7 @@ class AgentFailed(DomainEvent):
 
 
 class TokenUsageReported(DomainEvent):
-    """Tokens were used: by a whole step, each told once."""
+    """A step used tokens; each token is reported once."""
 
     operation: Literal["llm_call", "tool_call", "step"] = "step"
     step_number: int
@@ -120,67 +119,69 @@ class TokenUsageReported(DomainEvent):
 
 
 def from_envelope(envelope: Mapping[str, Any]) -> tuple[DomainEvent, ...]:
-    """Return what an envelope tells; nothing for types that are about display or retries."""
-    head = {
-        "agent_id": envelope["session_id"],
-        "parent_agent_id": envelope.get("parent_agent_id"),
-        "execution_id": envelope["execution_id"],
-        "timestamp": datetime.fromisoformat(envelope["timestamp"]),
-    }
-    return tuple(_events(envelope["type"], envelope["payload"], head))
+    """Return the events of an envelope; none for types that serve display or retries."""
+    event = Event(
+        type=envelope["type"],
+        session_id=envelope["session_id"],
+        execution_id=envelope["execution_id"],
+        timestamp=datetime.fromisoformat(envelope["timestamp"]),
+        payload=envelope["payload"],
+        parent_agent_id=envelope.get("parent_agent_id"),
+    )
+    return tuple(from_event(event))
 
 
-def _events(kind: str, told: Mapping[str, Any], head: dict[str, Any]) -> Iterator[DomainEvent]:
-    match kind:
+def from_event(event: Event) -> Iterator[DomainEvent]:
+    """Yield the same of an envelope that was built in this process."""
+    payload, at = event.payload, event.timestamp
+    match event.type:
         case EventType.STATUS:
-            yield from _status(told, head)
+            yield made(AgentStateUpdated, event)
+            status = Lifecycle(payload["status"])
+            if status is Lifecycle.FAILED:
+                yield made(AgentFailed, event, error=payload["error_message"])
+            elif status in TERMINAL:
+                yield made(AgentFinished, event)
         case EventType.STEP_STARTED:
-            yield AgentStepStarted(**head, **_known(told, AgentStepStarted))
+            yield made(AgentStepStarted, event)
         case EventType.STEP_COMPLETED:
-            yield AgentStepCompleted(**head, **_known(told, AgentStepCompleted))
-            if told["usage"]:
-                usage = UsageStats.model_validate(told["usage"])
-                yield TokenUsageReported(**head, step_number=told["step_number"], usage=usage)
+            yield made(AgentStepCompleted, event)
+            if payload["usage"]:
+                yield made(TokenUsageReported, event)
         case EventType.TOOL_STARTED:
-            names = {"tool": told["tool_name"], "started_at": head["timestamp"]}
-            yield ToolCallStarted(**head, **names, **_known(told, ToolCallStarted))
+            yield made(ToolCallStarted, event, tool=payload["tool_name"], started_at=at)
         case EventType.TOOL_COMPLETED:
-            ended = head["timestamp"]
-            started = ended - timedelta(milliseconds=told["duration_ms"] or 0)
-            names = {"tool": told["tool_name"], "started_at": started, "ended_at": ended}
-            yield ToolCallCompleted(**head, **names, **_known(told, ToolCallCompleted))
+            started = at - timedelta(milliseconds=payload["duration_ms"] or 0)
+            call = {"tool": payload["tool_name"], "started_at": started, "ended_at": at}
+            yield made(ToolCallCompleted, event, **call)
         case EventType.CONTINUATION:
-            number = told["step_number"]
-            yield ContinuationEvaluated(**head, step_number=number, outcome=_outcome(told))
+            yield made(ContinuationEvaluated, event, outcome=_outcome(payload))
 
 
-def _status(told: Mapping[str, Any], head: dict[str, Any]) -> Iterator[DomainEvent]:
-    status = Lifecycle(told["status"])
-    yield AgentStateUpdated(**head, **_known(told, AgentStateUpdated))
-    if status is Lifecycle.FAILED:
-        yield AgentFailed(**head, error=told["error_message"], **_known(told, AgentFailed))
-    elif status in TERMINAL:
-        yield AgentFinished(**head, **_known(told, AgentFinished))
+def made(kind: type[E], event: Event, **more: Any) -> E:
+    """Return a record of what an envelope holds: ids, time, and payload of the same names."""
+    known = {
+        **event.payload,
+        "agent_id": event.session_id,
+        "parent_agent_id": event.parent_agent_id,
+        "execution_id": event.execution_id,
+        "timestamp": event.timestamp,
+        **more,
+    }
+    return kind(**{name: known[name] for name in kind.model_fields if name in known})
 
 
-def _known(told: Mapping[str, Any], record: type[DomainEvent]) -> dict[str, Any]:
-    """Return what of a payload has the same name in the record."""
-    return {name: value for name, value in told.items() if name in record.model_fields}
-
-
-def _outcome(told: Mapping[str, Any]) -> ContinuationOutcome:
-    evaluations = tuple(ContinuationEvaluation(**one) for one in told["evaluations"])
-    resolving = [one.decision for one in evaluations if one.criterion == told["resolved_by"]]
-    goes_on = told["should_continue"]
+def _outcome(payload: Mapping[str, Any]) -> ContinuationOutcome:
+    evaluations = tuple(ContinuationEvaluation(**one) for one in payload["evaluations"])
+    goes_on, resolved_by = payload["should_continue"], payload["resolved_by"]
     default = (
         ContinuationDecision.REQUEST_CONTINUATION if goes_on else ContinuationDecision.ALLOW_STOP
     )
+    resolving = (one.decision for one in evaluations if one.criterion == resolved_by)
     return ContinuationOutcome(
-        decision=resolving[0] if resolving else default,
+        decision=next(resolving, default),
         should_continue=goes_on,
-        resolved_by=told["resolved_by"],
-        stop_reason=StopReason(told["stop_reason"])
-        if told["stop_reason"]
-        else StopReason.COMPLETED,
+        resolved_by=resolved_by,
+        stop_reason=payload["stop_reason"] or StopReason.COMPLETED,
         evaluations=evaluations,
     )

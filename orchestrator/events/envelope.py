@@ -1,10 +1,9 @@
 """Event envelopes: what happened in a run, as the commit's own output. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepfleet.orchestrator.records.tool_text import value_text
 
@@ -24,8 +23,7 @@ class EventType(StrEnum):
     CONTINUATION = "agent.continuation"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One envelope; the store adds its sequence number and its id.
 
     `parent_agent_id` is there for runs that another run has started.

@@ -1,7 +1,10 @@
-"""The domain events of one commit, from its own records: whole arguments and outcomes. Pure."""
+"""The events of one commit: the step, its tools, its evaluations, the end of the run. Pure.
+
+Scripts that change a run's status by themselves publish that change.
+"""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from stepfleet.orchestrator.events.domain_events import (
@@ -12,62 +15,158 @@ from stepfleet.orchestrator.events.domain_events import (
     ContinuationEvaluated,
     DomainEvent,
     ToolCallStarted,
-    from_envelope,
+    from_event,
+    made,
 )
-from stepfleet.orchestrator.events.envelope import Events, EventType
+from stepfleet.orchestrator.events.envelope import (
+    Event,
+    Events,
+    EventType,
+    args_shown,
+    args_summary,
+    result_summary,
+    status_payload,
+)
+from stepfleet.orchestrator.protocol.attempt import Attempt
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
-def from_commit(claim: Claim, verdict: Verdict, events: Events) -> tuple[DomainEvent, ...]:
-    """Return what a commit tells, in order: the step, its tools, its evaluation, the new state."""
-    return tuple(_in_order(claim, verdict, events))
-
-
-def _in_order(claim: Claim, verdict: Verdict, events: Events) -> Iterator[DomainEvent]:
-    ends: list[DomainEvent] = []
-    for event in events:
-        if event.type is EventType.CONTINUATION:
-            continue
-        for told in from_envelope(event.to_dict()):
-            if isinstance(told, ToolCallStarted):
-                yield told.model_copy(update={"args": _arguments(verdict, told.tool_call_id)})
-            elif isinstance(told, AgentFinished | AgentFailed):
-                ends.append(told)
-            elif not isinstance(told, AgentStateUpdated):
-                yield told
-            if isinstance(told, AgentStepCompleted) and verdict.outcome:
-                head = _head(claim, told.timestamp)
-                number = told.step_number
-                yield ContinuationEvaluated(**head, step_number=number, outcome=verdict.outcome)
-    if verdict.logged or ends:
-        at = events[-1].timestamp if events else claim.now
-        yield AgentStateUpdated(
-            **_head(claim, at),
-            status=_status(ends),
-            previous_status=Lifecycle.IN_PROGRESS,
-            step_count=verdict.state.step_count,
+def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) -> Events:
+    """Return the envelopes of one commit, in the order of its events."""
+    found: list[Event] = []
+    traced = verdict.outcome if claim.config.broadcast.include_continuation_trace else None
+    if verdict.logged:
+        found += _step(claim, verdict.logged.result, facts, traced)
+    if traced:
+        found.append(_event(claim, EventType.CONTINUATION, facts.now, _trace(claim, traced)))
+    if verdict.move is Move.RETRY and verdict.failure:
+        payload = {
+            "step_number": claim.number,
+            "error": verdict.failure.message,
+            "error_code": verdict.failure.code,
+            "attempt": claim.attempts + claim.limited + 1,
+            "retry_in_seconds": round(verdict.delay, 3),
+            "duration_ms": round(attempt.span.seconds * 1000, 3),
+        }
+        found.append(_event(claim, EventType.STEP_RETRIED, facts.now, payload))
+    if verdict.stop_reason:
+        ended = status_payload(
+            end_state(verdict.stop_reason).value,
+            before=Lifecycle.IN_PROGRESS.value,
+            steps=verdict.state.step_count,
+            error=verdict.error,
+            last_response=verdict.state.last_output,
         )
+        found.append(_event(claim, EventType.STATUS, facts.now, ended))
+    return Events(found)
+
+
+def domain_events(verdict: Verdict, events: Events) -> Iterator[DomainEvent]:
+    """Yield the events of one commit for subscribers: with whole arguments and full outcomes.
+
+    `events` are the commit's envelopes. Behind each step come its evaluation and the new state.
+    """
+    ends: list[DomainEvent] = []
+    calls = iter(verdict.logged.result.tool_calls if verdict.logged else ())
+    status = Lifecycle.IN_PROGRESS
+    for event in events:
+        for one in () if event.type is EventType.CONTINUATION else from_event(event):
+            if isinstance(one, ToolCallStarted):
+                yield one.model_copy(update={"args": next(calls).arguments})
+            elif isinstance(one, AgentStateUpdated):
+                status = one.status
+            elif isinstance(one, AgentFinished | AgentFailed):
+                ends.append(one)
+            else:
+                yield one
+            if isinstance(one, AgentStepCompleted) and verdict.outcome:
+                yield made(ContinuationEvaluated, event, outcome=verdict.outcome)
+    if verdict.logged or ends:
+        state = {"status": status, "step_count": verdict.state.step_count}
+        before = Lifecycle.IN_PROGRESS
+        yield made(AgentStateUpdated, events[-1], previous_status=before, **state)
     yield from ends
 
 
-def _status(ends: list[DomainEvent]) -> Lifecycle:
-    for end in ends:
-        return end.status if isinstance(end, AgentFinished) else Lifecycle.FAILED
-    return Lifecycle.IN_PROGRESS
-
-
-def _arguments(verdict: Verdict, call_id: str) -> dict[str, Any] | None:
-    calls = verdict.logged.result.tool_calls if verdict.logged else ()
-    return next((call.arguments for call in calls if call.call_id == call_id), None)
-
-
-def _head(claim: Claim, at: datetime) -> dict[str, Any]:
-    state = claim.state
-    return {
-        "agent_id": claim.run_id,
-        "parent_agent_id": state.parent_agent_id,
-        "execution_id": state.info.execution_id,
-        "timestamp": at,
+def _step(
+    claim: Claim, result: StepResult, facts: Facts, traced: ContinuationOutcome | None
+) -> list[Event]:
+    started = {
+        "step_number": result.step,
+        "message_count": len(claim.state.messages),
+        "available_tools": [tool.name for tool in claim.config.tools],
     }
+    found = [_event(claim, EventType.STEP_STARTED, result.started_at, started)]
+    for call in result.tool_calls:
+        found += _tool_call(claim, call)
+    completed: dict[str, Any] = {
+        "step_number": result.step,
+        "has_tool_calls": result.has_tool_calls,
+        "errors": [error.message for error in result.errors],
+        "finish_reason": result.finish_reason.value,
+        "usage": result.usage.to_dict() if result.usage else None,
+        "duration_ms": round(result.duration_ms, 3),
+    }
+    if result.errors:
+        completed["error_codes"] = [error.code for error in result.errors]
+    if result.cached:
+        completed["cached"] = True
+    if traced:
+        completed["continuation"] = _decision(traced)
+    return [*found, _event(claim, EventType.STEP_COMPLETED, facts.now, completed)]
+
+
+def _tool_call(claim: Claim, call: ToolCallRecord) -> list[Event]:
+    base = {"tool_name": call.tool_name, "tool_call_id": call.call_id}
+    broadcast = claim.config.broadcast
+    started: dict[str, Any] = dict(base)
+    if broadcast.include_tool_args:
+        started["args"] = args_shown(call.arguments, broadcast.max_arg_length)
+    else:
+        started["args_summary"] = args_summary(call.arguments)
+    completed: dict[str, Any] = {
+        **base,
+        "success": not call.is_error,
+        "error": call.error.message if call.error else None,
+        "duration_ms": call.duration_ms,
+        "result_summary": result_summary(call.result),
+    }
+    ended = call.timestamp + timedelta(milliseconds=call.duration_ms or 0)
+    return [
+        _event(claim, EventType.TOOL_STARTED, call.timestamp, started),
+        _event(claim, EventType.TOOL_COMPLETED, ended, completed),
+    ]
+
+
+def _decision(outcome: ContinuationOutcome) -> dict[str, Any]:
+    return {
+        "should_continue": outcome.should_continue,
+        "stop_reason": None if outcome.should_continue else outcome.stop_reason.value,
+        "resolved_by": outcome.resolved_by,
+    }
+
+
+def _trace(claim: Claim, outcome: ContinuationOutcome) -> dict[str, Any]:
+    return {
+        "step_number": claim.number,
+        **_decision(outcome),
+        "evaluations": [
+            {
+                "criterion": one.criterion.rpartition(".")[2],
+                "decision": one.decision.value,
+                "reason": one.reason,
+            }
+            for one in outcome.evaluations
+        ],
+    }
+
+
+def _event(claim: Claim, kind: EventType, at: datetime, payload: dict[str, Any]) -> Event:
+    state = claim.state
+    return Event(kind, claim.run_id, state.info.execution_id, at, payload, state.parent_agent_id)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.events.subscribers import Moment, Subscribers
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
-from stepfleet.orchestrator.protocol.commit_events import from_commit
+from stepfleet.orchestrator.protocol.commit_events import domain_events
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.worker.ports import Store
 
@@ -99,7 +99,7 @@ async def _tell_commit(told: Subscribers, claim: Claim, verdict: Verdict, events
     moment = moment_of(claim)
     if verdict.logged:
         await told.call("step_end", moment, verdict.logged.result, apart=True)
-    for event in from_commit(claim, verdict, events):
+    for event in domain_events(verdict, events):
         await told.tell(event, apart=True)
     if verdict.move is Move.FINISH:
         await told.call("agent_finish", moment, verdict.state, apart=True)

@@ -20,7 +20,7 @@ from support.runs.stored_runs import Bench, answered, bench, called, failed, pla
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint

@@ -10,7 +10,7 @@ from support.runs.stored_runs import Bench, answered, called, plain_agent
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.store.events.feeds import Feeds, Place

@@ -28,7 +28,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     Wait,
 )
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.refusals import not_run
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide

@@ -11,7 +11,7 @@ from uuid import uuid4
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.messages import Message

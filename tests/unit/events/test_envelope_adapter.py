@@ -13,7 +13,7 @@ from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
 from stepfleet.orchestrator.events.envelope import Event, EventType, channel_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.messages import Message

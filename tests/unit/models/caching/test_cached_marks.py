@@ -15,7 +15,7 @@ from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.events.domain_events import AgentStepCompleted, from_envelope
 from stepfleet.orchestrator.models.caching.statistics import statistics_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
-from stepfleet.orchestrator.protocol.commit_envelopes import events_of
+from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import AgentRunResult
