@@ -1,6 +1,7 @@
-"""What forbids a model call before it is made: limits already exceeded, a cancel, poison."""
+"""Decides whether a model call is forbidden before it is made: by limits, a cancel, poison."""
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
+from stepfleet.orchestrator.continuation.collection import outcome_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.records.outcome import (
@@ -15,7 +16,7 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     """Return the outcome that forbids this step's call, or None.
 
     The criteria are evaluated before the first step of an execution, before a step that was
-    delayed, and where a run was taken up again; otherwise the last commit has just done so.
+    delayed, and where a run was resumed; otherwise the last commit has just done so.
     """
     failures = claim.state.failures.consecutive_failures
     if claim.journal.spent and claim.state.stop_requested is None:
@@ -25,21 +26,12 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     if claim.state.step_count and claim.decided and not delayed:
         return None
     outcome = criteria.evaluate(claim.state)
-    if outcome.get_forbidding_criterion() is None:
-        return None
-    return outcome
+    return outcome if outcome.get_forbidding_criterion() else None
 
 
 def cancelled_outcome(note: str) -> ContinuationOutcome:
-    """Return the outcome of a run that was cancelled while nobody worked on it."""
-    evaluation = StopRequested.because(note)
-    return ContinuationOutcome(
-        decision=ContinuationDecision.FORBID_CONTINUATION,
-        should_continue=False,
-        resolved_by=evaluation.criterion,
-        stop_reason=StopReason.USER_REQUESTED,
-        evaluations=(evaluation,),
-    )
+    """Return the outcome of a run that was cancelled while no worker held it."""
+    return outcome_of((StopRequested.because(note),))
 
 
 def poisoned(claim: Claim, limit: int) -> ContinuationOutcome | None:
@@ -60,13 +52,7 @@ def poisoned(claim: Claim, limit: int) -> ContinuationOutcome | None:
         context={"step": claim.number, "crashes": claim.crashes, "limit": limit},
         stop_reason=StopReason.ERROR,
     )
-    return ContinuationOutcome(
-        decision=ContinuationDecision.FORBID_CONTINUATION,
-        should_continue=False,
-        resolved_by="PoisonLimit",
-        stop_reason=StopReason.ERROR,
-        evaluations=(evaluation,),
-    )
+    return outcome_of((evaluation,))
 
 
 def _running_tool(claim: Claim) -> str:

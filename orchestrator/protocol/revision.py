@@ -1,8 +1,8 @@
-"""Where an ended run is taken up again, and with which state. Pure.
+"""The state from which an ended run is resumed, or in which it was before a step. Pure.
 
-A failed last step of the newest execution is taken back: its finished tools and, where the model
-had answered, its answer go into the journal of the step that is done anew. A run that ended at a
-limit, or before its turn's first step, goes on at its next step.
+A retry takes back a failed last step of the newest execution: its finished tools and, where the
+model had answered, its answer go into the journal of the step that is repeated. A run that ended at
+a limit, or before the first step of its execution, goes on at its next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 from stepfleet.orchestrator.protocol.fold import rebuild
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep, StepType
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -44,34 +44,27 @@ def revise(
     overrides: Mapping[str, Any],
     now: datetime,
 ) -> Revision:
-    """Return how the ended run with that state and log is taken up again.
+    """Return how the ended run with that state and log is resumed.
 
-    Where memory has trimmed the log, no step can be taken back: the run goes on behind the last.
+    Where memory has trimmed the log, no step can be taken back: the run goes on after the last.
     """
     if log and log[0].result.step > 1:
-        info = state.info.model_copy(update={"updated_at": now, "execution_started_at": now})
-        anew = state.model_copy(update={"info": info, "failures": ErrorContext.none()})
-        return Revision(log[-1].result.step, anew, dict(overrides))
-    fresh = state.reset().model_copy(update={"messages": ()})
+        return Revision(log[-1].result.step, _resumed(state, now), dict(overrides))
     last = log[-1] if log and log[-1].execution == state.info.execution else None
     failed = last if last and last.result.type is StepType.ERROR else None
-    kept = list(log[:-1]) if failed else list(log)
-    rebuilt = rebuild(fresh, kept)
-    while rebuilt.info.execution < state.info.execution:
-        rebuilt = rebuilt.next_execution()
-    info = rebuilt.info.model_copy(update={"updated_at": now, "execution_started_at": now})
-    before = rebuilt.model_copy(update={"info": info, "failures": ErrorContext.none()})
+    step = len(log) - 1 if failed else len(log)
+    before = _resumed(state_before(state, log, step), now)
     if failed is None:
-        return Revision(len(kept), before, dict(overrides))
+        return Revision(step, before, dict(overrides))
     return Revision(
-        len(kept),
+        step,
         before,
         dict(overrides),
         journal=_journal(failed),
         removed=failed.result.usage or UsageStats(),
         removed_cost_usd=failed.result.cost_usd,
         lost=LostAttempt(
-            kind="retried",
+            kind=LostKind.RETRIED,
             step=failed.result.step,
             seconds=failed.result.duration_ms / 1000,
             reason=failed.result.errors[0].message if failed.result.errors else None,
@@ -82,21 +75,46 @@ def revise(
 def further_turn(
     state: AgentState, log: Sequence[LoggedStep], overrides: Mapping[str, Any], now: datetime
 ) -> Revision:
-    """Return how an ended run goes on with a further turn: a new execution behind its log."""
-    turn = state.next_execution()
-    info = turn.info.at(now)
+    """Return how an ended run goes on with a new execution after its log."""
+    following = state.next_execution()
     step = log[-1].result.step if log else 0
-    return Revision(step, turn.model_copy(update={"info": info}), dict(overrides))
+    state = following.model_copy(update={"info": following.info.at(now)})
+    return Revision(step, state, dict(overrides))
+
+
+def state_before(state: AgentState, log: Sequence[LoggedStep], at: int) -> AgentState:
+    """Return the state before step `at` (from 0) of the run that has `state` and `log` now.
+
+    Its messages are those that the steps have added; the run's inputs are kept apart.
+    """
+    fresh = state.reset().model_copy(update={"messages": ()})
+    rebuilt = rebuild(fresh, log[:at])
+    execution = log[at].execution if at < len(log) else state.info.execution
+    while rebuilt.info.execution < execution:
+        rebuilt = rebuilt.next_execution()
+    return rebuilt
+
+
+def renamed(state: AgentState, run_id: str) -> AgentState:
+    """Return the state as that of a run with another id."""
+    execution_id = f"{run_id}:{state.info.execution}"
+    info = state.info.model_copy(update={"id": run_id, "execution_id": execution_id})
+    return state.model_copy(update={"agent_id": run_id, "info": info})
+
+
+def _resumed(state: AgentState, now: datetime) -> AgentState:
+    info = state.info.model_copy(update={"updated_at": now, "execution_started_at": now})
+    return state.model_copy(update={"info": info, "failures": ErrorContext.none()})
 
 
 def _was_misread(failed: LoggedStep) -> bool:
-    """Return whether an answer without calls failed by what it meant: only a new one can help."""
+    """Return whether an answer without calls was invalid by its content: only a new one helps."""
     progress = failed.progress
     return progress is not None and progress.error is not None and not failed.result.tool_calls
 
 
 def _journal(failed: LoggedStep) -> list[str]:
-    """Return journal entries for what of a failed step need not be done again."""
+    """Return journal entries for the parts of a failed step that need not be repeated."""
     remembered = failed.remembered
     summary = remembered.summary if remembered else None
     entries = ["memory", remembered.to_json()] if remembered and summary else []

@@ -1,9 +1,9 @@
-"""What follows from an attempt at a step: the one place where a run's next move is decided.
+"""Decides the next move of a run after an attempt at a step. No other module does.
 
 Pure: clocks, randomness and prices come in as arguments.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -27,7 +27,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered, Summary
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
-from stepfleet.orchestrator.records.run.results import LostAttempt, RunStatus, run_status
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages
@@ -36,7 +36,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 
 class Move(StrEnum):
-    """The verbs of the commit."""
+    """The five moves of a commit."""
 
     CONTINUE = "continue"
     RETRY = "retry"
@@ -49,10 +49,10 @@ class Move(StrEnum):
 class Verdict:
     """What the commit writes.
 
-    `logged` is None when no step came of the attempt. `delay` is in seconds. `lost` is
-    work that was paid for and is dropped now; `dropped` is what to note if the commit itself
-    comes too late. `attempt` and `limited` say what a retry costs. `waiting` is set when the step
-    waits for tool calls; then `lost` is what to note if the wait is ended from outside.
+    `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work
+    that is dropped now; `dropped` is the entry for a commit that comes too late. `attempt` and
+    `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
+    `lost` is the entry for a wait that is ended from outside.
     """
 
     move: Move
@@ -72,9 +72,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a decision needs beside the claim and the attempt.
+    """Facts that a decision needs beside the claim and the attempt.
 
-    `now` is Redis's time; `jitter` lies between 0 and 1; `worker` names who did the step.
+    `now` is Redis's time; `jitter` lies between 0 and 1; `worker` is the name of the worker.
     """
 
     now: datetime
@@ -83,17 +83,18 @@ class Facts:
 
 
 def decide(claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts: Facts) -> Verdict:
-    """Return what follows from `attempt`. Evaluates the criteria with the step's time added."""
+    """Return the verdict on `attempt`. Evaluates the criteria with the step's time added."""
     match attempt:
         case Prevented():
             return _finish(claim.state, attempt.outcome)
         case Failed() if attempt.transient and _may_be_deferred(claim, attempt):
             return _deferred(claim, attempt, criteria, facts)
         case Interrupted(by=Interruption.HANDED_BACK) | Interrupted(by=Interruption.LEASE_LOST):
-            return Verdict(Move.RELEASE, claim.state, lost=_lost(claim, attempt, "interrupted"))
+            lost = _lost(claim, attempt, LostKind.INTERRUPTED)
+            return Verdict(Move.RELEASE, claim.state, lost=lost)
         case Interrupted(response=None):
-            verdict = _finish(claim.state, criteria.evaluate(claim.state))
-            return _with_lost(verdict, _lost(claim, attempt, "interrupted"))
+            lost = _lost(claim, attempt, LostKind.INTERRUPTED)
+            return replace(_finish(claim.state, criteria.evaluate(claim.state)), lost=lost)
         case Parked():
             return _parked(claim, attempt, criteria, facts)
         case _:
@@ -109,15 +110,15 @@ def _committed(
     state, logged = _logged(claim, attempt, criteria, facts)
     result, outcome = logged.result, logged.outcome
     assert outcome is not None  # noqa: S101 - each step is logged with one
-    ended = None if outcome.should_continue else _finish(state, outcome)
+    goes_on = outcome.should_continue
     return Verdict(
-        ended.move if ended else Move.CONTINUE,
+        Move.CONTINUE if goes_on else Move.FINISH,
         state,
         logged,
         outcome,
-        stop_reason=ended.stop_reason if ended else None,
-        error=ended.error if ended else None,
-        delay=0.0 if ended else _policy_delay(claim, attempt, state, facts),
+        stop_reason=None if goes_on else outcome.stop_reason,
+        error=None if goes_on else _error_of(outcome),
+        delay=_policy_delay(claim, attempt, state, facts) if goes_on else 0.0,
         lost=_in_vain(claim, attempt),
         dropped=_late(claim, attempt, result),
         failure=result.errors[0] if result.errors else None,
@@ -130,7 +131,7 @@ def _logged(
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> tuple[AgentState, LoggedStep]:
-    """Return the state behind the step, and the step as it is logged, with its outcome."""
+    """Return the state after the step, and the step as it is logged, with its outcome."""
     result = _step_result(claim, attempt, facts)
     remembered = _remembered(attempt)
     if remembered and remembered.summary:
@@ -157,10 +158,10 @@ def _logged(
 def _late(
     claim: Claim, attempt: Answered | Failed | Interrupted, result: StepResult
 ) -> LostAttempt:
-    """Return what to note of the step if its commit comes too late."""
+    """Return the entry for a step whose commit comes too late."""
     answered = not isinstance(attempt, Failed)
     return LostAttempt.model_construct(
-        kind="late",
+        kind=LostKind.LATE,
         step=claim.number,
         seconds=attempt.span.seconds,
         ambiguous=answered and claim.journal.response is None and not result.cached,
@@ -173,7 +174,7 @@ def _in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAtte
     """Return the ledger entry of a failed step whose call may have been paid for."""
     if not isinstance(attempt, Failed) or claim.journal.response is not None:
         return None
-    lost = _lost(claim, attempt, "failed", reason=attempt.error.message)
+    lost = _lost(claim, attempt, LostKind.FAILED, reason=attempt.error.message)
     return lost if lost.ambiguous else None
 
 
@@ -184,23 +185,25 @@ def _remembered(attempt: Answered | Failed | Interrupted) -> Remembered | None:
 
 
 def _charged(result: StepResult, summary: Summary) -> StepResult:
-    """Return the result with what the summary made in that step took."""
+    """Return the result with the tokens and the cost of the summary made in that step."""
     usage = (result.usage or UsageStats()) + summary.usage
     cost = result.cost_usd + summary.cost_usd
     return result.model_copy(update={"usage": usage, "cost_usd": cost})
 
 
 def _finish(state: AgentState, outcome: ContinuationOutcome) -> Verdict:
-    """End the run as `outcome` says; one that does not forbid ends as cancelled work does."""
-    reason = outcome.stop_reason
-    error = outcome.reason if run_status(reason) is RunStatus.ERROR else None
+    """End the run with the stop reason of `outcome`, also where that does not forbid more work."""
     return Verdict(
         Move.FINISH,
         state.with_continuation_outcome(outcome),
         outcome=outcome,
-        stop_reason=reason,
-        error=error,
+        stop_reason=outcome.stop_reason,
+        error=_error_of(outcome),
     )
+
+
+def _error_of(outcome: ContinuationOutcome) -> str | None:
+    return outcome.reason if run_status(outcome.stop_reason) is RunStatus.ERROR else None
 
 
 def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts: Facts) -> Verdict:
@@ -209,14 +212,14 @@ def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts
     response = attempt.otherwise.response
     usage = response.usage if response else None
     paid = LostAttempt(
-        kind="interrupted",
+        kind=LostKind.INTERRUPTED,
         step=claim.number,
         seconds=attempt.span.seconds,
         tokens=usage.total_tokens if usage else 0,
         cost_usd=attempt.otherwise.cost_usd,
     )
     seconds = attempt.span.seconds - claim.journal.spent
-    late = paid.model_copy(update={"kind": "late", "seconds": seconds})
+    late = paid.model_copy(update={"kind": LostKind.LATE, "seconds": seconds})
     waiting = Waiting(
         calls=attempt.waits,
         patience=patience(claim.config, claim.state, facts.now),
@@ -224,17 +227,6 @@ def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts
         began=attempt.span.started_at,
     )
     return Verdict(Move.WAIT, claim.state, lost=paid, dropped=late, waiting=waiting)
-
-
-def _with_lost(verdict: Verdict, lost: LostAttempt) -> Verdict:
-    return Verdict(
-        verdict.move,
-        verdict.state,
-        outcome=verdict.outcome,
-        stop_reason=verdict.stop_reason,
-        error=verdict.error,
-        lost=lost,
-    )
 
 
 def _may_be_deferred(claim: Claim, failed: Failed) -> bool:
@@ -247,8 +239,8 @@ def _deferred(
 ) -> Verdict:
     if claim.state.stop_requested is None:
         return _try_again(claim, failed, facts)
-    verdict = _finish(claim.state, criteria.evaluate(claim.state))
-    return _with_lost(verdict, _lost(claim, failed, "deferred"))
+    lost = _lost(claim, failed, LostKind.DEFERRED)
+    return replace(_finish(claim.state, criteria.evaluate(claim.state)), lost=lost)
 
 
 def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
@@ -259,13 +251,13 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         delay=backoff(failures, retry_after=failed.retry_after, jitter=facts.jitter),
         attempt=not failed.limited,
         limited=failed.limited,
-        lost=_lost(claim, failed, "deferred", reason=failed.error.message),
+        lost=_lost(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
         failure=failed.error,
     )
 
 
 def _policy_delay(claim: Claim, attempt: Attempt, state: AgentState, facts: Facts) -> float:
-    """Seconds before the step that a policy's retry asks for; none when tools answered."""
+    """Return the delay of a retry by the error policy; 0 when only tools failed."""
     if not isinstance(attempt, Failed):
         return 0.0
     if claim.config.error_policy.decide(state.failures) is not ErrorHandlingDecision.RETRY:
@@ -275,7 +267,7 @@ def _policy_delay(claim: Claim, attempt: Attempt, state: AgentState, facts: Fact
 
 
 def _lost(
-    claim: Claim, attempt: Failed | Interrupted, kind: str, reason: str | None = None
+    claim: Claim, attempt: Failed | Interrupted, kind: LostKind, reason: str | None = None
 ) -> LostAttempt:
     """Describe an attempt that is not committed. A refusal or an error answer costs nothing."""
     unanswered = isinstance(attempt, Interrupted) and attempt.response is None
@@ -284,7 +276,7 @@ def _lost(
     return LostAttempt(
         kind=kind,
         step=claim.number,
-        # What was spent before a wait stays in the journal, and counts with the step.
+        # Time before a wait stays in the journal, and counts with the step.
         seconds=attempt.span.seconds - claim.journal.spent,
         ambiguous=unanswered or timed_out or spent is not None,
         tokens=spent.tokens if spent else 0,

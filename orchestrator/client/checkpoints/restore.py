@@ -5,7 +5,7 @@ from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
-from stepfleet.orchestrator.protocol.rewind import renamed
+from stepfleet.orchestrator.protocol.revision import renamed
 from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.store.records.codec import (

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.client.checkpoints.capture import checked_at
 from stepfleet.orchestrator.client.resumable import ensure_resumable
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.rewind import renamed, state_before
+from stepfleet.orchestrator.protocol.revision import renamed, state_before
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, computed_field
@@ -17,16 +18,30 @@ from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
 
 
+class LostKind(StrEnum):
+    """Why an attempt at a step was not committed."""
+
+    CRASH = "crash"
+    """Its worker vanished."""
+    LATE = "late"
+    """Another worker had taken over."""
+    DEFERRED = "deferred"
+    """A transient failure of the model; the step was tried again."""
+    FAILED = "failed"
+    """A transient failure of the model that became a failed step."""
+    INTERRUPTED = "interrupted"
+    """Cancelled or handed back."""
+    RETRIED = "retried"
+    """A failed step that was taken back."""
+
+
 class LostAttempt(Record):
     """An attempt at a step that was not committed: what it took, and whether a call repeats.
 
-    `kind`: `crash` (its worker vanished), `late` (another worker had taken over), `deferred`
-    (a transient failure of the model, tried again), `failed` (the same, and it became a failed
-    step), `interrupted` (cancelled or handed back), `retried` (a failed step that was taken back).
-    `ambiguous` is true when a model call may have been paid for and nothing came of it;
-    `cost_usd` is its cost, or None when its usage never became known. Where `estimated` is
-    true, tokens and cost are counted from what was sent and had arrived, or else are those of
-    the call that was made in its place.
+    `kind` is one of `LostKind`; another release may know more of them. `ambiguous` is true when a
+    model call may have been paid for without a result; `cost_usd` is its cost, or None when its
+    usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
+    that were sent and received, or else are those of the call that was made in its place.
     """
 
     kind: str

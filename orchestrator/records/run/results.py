@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.endings import RunStatus, end_state, run_status
-from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts
+from stepfleet.orchestrator.records.run.facts import LostAttempt, LostKind, RunFacts
 from stepfleet.orchestrator.records.run.raising import check_ended_well
 from stepfleet.orchestrator.records.run.report import (
     DebugSummary,
@@ -17,7 +17,7 @@ from stepfleet.orchestrator.records.run.structured import read_structured
 from stepfleet.orchestrator.records.run.trace import AgentTrace, added_messages, trace_of
 from stepfleet.orchestrator.records.run.trace_steps import AgentStep
 
-__all__ = ["AgentRunResult", "LostAttempt", "RunStatus", "end_state", "run_status"]
+__all__ = ["AgentRunResult", "LostAttempt", "LostKind", "RunStatus", "end_state", "run_status"]
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from support.runs.tools import look
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.protocol.rewind import state_before
+from stepfleet.orchestrator.protocol.revision import state_before
 
 STEPS = 7
 CONFIGS: dict[str, dict[str, Any]] = {
