@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.history.history import RestoreOptions as RestoreOptions
     from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
     from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
+    from stepfleet.orchestrator.client.rendering import RunView as RunView
+    from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
     from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
@@ -77,11 +79,14 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.models.caching import CachePolicy as CachePolicy
     from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatistics
     from stepfleet.orchestrator.models.llm import LLM as LLM
+    from stepfleet.orchestrator.models.pricing.ledger import CostStatistics as CostStatistics
+    from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
     from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer as SlimSerializer
     from stepfleet.orchestrator.protocol.serialization.slim_config import (
         SlimSerializationConfig as SlimSerializationConfig,
     )
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
+    from stepfleet.orchestrator.records.errors import ErrorInfo as ErrorInfo
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
     from stepfleet.orchestrator.records.errors import ModelErrorCode as ModelErrorCode
     from stepfleet.orchestrator.records.messages import Message as Message
@@ -95,17 +100,32 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.responses import LLMResponse as LLMResponse
     from stepfleet.orchestrator.records.responses import ModelRequest as ModelRequest
     from stepfleet.orchestrator.records.responses import ModelSettings as ModelSettings
+    from stepfleet.orchestrator.records.run.report import DebugSummary as DebugSummary
     from stepfleet.orchestrator.records.run.results import AgentRunResult as AgentRunResult
     from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
+    from stepfleet.orchestrator.records.run.tool_traces import ToolTrace as ToolTrace
+    from stepfleet.orchestrator.records.run.tool_traces import ToolTraces as ToolTraces
+    from stepfleet.orchestrator.records.run.trace import AgentTrace as AgentTrace
+    from stepfleet.orchestrator.records.run.trace_steps import Action as Action
+    from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer as FinalAnswer
+    from stepfleet.orchestrator.records.run.trace_steps import Observation as Observation
+    from stepfleet.orchestrator.records.run.trace_steps import PlanningStep as PlanningStep
+    from stepfleet.orchestrator.records.run.trace_steps import Task as Task
     from stepfleet.orchestrator.records.state import AgentState as AgentState
     from stepfleet.orchestrator.records.state import Lifecycle as Lifecycle
     from stepfleet.orchestrator.records.steps import FinishReason as FinishReason
+    from stepfleet.orchestrator.records.steps import LoggedStep as LoggedStep
     from stepfleet.orchestrator.records.steps import StepResult as StepResult
     from stepfleet.orchestrator.records.tools import ToolCall as ToolCall
     from stepfleet.orchestrator.records.tools import ToolCallRecord as ToolCallRecord
+    from stepfleet.orchestrator.records.tools import ToolSpec as ToolSpec
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
+    from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
     from stepfleet.orchestrator.store.fleet_overview import FleetOverview as FleetOverview
+    from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
+    from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult
+    from stepfleet.orchestrator.store.runs.reading import StoredRun as StoredRun
     from stepfleet.orchestrator.tools import CallStatus as CallStatus
     from stepfleet.orchestrator.tools import Done as Done
     from stepfleet.orchestrator.tools import Middleware as Middleware
@@ -153,6 +173,7 @@ _WHERE = {
     "client.history.comparison": ("RunComparison",),
     "client.history.history": ("AsyncFleetHistory", "RestoreOptions"),
     "client.inputs": ("RunOptions", "SubmitOptions"),
+    "client.rendering": ("RunView", "UIMessage"),
     "client.runs": ("AsyncFleetRuns",),
     "continuation": ("ContinuationCriteria", "when"),
     "continuation.error_policy": ("ErrorHandlingDecision", "ErrorPolicy"),
@@ -171,10 +192,11 @@ _WHERE = {
     "memory.protocol": ("Memory",),
     "models.caching": ("CachePolicy", "CacheStatistics"),
     "models.llm": ("LLM",),
+    "models.pricing.ledger": ("CostStatistics", "ModelCall"),
     "protocol.serialization.slim": ("SlimSerializer",),
     "protocol.serialization.slim_config": ("SlimSerializationConfig",),
     "records.batch": ("BatchProgress",),
-    "records.errors": ("ErrorType", "ModelErrorCode"),
+    "records.errors": ("ErrorInfo", "ErrorType", "ModelErrorCode"),
     "records.messages": ("Message", "Role"),
     "records.outcome": (
         "ContinuationDecision",
@@ -183,13 +205,20 @@ _WHERE = {
         "StopReason",
     ),
     "records.responses": ("LLMResponse", "ModelRequest", "ModelSettings"),
+    "records.run.report": ("DebugSummary",),
     "records.run.results": ("AgentRunResult", "RunStatus"),
+    "records.run.tool_traces": ("ToolTrace", "ToolTraces"),
+    "records.run.trace": ("AgentTrace",),
+    "records.run.trace_steps": ("Action", "FinalAnswer", "Observation", "PlanningStep", "Task"),
     "records.state": ("AgentState", "Lifecycle"),
-    "records.steps": ("FinishReason", "StepResult"),
-    "records.tools": ("ToolCall", "ToolCallRecord"),
+    "records.steps": ("FinishReason", "LoggedStep", "StepResult"),
+    "records.tools": ("ToolCall", "ToolCallRecord", "ToolSpec"),
     "records.usage": ("UsageStats",),
     "settings.settings": ("Settings",),
+    "settings.signing": ("SigningKeys",),
     "store.fleet_overview": ("FleetOverview",),
+    "store.runs.control": ("ControlOutcome", "ControlResult"),
+    "store.runs.reading": ("StoredRun",),
     "tools": (
         "CallStatus",
         "Done",

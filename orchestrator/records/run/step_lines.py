@@ -6,7 +6,7 @@ from stepfleet.orchestrator.records.run.trace_steps import (
     Action,
     FinalAnswer,
     Observation,
-    Planning,
+    PlanningStep,
     one_line,
 )
 from stepfleet.orchestrator.records.steps import StepResult, StepType
@@ -23,7 +23,7 @@ def described(step: StepResult) -> str:
 def _parts(step: StepResult) -> Iterator[str]:
     if step.thought:
         ends = step.type is StepType.FINAL_RESPONSE
-        said = FinalAnswer(answer=step.thought) if ends else Planning(plan=step.thought)
+        said = FinalAnswer(answer=step.thought) if ends else PlanningStep(plan=step.thought)
         yield said.describe()
     for call in step.tool_calls:
         name, identity = call.tool_name, call.call_id

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.records.run.trace_steps import (
     AgentStep,
     FinalAnswer,
     Observation,
-    Planning,
+    PlanningStep,
     Task,
 )
 from stepfleet.orchestrator.records.steps import StepResult
@@ -58,7 +58,7 @@ def parts_of(facts: RunFacts, step: StepResult) -> Iterator[AgentStep]:
     answers = [call for call in step.tool_calls if call.tool_name in ANSWER_TOOLS] if ends else []
     text_answers = ends and not step.tool_calls
     if step.thought and not text_answers:
-        yield Planning(plan=step.thought)
+        yield PlanningStep(plan=step.thought)
     acted = [call for call in step.tool_calls if call.is_error or call not in answers]
     for call in acted:
         yield Action(tool_name=call.tool_name, tool_call_id=call.call_id, arguments=call.arguments)

@@ -32,7 +32,7 @@ class Task(Record):
         return f"Task: {one_line(self.content)}"
 
 
-class Planning(Record):
+class PlanningStep(Record):
     """Text of the model that is not its final answer: a plan, a thought beside its calls."""
 
     type: Literal["planning"] = "planning"
@@ -101,7 +101,7 @@ class FinalAnswer(Record):
 
 
 AgentStep = Annotated[
-    Task | Planning | Action | Observation | FinalAnswer,
+    Task | PlanningStep | Action | Observation | FinalAnswer,
     Field(discriminator="type"),
 ]
 

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.protocol.revision import further_turn, revise
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import ModelRequest
-from stepfleet.orchestrator.records.run.trace_steps import Planning as PlanningStep
+from stepfleet.orchestrator.records.run.trace_steps import PlanningStep
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.tools import tool
 

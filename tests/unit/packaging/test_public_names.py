@@ -1,9 +1,12 @@
 """What `from stepfleet.orchestrator import ...` offers, and what it costs."""
 
 import ast
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import stepfleet.orchestrator as package
 
@@ -38,3 +41,32 @@ def test_importing_the_package_imports_nothing_else() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for one in get_args(annotation):
+        yield from _types_in(one)
+
+
+def _returned(cls: type[Any]) -> Iterator[Any]:
+    """Yield the types that a class's public methods and properties return."""
+    for name, found in inspect.getmembers_static(cls):
+        function = inspect.unwrap(getattr(found, "fget", getattr(found, "__func__", found)))
+        own = inspect.isfunction(function) and function.__module__.startswith("stepfleet.")
+        if own and not name.startswith("_"):
+            yield from _types_in(get_type_hints(function).get("return"))
+
+
+def test_every_type_that_a_public_method_returns_is_public() -> None:
+    """QUAL-06"""
+    offered = {getattr(package, name) for name in package.__all__}
+    returned = {
+        one
+        for cls in offered
+        if isinstance(cls, type) and cls.__module__.startswith("stepfleet.")
+        for one in _returned(cls)
+        if isinstance(one, type) and one.__module__.startswith("stepfleet.")
+    }
+    assert {one.__name__ for one in returned - offered} == set()
+    assert len(returned) > 30

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.run.trace_steps import (
     AgentStep,
     FinalAnswer,
     Observation,
-    Planning,
+    PlanningStep,
     Task,
 )
 from stepfleet.orchestrator.records.steps import StepType
@@ -30,7 +30,7 @@ GOLDEN = [
 ]
 VARIANTS: list[tuple[AgentStep, Message, str]] = [
     (Task(content="1 +\n2?"), Message.user("1 +\n2?"), "Task: 1 + 2?"),
-    (Planning(plan="add"), Message.assistant("add"), "Planning: add"),
+    (PlanningStep(plan="add"), Message.assistant("add"), "Planning: add"),
     (
         Action(tool_name="add", tool_call_id="c1", arguments={"a": 1}),
         Message.assistant("", (ToolCall(id="c1", name="add", arguments={"a": 1}),)),
@@ -69,7 +69,7 @@ def test_the_steps_of_a_run_are_derived_as_small_typed_steps() -> None:
 
 @pytest.mark.parametrize(("step", "message", "line"), VARIANTS)
 def test_each_kind_of_step_has_a_message_and_one_line(
-    step: Task | Planning | Action | Observation | FinalAnswer, message: Message, line: str
+    step: Task | PlanningStep | Action | Observation | FinalAnswer, message: Message, line: str
 ) -> None:
     """RUN-26"""
     assert step.to_message() == message
