@@ -23,8 +23,7 @@ from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
-from stepfleet.worker.leases.call_lease import CallLease
-from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.leases.lease import AnyLease
 
 
 class Store(Protocol):
@@ -93,7 +92,7 @@ class AgentCode(Protocol):
         """Return its own memory policy. Raises `AgentMemoryError` where it has no such one."""
 
     def asking(self, claim: Claim) -> Callable[[ModelRequest], Awaitable[LLMResponse]]:
-        """Return what makes the model calls of that step: `generate`, heard where one listens."""
+        """Return what makes the model calls of that step: `generate`, streamed to subscribers."""
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Make one model call. Raises `ModelError`."""
@@ -113,7 +112,7 @@ class Toolbox(Protocol):
         *,
         clock: Callable[[], datetime],
     ) -> ToolCallRecord:
-        """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
+        """Run one call. A tool's error becomes the record's; only cancellation raises."""
 
     async def recall(
         self,
@@ -123,34 +122,56 @@ class Toolbox(Protocol):
         *,
         clock: Callable[[], datetime],
     ) -> ToolCallRecord | CallStatus:
-        """Ask the tool's status hook what became of a call whose worker was lost."""
+        """Query the tool's status hook for a call whose worker was lost."""
 
     def text(self, record: ToolCallRecord) -> str:
         """Return what the model reads of a record."""
 
 
-class Trials(Protocol):
-    """Tries what has ended its workers in processes of their own."""
+class Isolation(Protocol):
+    """Has work that has lost its workers executed in isolated processes."""
 
-    async def tried(self, lease: Lease, store: Store) -> bool:
-        """Return whether the claimed step was, or will be, done elsewhere."""
+    async def takes(self, lease: AnyLease, ports: "Ports") -> bool:
+        """Return whether the work was, or will be, executed elsewhere."""
 
-    async def tried_call(self, lease: CallLease, calls: CallStore) -> bool:
-        """Return whether the tool call was, or will be, made elsewhere."""
+
+class StepObserver:
+    """Sees what becomes of steps and tool calls; this one ignores all of it.
+
+    Called within the step: observers are quick, and raise nothing.
+    """
+
+    def claimed(self, claim: Claim | Refusal) -> None:
+        """A step was claimed, or refused."""
+
+    def committed(
+        self, claim: Claim, verdict: Verdict, events: Events, committed: Committed
+    ) -> None:
+        """A commit was answered."""
+
+    def call_taken(self, taken: TakenCall) -> None:
+        """A tool call was taken."""
+
+    def call_delivered(
+        self, taken: TakenCall, record: ToolCallRecord, delivered: Delivered
+    ) -> None:
+        """A delivery of a tool call's result was answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All of them, put together once per worker process.
+    """All of them, composed once per worker process.
 
     `agent` finds an agent's code by configuration and raises `ConfigurationError` where this
     worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
-    `cost` prices a call in USD; `patience` is how many seconds pass before another worker is
-    asked for a tool call whose code is not here; `tokens` returns what counts a message's tokens
-    for a model; `alone` is None where suspects are done as they come.
+    `cost` prices a call in USD; `patience` is the delay in seconds before another worker gets a
+    tool call whose code is not here; `tokens` returns what counts a message's tokens for a model;
+    `crash` is called at points where tests end the process; without `isolation` all work is
+    executed in this process.
     """
 
     store: Store
+    calls: CallStore
     agent: Callable[[AgentConfig], AgentCode]
     toolbox: Toolbox
     cost: Callable[[str, UsageStats], float]
@@ -162,5 +183,43 @@ class Ports:
     poison_limit: int = 3
     patience: float = 5.0
     tokens: Callable[[str], Count] = lambda _: estimate_tokens
-    alone: Trials | None = None
+    isolation: Isolation | None = None
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
+    observers: tuple[StepObserver, ...] = ()
+
+    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+        """Claim a step by the store, seen by the observers. Raises `StoreError`."""
+        self.crash("before-claim")
+        claim = await self.store.claim(hint, token)
+        for observer in self.observers:
+            observer.claimed(claim)
+        if isinstance(claim, Claim):
+            self.crash("after-claim")
+        return claim
+
+    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
+        """Commit by the store, seen by the observers. Raises `StoreError`."""
+        self.crash("before-commit")
+        committed = await self.store.commit(claim, verdict, events)
+        for observer in self.observers:
+            observer.committed(claim, verdict, events, committed)
+        if not committed.wanted:
+            self.crash("after-commit")
+        return committed
+
+    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
+        """Take a tool call by the store, seen by the observers. Raises `StoreError`."""
+        taken = await self.calls.take(hint, token)
+        if isinstance(taken, TakenCall):
+            for observer in self.observers:
+                observer.call_taken(taken)
+            self.crash("call-taken")
+        return taken
+
+    async def deliver(self, taken: TakenCall, record: ToolCallRecord, seconds: float) -> Delivered:
+        """Deliver a result by the store, seen by the observers. Raises `StoreError`."""
+        self.crash("call-made")
+        delivered = await self.calls.deliver(taken, taken.config.name, record, seconds)
+        for observer in self.observers:
+            observer.call_delivered(taken, record, delivered)
+        return delivered

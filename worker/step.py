@@ -5,6 +5,7 @@ Knows neither Celery nor Redis: everything outside comes through `ports`.
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.continuation import ContinuationCriteria
@@ -24,10 +25,10 @@ from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.model_call import broken_off, call_model, failure_of
 from stepfleet.worker.attempt.tool_turn import ToolTurn
 from stepfleet.worker.leases.lease import Lease, Leases
-from stepfleet.worker.ports import Ports, Store
+from stepfleet.worker.ports import Ports
 
 CANCELLED = "a cancel was requested"
-ALONE = "tried in a process of its own"
+ISOLATED = "executed in an isolated process"
 LONGEST_CHECKS = 2.0
 """CPU time for all checks of one answer against schemas, however many calls it has."""
 
@@ -46,50 +47,50 @@ class StepReport:
 async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
     """Do the step that `hint` names, if it is due and nobody holds it.
 
-    Raises `StoreError` when Redis stays out of reach; whatever is not committed then is done
-    again by whoever takes the run up after the lease.
+    Raises `StoreError` when Redis stays out of reach; what is not committed then is repeated by
+    the worker that claims the run after the lease.
     """
-    with ports.pacing:
-        ports.crash("before-claim")
-        token = ports.token()
-        try:
-            claim = await ports.store.claim(hint, token)
-        except asyncio.CancelledError:  # Redis may give it all the same, and nobody would hear
-            leases.see_through(let_go(hint, token, ports.store))
-            raise
-        if isinstance(claim, Refusal):
-            return StepReport(hint, refusal=claim)
-        ports.crash("after-claim")
-        with leases.hold(claim) as lease:
-            if claim.crashes and ports.alone:
-                with ports.pacing.aside:
-                    tried = await ports.alone.tried(lease, ports.store)
-                if tried:
-                    return StepReport(hint, status=ALONE)
-            criteria, attempt = await execute(claim, lease, ports)
-            lease.settle()
-            try:
-                return await commit(claim, attempt, criteria, lease, ports)
-            except asyncio.CancelledError:
-                # Ended by Celery, perhaps while Redis is away: what was paid for is written
-                # nevertheless. Where the first call arrives after all, the second changes nothing.
-                leases.see_through(commit(claim, attempt, criteria, lease, ports))
-                raise
-
-
-async def let_go(hint: StepHint, token: str, store: Store) -> None:
-    """Give back what a claim that was broken off has taken: ask again under its token."""
-    claim = await store.claim(hint, token)
+    token = ports.token()
+    claim = await leases.complete(ports.claim(hint, token), partial(unclaim, hint, token, ports))
     if isinstance(claim, Refusal):
-        return
+        return StepReport(hint, refusal=claim)
+    with leases.hold(claim) as lease:
+        criteria, attempt = await execute(claim, lease, ports)
+        lease.settle()
+        write = partial(commit, claim, attempt, criteria, lease, ports)
+        return await leases.complete(write(), write)
+
+
+async def unclaim(hint: StepHint, token: str, ports: Ports) -> None:
+    """Give back what a cancelled claim may have taken: claim again under its token."""
+    claim = await ports.claim(hint, token)
+    if not isinstance(claim, Refusal):
+        await release(claim, ports)
+
+
+async def release(claim: Claim, ports: Ports, delay: float = 0.0) -> None:
+    """Give a claimed step back to other workers, due after `delay` seconds."""
     while True:
-        verdict = Verdict(Move.RELEASE, claim.state)
-        if not (await store.commit(claim, verdict, Events([]))).wanted:
+        verdict = Verdict(Move.RELEASE, claim.state, delay=delay)
+        if not (await ports.commit(claim, verdict, Events([]))).wanted:
             return
         claim = _cancelled(claim)
 
 
-async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[ContinuationCriteria, Attempt]:
+async def execute(
+    claim: Claim, lease: Lease, ports: Ports
+) -> tuple[ContinuationCriteria, Attempt | None]:
+    """Execute the step, unless an isolated process does: then the attempt is None."""
+    if claim.crashes and ports.isolation:
+        with ports.pacing.aside:
+            if await ports.isolation.takes(lease, ports):
+                return ContinuationCriteria(), None
+    return await execute_here(claim, lease, ports)
+
+
+async def execute_here(
+    claim: Claim, lease: Lease, ports: Ports
+) -> tuple[ContinuationCriteria, Attempt]:
     """Make the model call and run its tools. Every failure comes back as a value."""
     try:
         agent = ports.agent(claim.config)
@@ -112,15 +113,15 @@ async def execute(claim: Claim, lease: Lease, ports: Ports) -> tuple[Continuatio
                 turn = ToolTurn(claim, response, agent, lease, ports, reasoner)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
-        return criteria, await _given_up(lease.broken_off_by(cancelled), turn, lease)
+        return criteria, await _interrupted(lease.interrupted_by(cancelled), turn, lease)
     except StoreError:
-        raise  # the store is away: nothing of this attempt can be told, and the lease runs out
+        raise  # the store is away: nothing of this attempt can be written, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
         return criteria, failure_of(error, lease.span, lease.remembered)
 
 
-async def _given_up(by: Interruption, turn: ToolTurn | None, lease: Lease) -> Attempt:
-    """Return what there is; a step that is handed back takes along what was paid for."""
+async def _interrupted(by: Interruption, turn: ToolTurn | None, lease: Lease) -> Attempt:
+    """Return what there is; what was paid for goes with a step that is handed back."""
     if turn is None:
         return broken_off(by, lease)
     if by is Interruption.HANDED_BACK:
@@ -130,32 +131,30 @@ async def _given_up(by: Interruption, turn: ToolTurn | None, lease: Lease) -> At
 
 
 async def commit(
-    claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, lease: Lease, ports: Ports
+    claim: Claim,
+    attempt: Attempt | None,
+    criteria: ContinuationCriteria,
+    lease: Lease,
+    ports: Ports,
 ) -> StepReport:
     """Decide what follows and write it; decide once more when a cancel arrives meanwhile."""
+    if attempt is None:
+        return StepReport(claim.hint, status=ISOLATED)
     if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
         claim = _cancelled(claim)
     while True:
         facts = Facts(lease.now, ports.jitter(), ports.worker)
         verdict, events = conclude(claim, attempt, criteria, facts)
-        ports.crash("before-commit")
-        committed = await ports.store.commit(claim, verdict, events)
-        if committed.wanted:
-            claim = _cancelled(claim)
-            continue
-        ports.crash("after-commit")
-        return StepReport(
-            StepHint(claim.run_id, claim.step),
-            verdict=verdict,
-            applied=committed.applied,
-            status=committed.status,
-        )
+        done = await ports.commit(claim, verdict, events)
+        if not done.wanted:
+            return StepReport(claim.hint, verdict=verdict, applied=done.applied, status=done.status)
+        claim = _cancelled(claim)
 
 
 def conclude(
     claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts: Facts
 ) -> tuple[Verdict, Events]:
-    """Decide, and tell the events; what cannot be told is a failed step, never a lost one."""
+    """Decide, and derive the events; an error in that is a failed step, never a lost one."""
     try:
         with allowed(LONGEST_CHECKS):
             verdict = decide(claim, attempt, criteria, facts)

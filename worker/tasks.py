@@ -16,7 +16,7 @@ from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.engine.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
 from stepfleet.worker.engine.bridge import await_
 from stepfleet.worker.runtime.services import Services
-from stepfleet.worker.step import ALONE, StepReport
+from stepfleet.worker.step import ISOLATED, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ def told(report: StepReport) -> str:
             raise Reject("the worker is stopping", requeue=True)
         return _dropped(report.hint.run_id, report.refusal)
     verdict = report.verdict
-    if report.status == ALONE:
-        return ALONE
+    if report.status == ISOLATED:
+        return ISOLATED
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"
     if verdict.move is Move.RETRY:
@@ -114,8 +114,8 @@ def told_of_call(report: CallReport) -> str:
         if report.refusal.why is Refused.DRAINING:
             raise Reject("the worker is stopping", requeue=True)
         return _dropped(report.hint.run_id, report.refusal)
-    if report.elsewhere:
-        return ALONE
+    if report.isolated:
+        return ISOLATED
     if report.record is None:
         return "given back: the worker is stopping"
     if not report.applied:

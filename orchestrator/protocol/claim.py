@@ -90,6 +90,11 @@ class Claim:
     """Indexes of tool calls that the run has waited for in vain."""
 
     @property
+    def hint(self) -> StepHint:
+        """What names this step in a task message."""
+        return StepHint(self.run_id, self.step)
+
+    @property
     def crashes(self) -> int:
         """How many workers have vanished with this step."""
         return self.losses.count

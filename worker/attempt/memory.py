@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.attempt.cost import call_cost
 from stepfleet.worker.attempt.usage import counted
-from stepfleet.worker.leases.lease import Lease, heed
+from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 
 SHORTER = 8
@@ -105,6 +105,6 @@ async def _note(claim: Claim, remembered: Remembered, lease: Lease, ports: Ports
     held = await ports.store.journal(claim, lease.seconds, remembered=remembered)
     lease.remembered = remembered
     ports.crash("after-journal")
-    heed(lease, held)
+    lease.apply(held)
     if lease.interruption:
         await asyncio.sleep(0)

@@ -7,6 +7,7 @@ call's arguments are read from the run's journal.
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
@@ -17,8 +18,8 @@ from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.attempt.tool_call import attempt_call
-from stepfleet.worker.leases.call_lease import CallLease, CallLeases
-from stepfleet.worker.ports import AgentCode, CallStore, Ports
+from stepfleet.worker.leases.lease import CallLease, Leases
+from stepfleet.worker.ports import AgentCode, Ports
 
 log = logging.getLogger(__name__)
 
@@ -27,50 +28,42 @@ log = logging.getLogger(__name__)
 class CallReport:
     """What became of a tool task. `refusal` is set when there was nothing to do.
 
-    `record` is None where the call was given back, or was tried `elsewhere`; `applied` tells
-    whether the run has it.
+    `record` is None where the call was given back, or executed in an `isolated` process; `applied`
+    tells whether the run has it.
     """
 
     hint: ToolHint
     refusal: Refusal | None = None
     record: ToolCallRecord | None = None
     applied: bool = False
-    elsewhere: bool = False
+    isolated: bool = False
 
 
-async def run_call(
-    hint: ToolHint, calls: CallStore, ports: Ports, leases: CallLeases
-) -> CallReport:
+async def run_call(hint: ToolHint, ports: Ports, leases: Leases) -> CallReport:
     """Make the tool call that `hint` names, if its run waits for it and nobody holds it.
 
-    Raises `StoreError` when Redis stays out of reach; then another worker takes it up after the
+    Raises `StoreError` when Redis stays out of reach; then another worker takes it after the
     lease.
     """
     token = ports.token()
-    try:
-        taken = await calls.take(hint, token)
-    except asyncio.CancelledError:  # Redis may give it all the same, and nobody would hear
-        leases.see_through(_let_go(hint, token, calls))
-        raise
+    taken = await leases.complete(ports.take(hint, token), partial(_untake, hint, token, ports))
     if isinstance(taken, Refusal):
         return CallReport(hint, refusal=taken)
-    ports.crash("call-taken")
     try:
         agent = ports.agent(taken.config)
     except Exception as error:  # noqa: BLE001 - whatever is wrong here, another worker may have it
         log.warning("a tool call was left to other workers: %s", error)
-        await calls.leave(hint, taken.token, delay=ports.patience, started=False)
+        await ports.calls.leave(hint, token, delay=ports.patience, started=False)
         return CallReport(hint, refusal=Refusal(Refused.UNREADABLE, str(error)))
-    with leases.hold(taken) as lease:
-        if taken.crashes and ports.alone and await ports.alone.tried_call(lease, calls):
-            return CallReport(hint, elsewhere=True)
+    with leases.hold_call(taken) as lease:
+        if taken.crashes and ports.isolation and await ports.isolation.takes(lease, ports):
+            return CallReport(hint, isolated=True)
         record = await _attempt(taken, agent, lease, ports)
         lease.settle()
         if record is None:
-            await calls.leave(hint, taken.token, lost=_given_up(taken, lease))
+            await ports.calls.leave(hint, token, lost=_interrupted(taken, lease))
             return CallReport(hint)
-        ports.crash("call-made")
-        delivered = await calls.deliver(taken, taken.config.name, record, lease.seconds)
+        delivered = await ports.deliver(taken, record, lease.seconds)
     return CallReport(hint, record=record, applied=delivered.applied)
 
 
@@ -96,7 +89,7 @@ async def _attempt(
             call, invocation, agent.tools, ports.toolbox, clock=lambda: lease.now
         )
     except asyncio.CancelledError as cancelled:
-        by = lease.broken_off_by(cancelled)
+        by = lease.interrupted_by(cancelled)
         if by is Interruption.HANDED_BACK:
             return None
         record = not_run(call, by, lease.now)
@@ -105,13 +98,13 @@ async def _attempt(
         return record
 
 
-async def _let_go(hint: ToolHint, token: str, calls: CallStore) -> None:
-    """Give back what a `take` that was broken off has taken: ask again under its token."""
-    if not isinstance(await calls.take(hint, token), Refusal):
-        await calls.leave(hint, token, started=False)
+async def _untake(hint: ToolHint, token: str, ports: Ports) -> None:
+    """Give back what a cancelled `take` may have taken: take again under its token."""
+    if not isinstance(await ports.calls.take(hint, token), Refusal):
+        await ports.calls.leave(hint, token, started=False)
 
 
-def _given_up(taken: TakenCall, lease: CallLease) -> LostAttempt:
+def _interrupted(taken: TakenCall, lease: CallLease) -> LostAttempt:
     return LostAttempt(
         kind="interrupted",
         step=taken.hint.step + 1,

@@ -25,7 +25,7 @@ from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.attempt.cost import call_cost
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.tool_call import attempt_call
-from stepfleet.worker.leases.lease import Lease, heed
+from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.order import execute_in_order
 
@@ -211,7 +211,7 @@ class ToolTurn:
         self._response_known = True
         self._journaled |= set(results)
         self.ports.crash("after-journal")
-        heed(self.lease, held)
+        self.lease.apply(held)
         self._pauses = bool(started) and held.ours and held.want == "pause"
         if self.lease.interruption:
             await asyncio.sleep(0)

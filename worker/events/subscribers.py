@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.events.subscribers import Moment, Subscribers
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
 from stepfleet.orchestrator.protocol.commit_events import domain_events
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.worker.ports import Store
+from stepfleet.worker.ports import StepObserver
 
 log = logging.getLogger(__name__)
 
@@ -63,31 +63,25 @@ class Listening:
                 self._calls.task_done()
 
 
-class ListenedStore:
-    """The store of steps, telling subscribers (by agent) of claims and commits that succeeded."""
+class SubscriberObserver(StepObserver):
+    """Calls subscribers (by agent) for steps that were claimed, and commits that were applied."""
 
-    def __init__(
-        self, store: Store, subscribers: Mapping[str, Subscribers], listening: Listening
-    ) -> None:
-        self._store = store
+    def __init__(self, subscribers: Mapping[str, Subscribers], listening: Listening) -> None:
         self._subscribers = subscribers
         self._listening = listening
-        self.journal = store.journal
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
-        """Take a step, or be refused."""
-        claim = await self._store.claim(hint, token)
-        if isinstance(claim, Claim) and (told := self._subscribers.get(claim.config.name)):
+    def claimed(self, claim: Claim | Refusal) -> None:
+        """Announce the step's start."""
+        if isinstance(claim, Claim) and (found := self._subscribers.get(claim.config.name)):
             state, moment = claim.state, moment_of(claim)
-            self._listening.offer(lambda: told.call("step_start", moment, state, apart=True))
-        return claim
+            self._listening.offer(lambda: found.call("step_start", moment, state, apart=True))
 
-    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
-        """Write a verdict, all or nothing."""
-        committed = await self._store.commit(claim, verdict, events)
-        if committed.applied and (told := self._subscribers.get(claim.config.name)):
-            self._listening.offer(lambda: _tell_commit(told, claim, verdict, events))
-        return committed
+    def committed(
+        self, claim: Claim, verdict: Verdict, events: Events, committed: Committed
+    ) -> None:
+        """Announce the step, and what follows from it."""
+        if committed.applied and (found := self._subscribers.get(claim.config.name)):
+            self._listening.offer(lambda: _announce(found, claim, verdict, events))
 
 
 def moment_of(claim: Claim) -> Moment:
@@ -95,11 +89,11 @@ def moment_of(claim: Claim) -> Moment:
     return Moment(claim.run_id, claim.config.name, claim.number, claim.state.info.execution_id)
 
 
-async def _tell_commit(told: Subscribers, claim: Claim, verdict: Verdict, events: Events) -> None:
+async def _announce(found: Subscribers, claim: Claim, verdict: Verdict, events: Events) -> None:
     moment = moment_of(claim)
     if verdict.logged:
-        await told.call("step_end", moment, verdict.logged.result, apart=True)
+        await found.call("step_end", moment, verdict.logged.result, apart=True)
     for event in domain_events(verdict, events):
-        await told.tell(event, apart=True)
+        await found.tell(event, apart=True)
     if verdict.move is Move.FINISH:
-        await told.call("agent_finish", moment, verdict.state, apart=True)
+        await found.call("agent_finish", moment, verdict.state, apart=True)

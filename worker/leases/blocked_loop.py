@@ -14,20 +14,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
-
-from celery import Celery
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.orchestrator.store.runs.steps import Terms
-from stepfleet.worker.leases.call_lease import CallLease, CallLeases
-from stepfleet.worker.leases.call_lease import heed as heed_call
-from stepfleet.worker.leases.lease import Lease, Leases, heed
-from stepfleet.worker.leases.renewal import Renewals
+from stepfleet.worker.leases.lease import AnyLease, Leases, Renew
 
 log = logging.getLogger(__name__)
 
@@ -40,17 +31,14 @@ FRAMES = 12
 """Frames of the blocked thread's stack that are logged, the innermost."""
 JOIN_SECONDS = 2.0
 
-Connect = Callable[[], AbstractAsyncContextManager[Renewals]]
+Connect = Callable[[], AbstractAsyncContextManager[Renew]]
 
 
 class Standby:
     """Watches over one event loop's rounds, and renews in its place; made in that loop's thread."""
 
-    def __init__(
-        self, leases: Leases, calls: CallLeases, connect: Connect, *, lease: float, limit: float
-    ) -> None:
+    def __init__(self, leases: Leases, connect: Connect, *, lease: float, limit: float) -> None:
         self._leases = leases
-        self._calls = calls
         self._connect = connect
         self._lease = lease
         self._limit = limit
@@ -83,12 +71,9 @@ class Standby:
         silent = time.monotonic() - self._seen
         return silent if silent > self._lease * LATE_SHARE else 0.0
 
-    def _held(self) -> list[Lease | CallLease]:
-        return [*self._leases, *self._calls]
-
     def _watch(self) -> None:
         while not self._ended.wait(self._lease / LOOKS_PER_LEASE):
-            if not self._late or self._left_at == self._seen or not self._held():
+            if not self._late or self._left_at == self._seen or not self._leases:
                 continue
             try:
                 asyncio.run(self._renew_while_late())
@@ -104,11 +89,11 @@ class Standby:
             " block belong into a thread (the default of plain functions) or on a queue of their"
             " own; where it is in a selector below, the machine is overloaded. It is here:\n%s",
             self._late,
-            len(self._held()),
+            len(self._leases),
             self._limit,
             self._where(),
         )
-        async with self._connect() as renewals:
+        async with self._connect() as renew:
             while not self._ended.is_set() and (late := self._late):
                 if late > self._limit:
                     self._left_at = self._seen
@@ -119,64 +104,41 @@ class Standby:
                         self._where(),
                     )
                     return
-                await self._round(renewals)
+                await self._round(renew)
                 await asyncio.sleep(self._lease / LOOKS_PER_LEASE)
         if not self._ended.is_set():
             log.info("the event loop works again, and renews its leases itself")
 
-    async def _round(self, renewals: Renewals) -> None:
+    async def _round(self, renew: Renew) -> None:
         """Renew all. What part of Redis is away costs its own leases alone, and slots for a while.
 
         The next round begins elsewhere, so that no lease is behind those each time. Raises what a
         lease failed with where none can be renewed.
         """
-        held = self._held()
+        held = list(self._leases)
         first = self._turns * TOGETHER % len(held) if held else 0
         self._turns += 1
         slots = asyncio.Semaphore(TOGETHER)
         failed = await asyncio.gather(
-            *(self._renew(one, renewals, slots) for one in held[first:] + held[:first])
+            *(self._renew(one, renew, slots) for one in held[first:] + held[:first])
         )
         if failed and all(failed) and failed[0]:
             raise failed[0]
 
     async def _renew(
-        self, held: Lease | CallLease, renewals: Renewals, slots: asyncio.Semaphore
+        self, lease: AnyLease, renew: Renew, slots: asyncio.Semaphore
     ) -> AgentException | OSError | None:
-        """Renew one; return what it failed with."""
+        """Renew one lease; return its error. The loop applies the answer when it works again."""
         async with slots:
             try:
-                if isinstance(held, Lease):
-                    self._tell(heed, held, await renewals.step(held))
-                else:
-                    self._tell(heed_call, held, await renewals.call(held))
+                held = await renew(lease)
             except (AgentException, OSError) as error:
                 return error
-        return None
-
-    def _tell(self, heeded: Callable[[Any, Any], None], held: object, answer: object) -> None:
-        """Let the loop hear the answer when it works again."""
         if not self._ended.is_set():
-            self._loop.call_soon_threadsafe(heeded, held, answer)
+            self._loop.call_soon_threadsafe(lease.apply, held)
+        return None
 
     def _where(self) -> str:
         frame = sys._current_frames().get(self._blocked)  # noqa: SLF001 - the documented way
         stack = traceback.format_stack(frame)[-FRAMES:] if frame else ["unknown\n"]
         return "".join(stack).rstrip()
-
-
-def connecting(settings: Settings, app: Celery, terms: Terms) -> Connect:
-    """Return what opens a connection of its own for renewals, and closes it."""
-    quick = settings.model_copy(
-        update={"patience": terms.lease / LOOKS_PER_LEASE, "connections": 1}
-    )
-
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[Renewals]:
-        opened = await open_store(quick, app)
-        try:
-            yield Renewals.over(opened, terms)
-        finally:
-            await opened.aclose()
-
-    return connect

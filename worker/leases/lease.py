@@ -1,4 +1,4 @@
-"""The steps that this process holds: their clocks, their interruption, their renewal.
+"""The steps and tool calls that this process holds: their clocks, interruption and renewal.
 
 Knows nothing of Redis or Celery: renewal is a callable.
 """
@@ -6,32 +6,37 @@ Knows nothing of Redis or Celery: renewal is a callable.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
 
 HELD_HERE = "by this process"
-"""Detail of a refusal: the work that a hint names is in these hands already."""
+"""Detail of a refusal: this process works already on what the hint names."""
 ROUND_SECONDS = 0.1
-"""So long a round waits for renewals: for steps and then calls, less than the shortest lease."""
+"""A round waits for renewals for at most this long: less than the shortest lease."""
+
+Renew = Callable[["AnyLease"], Awaitable[Held]]
+_Key = TypeVar("_Key", str, ToolHint)
+_Lease = TypeVar("_Lease", bound="BaseLease")
+_T = TypeVar("_T")
 
 
-class Holding:
-    """Work in the hands of this process since `since` (UTC, by Redis's clock)."""
+class BaseLease:
+    """A step or a tool call in the hands of this process."""
 
-    def __init__(self, since: datetime, elapsed: Callable[[], float]) -> None:
+    def __init__(self, work: Claim | TakenCall, elapsed: Callable[[], float]) -> None:
+        self.work = work
         self.interruption: Interruption | None = None
-        self._since = since
         self._elapsed = elapsed
         self._began = elapsed()
-        self._work: asyncio.Task[Any] | None = asyncio.current_task()
+        self._attempt: asyncio.Task[Any] | None = asyncio.current_task()
         self._released: asyncio.Future[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
 
@@ -43,13 +48,13 @@ class Holding:
     @property
     def now(self) -> datetime:
         """Redis's time now: that of the claim, carried on by the monotonic clock."""
-        return self._since + timedelta(seconds=self.seconds)
+        return self.work.now + timedelta(seconds=self.seconds)
 
-    def broken_off_by(self, cancelled: asyncio.CancelledError) -> Interruption:
-        """Return who broke the attempt off.
+    def interrupted_by(self, cancelled: asyncio.CancelledError) -> Interruption:
+        """Return why the attempt was interrupted.
 
-        Time limits and revocations say so in the cancellation; whatever else ends a task without
-        a word (a worker that is shot down) hands the step back, to be done again.
+        Time limits and revocations are named in the cancellation. Any other cancellation (the
+        worker is shut down) hands the step back, to be executed again.
         """
         if self.interruption is not None:
             return self.interruption
@@ -59,33 +64,44 @@ class Holding:
         return Interruption.TERMINATED if ended else Interruption.HANDED_BACK
 
     def interrupt(self, by: Interruption) -> None:
-        """Break the attempt off; the first reason counts."""
+        """Interrupt the attempt; the first reason counts."""
         if self.interruption is None:
             self.interruption = by
-            if self._work is not None:
-                self._work.cancel()
+            if self._attempt is not None:
+                self._attempt.cancel()
+
+    def apply(self, held: Held) -> None:
+        """Interrupt the attempt if the work was taken over, or a cancel is requested."""
+        if not held.ours:
+            self.interrupt(Interruption.LEASE_LOST)
+        elif held.want == "cancel":
+            self.interrupt(Interruption.CANCELLED)
 
     def settle(self) -> None:
-        """From here on the attempt only commits: no interruption breaks it off."""
-        self._work = None
+        """From here on the attempt only commits: nothing interrupts it."""
+        self._attempt = None
 
-    def begin(self, renewal: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None] | None:
-        """Start a renewal and return it, or None while one is under way."""
+    def renew(self, renew: Callable[[Any], Awaitable[Held]]) -> asyncio.Task[None] | None:
+        """Start a renewal and return it, or None while one is in progress."""
         if self._renewal is not None and not self._renewal.done():
             return None
-        self._renewal = asyncio.create_task(renewal())
+        self._renewal = asyncio.create_task(self._renewed(renew))
         return self._renewal
 
+    async def _renewed(self, renew: Callable[[Any], Awaitable[Held]]) -> None:
+        with suppress(Exception):  # the next round tries again
+            self.apply(await renew(self))
+
     def release(self) -> None:
-        """Drop the renewal that is under way: nobody holds what it is for."""
+        """Drop the renewal in progress: the lease is over."""
         if self._renewal is not None:
             self._renewal.cancel()
         if self._released is not None and not self._released.done():
             self._released.set_result(None)
 
     async def is_kept(self) -> bool:
-        """Tell whether the attempt goes on; one that only commits is waited for, and has ended."""
-        if self._work is not None:
+        """Tell whether the attempt goes on; waits for the end of one that only commits."""
+        if self._attempt is not None:
             return True
         if self._released is None:
             self._released = asyncio.get_running_loop().create_future()
@@ -93,11 +109,11 @@ class Holding:
         return False
 
 
-class Lease(Holding):
-    """One step in the hands of this process; `remembered` is memory work that is journaled."""
+class Lease(BaseLease):
+    """The lease of one step; `remembered` is memory work that is journaled."""
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
-        super().__init__(claim.now, elapsed)
+        super().__init__(claim, elapsed)
         self.claim = claim
         self.remembered = claim.journal.remembered
 
@@ -111,117 +127,107 @@ class Lease(Holding):
         return Span(journal.began or self.claim.now, journal.spent + self.seconds)
 
 
-class SeenThrough:
-    """Writes that are made to the end although whoever began them no longer waits."""
+class CallLease(BaseLease):
+    """The lease of one tool call that is a task of its own."""
 
-    def __init__(self) -> None:
-        self._writes: set[asyncio.Task[object]] = set()
-
-    def see_through(self, write: Coroutine[Any, Any, object]) -> None:
-        """Have a commit or a release made that was broken off."""
-        task = asyncio.create_task(write)
-        self._writes.add(task)
-        task.add_done_callback(self._hear)
-
-    async def settle(self, seconds: float) -> None:
-        """Return when all are made, or after so many seconds."""
-        if self._writes:
-            await asyncio.wait(set(self._writes), timeout=seconds)
-
-    def _hear(self, write: asyncio.Task[object]) -> None:
-        self._writes.discard(write)
-        if not write.cancelled() and (error := write.exception()):
-            log.warning("a step that was broken off could not be committed: %r", error)
+    def __init__(self, taken: TakenCall, elapsed: Callable[[], float]) -> None:
+        super().__init__(taken, elapsed)
+        self.taken = taken
 
 
-class Leases(SeenThrough):
-    """All steps that this process holds, by run id."""
+AnyLease = Lease | CallLease
+
+
+class Leases:
+    """All steps (by run id) and tool calls that this process holds."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
-        super().__init__()
-        self._elapsed = elapsed
-        self._held: dict[str, Lease] = {}
-        self._hands_back = False
+        self.steps: dict[str, Lease] = {}
+        self.calls: dict[ToolHint, CallLease] = {}
         self.draining = False
+        self._elapsed = elapsed
+        self._hands_back = False
+        self._writes: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.steps) + len(self.calls)
 
-    def __iter__(self) -> Iterator[Lease]:
-        return iter(list(self._held.values()))
+    def __iter__(self) -> Iterator[AnyLease]:
+        return iter([*self.steps.values(), *self.calls.values()])
+
+    def hold(self, claim: Claim) -> AbstractContextManager[Lease]:
+        """Keep a step among the leases that are renewed, for the time of its attempt."""
+        return self._hold(self.steps, claim.run_id, Lease(claim, self._elapsed))
+
+    def hold_call(self, taken: TakenCall) -> AbstractContextManager[CallLease]:
+        """Keep a tool call among the leases that are renewed, for the time of its attempt."""
+        return self._hold(self.calls, taken.hint, CallLease(taken, self._elapsed))
 
     @contextmanager
-    def hold(self, claim: Claim) -> Iterator[Lease]:
-        """Keep a claim among those that are renewed, for the time of its attempt."""
-        lease = Lease(claim, self._elapsed)
-        self._held[claim.run_id] = lease
+    def _hold(self, held: dict[_Key, _Lease], key: _Key, lease: _Lease) -> Iterator[_Lease]:
+        held[key] = lease
         if self._hands_back:  # it was being claimed when the others were handed back
             lease.interrupt(Interruption.HANDED_BACK)
         try:
             yield lease
         finally:
             lease.release()
-            if self._held.get(claim.run_id) is lease:
-                del self._held[claim.run_id]
+            if held.get(key) is lease:
+                del held[key]
 
-    def find(self, run_id: str) -> Lease | None:
-        """Return the lease on a run's step, if this process holds it."""
-        return self._held.get(run_id)
+    def of(self, run_id: str) -> list[AnyLease]:
+        """Return the leases on a run's step and tool calls."""
+        step = self.steps.get(run_id)
+        calls = [lease for hint, lease in self.calls.items() if hint.run_id == run_id]
+        return [step, *calls] if step else [*calls]
 
-    async def keeps(self, hint: StepHint) -> bool:
-        """Tell whether this process works on the step that a further hint names.
+    async def keeps(self, hint: StepHint | ToolHint) -> bool:
+        """Tell whether this process works on what a further hint names.
 
         Its lease may look lapsed: to a Redis whose clock was set forward, or after a pause of this
-        process. Whoever has the work must not begin it again.
+        process. A process that holds the work must not begin it again.
         """
-        lease = self._held.get(hint.run_id)
+        if isinstance(hint, ToolHint):
+            call = self.calls.get(hint)
+            return call is not None and await call.is_kept()
+        lease = self.steps.get(hint.run_id)
         return lease is not None and lease.claim.step == hint.step and await lease.is_kept()
 
     def hand_back(self) -> None:
-        """Break off all attempts, so that other workers take their runs over at once."""
+        """Interrupt all attempts, so that other workers take their runs over at once."""
         self._hands_back = True
         for lease in self:
             lease.interrupt(Interruption.HANDED_BACK)
 
-    async def renew(self, once: Callable[[Lease], Awaitable[Any]]) -> None:
-        """Renew all leases by `once`, which answers whether the step is ours and what is wanted.
+    async def renew(self, renew: Renew, some: Iterable[AnyLease] | None = None) -> None:
+        """Renew `some` leases (default all) that are not being renewed yet.
 
-        Returns as `renew_each` does.
+        Returns when all are answered or after `ROUND_SECONDS`; renewals that take longer go on:
+        where a part of Redis is away, leases on the others cannot wait for it, and its own are
+        renewed as soon as it is back.
         """
-        await renew_each(self, once, heed)
+        begun = [lease.renew(renew) for lease in (self if some is None else some)]
+        if waited_for := [renewal for renewal in begun if renewal is not None]:
+            await asyncio.wait(waited_for, timeout=ROUND_SECONDS)
 
+    async def complete(
+        self, work: Coroutine[Any, Any, _T], then: Callable[[], Coroutine[Any, Any, object]]
+    ) -> _T:
+        """Return what `work` returns; if it is cancelled, `then` is made to the end beside."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            task = asyncio.create_task(then())
+            self._writes.add(task)
+            task.add_done_callback(self._written)
+            raise
 
-def heed(lease: Lease, held: Any) -> None:
-    """Interrupt the attempt if the step was taken over, or a cancel is wanted."""
-    if not held.ours:
-        lease.interrupt(Interruption.LEASE_LOST)
-    elif held.want == "cancel":
-        lease.interrupt(Interruption.CANCELLED)
+    async def settle(self, seconds: float) -> None:
+        """Return when all writes of cancelled attempts are made, or after so many seconds."""
+        if self._writes:
+            await asyncio.wait(set(self._writes), timeout=seconds)
 
-
-_Held = TypeVar("_Held", bound=Holding)
-
-
-async def renew_each(
-    holdings: Iterable[_Held],
-    once: Callable[[_Held], Awaitable[Any]],
-    heeded: Callable[[_Held, Any], None],
-) -> None:
-    """Renew by `once` what is not being renewed yet; `heeded` hears of each answer.
-
-    Returns when all have answered or after `ROUND_SECONDS`. What takes longer goes on: where a
-    part of Redis is away, leases on the others cannot wait for it, and its own are renewed as
-    soon as it is back.
-    """
-    begun = [one.begin(partial(_renew, one, once, heeded)) for one in holdings]
-    if waited_for := [renewal for renewal in begun if renewal is not None]:
-        await asyncio.wait(waited_for, timeout=ROUND_SECONDS)
-
-
-async def _renew(
-    held: _Held,
-    once: Callable[[_Held], Awaitable[Any]],
-    heeded: Callable[[_Held, Any], None],
-) -> None:
-    with suppress(Exception):  # the next round tries again
-        heeded(held, await once(held))
+    def _written(self, write: asyncio.Task[object]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled() and (error := write.exception()):
+            log.warning("an interrupted step could not be committed: %r", error)

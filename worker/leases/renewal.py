@@ -1,31 +1,84 @@
-"""Renews the leases of this process's work, also of what processes for suspects do for it."""
+"""Renews the leases of this process: in rounds, and at once where a lease looks lapsed."""
 
-from typing import Self
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from celery import Celery
 
 from stepfleet.orchestrator.protocol.claim import Held
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
-from stepfleet.worker.leases.call_lease import CallLease
-from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.leases.blocked_loop import LOOKS_PER_LEASE, Connect, Standby
+from stepfleet.worker.leases.lease import AnyLease, CallLease, Leases, Renew
+
+RENEWALS_PER_LEASE = 3
 
 
-class Renewals:
-    """Renews by `store`, for as long as its leases last."""
+def renewing(store: StepStore) -> Renew:
+    """Return what renews a lease by `store`. Raises `StoreError` when Redis stays out of reach."""
 
-    def __init__(self, store: StepStore) -> None:
-        self._store = store
+    async def renew(lease: AnyLease) -> Held:
+        if isinstance(lease, CallLease):
+            taken = lease.taken
+            return await store.calls.keep(taken.hint, taken.token, lease.seconds)
+        return await store.journal(lease.claim, lease.seconds)
 
-    @classmethod
-    def over(cls, opened: OpenStore, terms: Terms) -> Self:
-        """Return what renews over an open store, under the worker's terms."""
+    return renew
+
+
+def connecting(settings: Settings, app: Celery, terms: Terms) -> Connect:
+    """Return what opens a connection of its own for renewals, and closes it."""
+    quick = settings.model_copy(
+        update={"patience": terms.lease / LOOKS_PER_LEASE, "connections": 1}
+    )
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Renew]:
+        opened = await open_store(quick, app)
         given = (opened.connection, opened.keys, opened.configs, opened.dispatch)
-        return cls(StepStore(*given, terms))
+        try:
+            yield renewing(StepStore(*given, terms))
+        finally:
+            await opened.aclose()
 
-    async def step(self, lease: Lease) -> Held:
-        """Renew a step's lease. Raises `StoreError` when Redis stays out of reach."""
-        return await self._store.journal(lease.claim, lease.seconds)
+    return connect
 
-    async def call(self, lease: CallLease) -> Held:
-        """Renew a tool call's lease. Raises `StoreError` when Redis stays out of reach."""
-        taken = lease.taken
-        return await self._store.calls.keep(taken.hint, taken.token, lease.seconds)
+
+class Renewal:
+    """Renews `leases` by `renew`, each three times in `lease` seconds.
+
+    While the event loop is blocked, `standby` does.
+    """
+
+    def __init__(
+        self, leases: Leases, renew: Renew, lease: float, standby: Standby | None = None
+    ) -> None:
+        self._leases = leases
+        self._renew = renew
+        self._standby = standby
+        self._pause = lease / RENEWALS_PER_LEASE
+
+    async def watch(self) -> None:
+        """Renew until cancelled."""
+        try:
+            if self._standby:
+                self._standby.start()
+            while True:
+                await asyncio.sleep(self._pause)
+                if self._standby:
+                    self._standby.seen()
+                await self._leases.renew(self._renew)
+        finally:
+            if self._standby:
+                await self._standby.aclose()
+
+    async def renew(self, run_id: str, batch_id: str = "") -> None:
+        """Renew the leases of a run, or of a batch (and of all tool calls), at once."""
+        held: Iterable[AnyLease] = self._leases.of(run_id)
+        if batch_id:
+            steps = self._leases.steps.values()
+            held = [lease for lease in steps if lease.claim.batch_id == batch_id]
+            held = [*held, *self._leases.calls.values()]
+        await self._leases.renew(self._renew, held)

@@ -17,9 +17,7 @@ from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.services import LoopServices
-from stepfleet.worker.step import run_step
 
 WAITING = frozenset({Refused.EARLY, Refused.LEASED})
 LONGEST_WAIT = 1.0
@@ -30,8 +28,7 @@ class InlineWorker:
 
     def __init__(self, settings: Settings, agents: Iterable[Agent]) -> None:
         self._app = client_app(settings)
-        self._leases = Leases(time.monotonic)
-        self._services = LoopServices(settings, agents, self._app, self._leases)
+        self._services = LoopServices(settings, agents, self._app, Leases(time.monotonic))
 
     async def __aenter__(self) -> Self:
         """Connect. Raises `StoreError` when Redis cannot be reached."""
@@ -50,11 +47,10 @@ class InlineWorker:
 
     async def finish(self, *run_ids: str) -> None:
         """Do steps of these runs, all at once, until each has ended or is paused."""
-        ports = await self._services.ports()
-        await asyncio.gather(*(self._finish(run_id, ports) for run_id in run_ids))
+        await asyncio.gather(*(self._finish(run_id) for run_id in run_ids))
         await self._services.settle()
 
-    async def _finish(self, run_id: str, ports: Ports) -> None:
+    async def _finish(self, run_id: str) -> None:
         while True:
             run = await self._open(run_id)
             if run is None:
@@ -62,7 +58,7 @@ class InlineWorker:
             step, waits = run.step, awaited(run.header.get("waiting", ""), str(run.step))
             if waits and await self._make_calls(run_id, step, waits):
                 continue
-            report = await run_step(StepHint(run_id, step), ports, self._leases)
+            report = await self._services.run_step(StepHint(run_id, step))
             if report.refusal and report.refusal.why in WAITING:
                 await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
 

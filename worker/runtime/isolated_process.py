@@ -30,7 +30,6 @@ from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import BEGAN, DONE, READY
 from stepfleet.worker.runtime.services import LoopServices
-from stepfleet.worker.step import run_step
 
 AGENTS = "STEPFLEET_AGENTS"
 STUCK_SECONDS = 60.0
@@ -45,15 +44,9 @@ class TrialServices(LoopServices):
 
     consumes = False
 
-    def interrupt_call(self, hint: ToolHint, by: Interruption) -> None:
-        """Break off one tool call that is made here."""
-        for lease in self._calls.of(hint.run_id):
-            if lease.taken.hint == hint:
-                lease.interrupt(by)
-
     def _watching_over(self, opened: OpenStore) -> list[asyncio.Task[None]]:
         del opened  # its worker rescues, reports and tidies
-        return [asyncio.create_task(self._upkeep.watch(), name="stepfleet-leases")]
+        return [asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")]
 
 
 class Suspects:
@@ -88,9 +81,12 @@ class Suspects:
             await asyncio.wait(self._tasks)
 
     def _interrupt(self, hint: StepHint | ToolHint, by: Interruption) -> None:
-        if isinstance(hint, ToolHint):
-            self._services.interrupt_call(hint, by)
-        elif (lease := self._leases.find(hint.run_id)) is not None:
+        lease = (
+            self._leases.calls.get(hint)
+            if isinstance(hint, ToolHint)
+            else self._leases.steps.get(hint.run_id)
+        )
+        if lease is not None:
             lease.interrupt(by)
 
     async def _do(self, hint: StepHint | ToolHint, token: str, group: int) -> None:
@@ -102,7 +98,7 @@ class Suspects:
                 if isinstance(hint, ToolHint):
                     await self._services.run_call(hint, ports)
                 else:
-                    await run_step(hint, ports, self._leases)
+                    await self._services.run_step(hint, ports)
         except Exception:
             log.exception("run %s, step %d could not be tried", hint.run_id, hint.step + 1)
         finally:
@@ -118,7 +114,6 @@ async def serve(settings: Settings, agents: Iterable[Agent], say: Callable[[str]
     def hand_back() -> None:
         services.be_patient(settings.patience)
         leases.hand_back()
-        services.hand_calls_back()
         orders.feed_eof()
 
     watch = asyncio.create_task(end_if_stuck(STUCK_SECONDS))

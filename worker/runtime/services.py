@@ -32,6 +32,7 @@ from stepfleet.orchestrator.store.health import server_info, warnings
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.quarantine import keep_aside
 from stepfleet.orchestrator.store.response_cache import CacheEntries
+from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.agents.mcp_sources import OpenSources, check_sources, sources_of
@@ -42,22 +43,22 @@ from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.events.courier import Courier
 from stepfleet.worker.events.outlets import couriers
-from stepfleet.worker.events.subscribers import ListenedStore, Listening
+from stepfleet.worker.events.subscribers import Listening, SubscriberObserver
 from stepfleet.worker.events.text_chunks import ChunkSender
-from stepfleet.worker.leases.call_lease import CallLeases
+from stepfleet.worker.leases.blocked_loop import Standby
 from stepfleet.worker.leases.lease import HELD_HERE, Leases
-from stepfleet.worker.leases.renewal_loop import RENEWALS_PER_LEASE, Upkeep
-from stepfleet.worker.ports import CallStore, Ports
+from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE, Renewal, connecting, renewing
+from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.batch_housekeeping import keep_up
 from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
 from stepfleet.worker.runtime.heartbeat import Report
 from stepfleet.worker.runtime.housekeeping import tidy
-from stepfleet.worker.runtime.isolation.processes import Isolation
-from stepfleet.worker.runtime.isolation.trials import Trials
+from stepfleet.worker.runtime.isolation.isolation import Isolation
+from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
 from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.step import StepReport, run_step
-from stepfleet.worker.telemetry import logged
+from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
 from stepfleet.worker.toolbox.box import LocalToolbox
 
@@ -95,8 +96,6 @@ class LoopServices:
         self._watching = instrument(settings, worker_name())
         self._models = self._watching.models()
         self._toolbox = self._watching.toolbox(LocalToolbox(settings.tool_threads))
-        self._calls = CallLeases(time.monotonic)
-        self._told = {one.name: one.subscribers for one in self._agents if one.subscribers}
         self._listening = Listening()
         self._chunks: ChunkSender | None = None
         self._cache: ResponseCache | None = None
@@ -107,9 +106,8 @@ class LoopServices:
         self._store: OpenStore | None = None
         self._has_ended = False
         self._sources: OpenSources | None = None
-        self._trials: Trials | None = None
-        self._upkeep: Upkeep
-        self._seen_calls: CallStore
+        self._isolation: Isolation | None = None
+        self._renewal: Renewal
 
     async def ports(self) -> Ports:
         """Return the ports of steps; the first call connects. Raises `StoreError`."""
@@ -131,15 +129,17 @@ class LoopServices:
     async def check(self, run_id: str, batch_id: str = "") -> None:
         """Renew what is held here of a run, or of a batch; heed what the store says is wanted."""
         await self.ports()
-        await (self._upkeep.renew_batch(batch_id) if batch_id else self._upkeep.renew(run_id))
+        await self._renewal.renew(run_id, batch_id)
+
+    async def run_step(self, hint: StepHint, ports: Ports | None = None) -> StepReport:
+        """Do the step that `hint` names, paced among the others of this loop."""
+        ports = ports or await self.ports()
+        with ports.pacing:
+            return await run_step(hint, ports, self._leases)
 
     async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
         """Make the tool call that `hint` names."""
-        ports = ports or await self.ports()
-        if await self._calls.keeps(hint):
-            await self._upkeep.renew(hint.run_id)
-            return CallReport(hint, refusal=Refusal(Refused.LEASED, HELD_HERE))
-        return await run_call(hint, self._seen_calls, ports, self._calls)
+        return await run_call(hint, ports or await self.ports(), self._leases)
 
     def be_patient(self, seconds: float) -> None:
         """Let calls to the store, also those that wait already, wait so long for it."""
@@ -151,10 +151,6 @@ class LoopServices:
         """Keep a message that may not be acted on, for people. Raises `StoreError`."""
         await self.ports()
         await keep_aside(self.store.connection, entry)
-
-    def hand_calls_back(self) -> None:
-        """Break off the tool calls that are made here, for other workers."""
-        self._calls.hand_back()
 
     async def settle(self) -> None:
         """Give subscribers and readers of text a few seconds to hear what was told."""
@@ -168,10 +164,9 @@ class LoopServices:
         if self._opening:
             await end_tasks([self._opening])
         await end_tasks(self._watches)
-        if self._trials:
-            await self._trials.aclose()
-        for held in (self._leases, self._calls):  # claims whose reply nobody waited for go back
-            await held.settle(LAST_SECONDS)
+        if self._isolation:
+            await self._isolation.aclose()
+        await self._leases.settle(LAST_SECONDS)  # claims whose reply nobody waited for go back
         await self.settle()
         await self._listening.aclose()
         await self._watching.aclose()
@@ -210,10 +205,12 @@ class LoopServices:
         store = StepStore(
             opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
         )
-        # A process that consumes nothing ends itself when it is stuck.
-        held, app = (self._leases, self._calls), self._app if self.consumes else None
-        self._upkeep = Upkeep.over(opened, terms, *held, app)
-        self._seen_calls = self._watching.calls(store.calls)
+        renew, standby = renewing(store), None
+        if self.consumes:  # a process that consumes nothing ends itself when it is stuck
+            connect = connecting(settings, self._app, terms)
+            limit = settings.blocked_limit
+            standby = Standby(self._leases, connect, lease=terms.lease, limit=limit)
+        self._renewal = Renewal(self._leases, renew, settings.lease, standby)
         await store.prepare()
         for agent in self._agents:
             await opened.configs.announce(agent.config)
@@ -221,8 +218,11 @@ class LoopServices:
         self._sources = self._sources or sources_of(self._agents)
         if self.consumes:
             self._couriers = await couriers(opened, worker_name(), random.random)
-        isolation = Isolation(draining=lambda: self._leases.draining) if self._alone else None
-        self._trials = Trials.over(opened, self._upkeep.renewals, isolation)
+        processes = None
+        if self._alone:
+            processes = IsolatedProcesses(draining=lambda: self._leases.draining)
+        marks = TrialMarks(opened.connection, opened.keys, opened.dispatch)
+        self._isolation = Isolation(settings.poison_limit, settings.grace, renew, marks, processes)
         ports = self._ports(opened, store)
         self._watches = self._watching_over(opened)
         self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
@@ -233,8 +233,9 @@ class LoopServices:
         connection = opened.connection
         self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
         teller = Teller(self._chunks, self._listening)
-        heard = ListenedStore(store, self._told, self._listening) if self._told else store
-        written = logged(heard, as_json=settings.log_format == "json")
+        subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
+        listener = (SubscriberObserver(subscribers, self._listening),) if subscribers else ()
+        logger = step_logger(as_json=settings.log_format == "json")
         glance = RecentPrices()
 
         def cost(model: str, usage: UsageStats) -> float:
@@ -242,7 +243,8 @@ class LoopServices:
 
         cache = self._cache = ResponseCache(CacheEntries(connection, settings.cache_bytes), cost)
         return Ports(
-            store=self._watching.store(written),
+            store=store,
+            calls=store.calls,
             agent=LocalAgents(self._agents, self._models, teller, self._sources, cache).find,
             toolbox=self._toolbox,
             cost=cost,
@@ -254,7 +256,8 @@ class LoopServices:
             poison_limit=settings.poison_limit,
             patience=settings.grace,
             tokens=self._counters.of,
-            alone=self._trials if self.consumes else None,
+            isolation=self._isolation if self.consumes else None,
+            observers=(*listener, *logger, *self._watching.observers()),
         )
 
     def _watching_over(self, opened: OpenStore) -> list[asyncio.Task[None]]:
@@ -272,16 +275,18 @@ class LoopServices:
         report = Report(
             worker_name(),
             self._agents,
-            held=lambda: len(self._leases),
+            held=lambda: len(self._leases.steps),
             app=self._app if self.consumes else None,
             pause=self._settings.lease / RENEWALS_PER_LEASE,
         )
-        lookouts = self._watching.background(lambda: len(self._leases), lambda: len(self._calls))
+        lookouts = self._watching.background(
+            lambda: len(self._leases.steps), lambda: len(self._leases.calls)
+        )
         watches = [
             asyncio.create_task(
                 rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
             ),
-            asyncio.create_task(self._upkeep.watch(), name="stepfleet-leases"),
+            asyncio.create_task(self._renewal.watch(), name="stepfleet-leases"),
             asyncio.create_task(report.watch(opened), name="stepfleet-report"),
             asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
             asyncio.create_task(keep_up(opened, random.random), name="stepfleet-upkeep"),
@@ -308,7 +313,6 @@ class Services:
         self.crash = crash_points(os.environ)
         self.stopping = Stopping(settings.drain)
         self.limits = TimeLimits()
-        self._makes_calls = False
         self._made: LoopServices | None = None
 
         def make() -> LoopServices:
@@ -324,24 +328,28 @@ class Services:
     async def run_step(self, hint: StepHint) -> StepReport:
         """Do the step that `hint` names; a stopping worker refuses."""
         self.crash("message-popped")
-        if self.leases.draining:
-            return StepReport(hint, refusal=Refusal(Refused.DRAINING))
-        if await self.leases.keeps(hint):
-            await self._loop().check(hint.run_id)
-            return StepReport(hint, refusal=Refusal(Refused.LEASED, HELD_HERE))
+        if refusal := await self._refusal(hint):
+            return StepReport(hint, refusal=refusal)
         try:
-            return await run_step(hint, await self._loop().ports(), self.leases)
+            return await self._loop().run_step(hint)
         except StoreError:
-            if not self._is_stopping():
+            if not self.leases.draining:
                 raise
             return StepReport(hint, refusal=Refusal(Refused.DRAINING))
 
     async def run_call(self, hint: ToolHint) -> CallReport:
         """Make the tool call that `hint` names; a stopping worker refuses."""
-        if self.leases.draining:
-            return CallReport(hint, refusal=Refusal(Refused.DRAINING))
-        self._makes_calls = True
+        if refusal := await self._refusal(hint):
+            return CallReport(hint, refusal=refusal)
         return await self._loop().run_call(hint)
+
+    async def _refusal(self, hint: StepHint | ToolHint) -> Refusal | None:
+        if self.leases.draining:
+            return Refusal(Refused.DRAINING)
+        if await self.leases.keeps(hint):
+            await self._loop().check(hint.run_id)
+            return Refusal(Refused.LEASED, HELD_HERE)
+        return None
 
     async def put_aside(self, entry: bytes) -> None:
         """Keep a message that may not be acted on, for people. Raises `StoreError`."""
@@ -362,16 +370,11 @@ class Services:
         self.leases.draining = True
         self._be_patient(LAST_SECONDS)
         self.leases.hand_back()
-        if self._makes_calls:
-            self._loop().hand_calls_back()
 
     def interrupt(self, run_id: str = "", batch_id: str = "") -> None:
         """Break off what is held here of a run, or of a batch, if the store says so."""
-        if batch_id or self._makes_calls or self.leases.find(run_id) is not None:
+        if batch_id or self.leases.of(run_id):
             home_loop().submit(lambda: asyncio.ensure_future(self._loop().check(run_id, batch_id)))
-
-    def _is_stopping(self) -> bool:
-        return self.leases.draining
 
     def _be_patient(self, seconds: float) -> None:
         if self._made is not None:

@@ -2,14 +2,14 @@
 
 from stepfleet.worker.telemetry.identity import Identity, current_step
 from stepfleet.worker.telemetry.logs import JsonLines, log_as_json, log_without_secrets
-from stepfleet.worker.telemetry.step_lines import LoggedStore, logged
+from stepfleet.worker.telemetry.step_lines import StepLogger, step_logger
 
 __all__ = [
     "Identity",
     "JsonLines",
-    "LoggedStore",
+    "StepLogger",
     "current_step",
     "log_as_json",
     "log_without_secrets",
-    "logged",
+    "step_logger",
 ]

@@ -14,15 +14,14 @@ from typing import Any
 
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import CallStore, Store, Toolbox
+from stepfleet.worker.ports import StepObserver, Toolbox
 from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
 from stepfleet.worker.telemetry.export_queue import Export, ExportQueue
 from stepfleet.worker.telemetry.wrappers import (
     Inside,
-    ObservedCalls,
     ObservedModels,
-    ObservedStore,
     ObservedToolbox,
+    TelemetryObserver,
 )
 
 PROBE_SECONDS = 0.5
@@ -66,13 +65,9 @@ class Instrumentation:
         """Return the toolbox with its executions observed."""
         return ObservedToolbox(toolbox, self._inside) if self._queue else toolbox
 
-    def store(self, store: Store) -> Store:
-        """Return the store of steps with its claims and commits observed."""
-        return ObservedStore(store, self._queue.offer) if self._queue else store
-
-    def calls(self, calls: CallStore) -> CallStore:
-        """Return the store of tool calls with their ends observed."""
-        return ObservedCalls(calls, self._queue.offer) if self._queue else calls
+    def observers(self) -> tuple[StepObserver, ...]:
+        """Return what exports the steps and tool calls that end."""
+        return (TelemetryObserver(self._queue.offer),) if self._queue else ()
 
     def rescued(self, many: int) -> None:
         """Count overdue runs that were dispatched again."""

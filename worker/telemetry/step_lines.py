@@ -1,61 +1,56 @@
 """Logs each commit in a line: steps, retries, hand-backs, ends.
 
-Wraps the store of steps only where the lines are read.
+Observes steps only where somebody reads the lines.
 """
 
 import logging
 from collections.abc import Iterator
 
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.run.step_lines import described
 from stepfleet.orchestrator.records.run.trace_steps import one_line
 from stepfleet.orchestrator.records.text.redaction import redact
-from stepfleet.worker.ports import Store
+from stepfleet.worker.ports import StepObserver
 from stepfleet.worker.telemetry.identity import enter_step
 
 log = logging.getLogger("stepfleet.steps")
 
 
-def logged(store: Store, *, as_json: bool) -> Store:
-    """Return the store with its commits logged, or the store itself where the level is disabled.
+def step_logger(*, as_json: bool) -> tuple[StepObserver, ...]:
+    """Return what logs commits, or nothing where nobody reads the lines.
 
     Lines of JSON are of level INFO, so that a filter by run shows the whole run; text is DEBUG.
     """
     level = logging.INFO if as_json else logging.DEBUG
-    return LoggedStore(store, level) if log.isEnabledFor(level) else store
+    return (StepLogger(level),) if log.isEnabledFor(level) else ()
 
 
-class LoggedStore:
-    """The store of steps, logging each commit that is applied with `level`."""
+class StepLogger(StepObserver):
+    """Logs each commit that is applied with `level`."""
 
-    def __init__(self, store: Store, level: int) -> None:
-        self._store = store
+    def __init__(self, level: int) -> None:
         self._level = level
-        self.journal = store.journal
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
-        """Take a step, or be refused."""
-        claim = await self._store.claim(hint, token)
+    def claimed(self, claim: Claim | Refusal) -> None:
+        """Note whose step it is, for all lines that are logged in it."""
         if isinstance(claim, Claim):
             enter_step(claim)
-        return claim
 
-    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
-        """Write a verdict, all or nothing."""
-        committed = await self._store.commit(claim, verdict, events)
-        if committed.applied:
-            self._log(claim, verdict)
-        return committed
-
-    def _log(self, claim: Claim, verdict: Verdict) -> None:
+    def committed(
+        self, claim: Claim, verdict: Verdict, events: Events, committed: Committed
+    ) -> None:
+        """Log what was committed."""
+        del events
+        if not committed.applied:
+            return
         try:
             for line in lines_of(claim, verdict):
                 text = redact(line)
                 log.log(self._level, "%s %s %s", claim.config.name, claim.run_id, text)
         except Exception:
-            # The commit stands, whatever its log line does.
+            # What is committed stays so, whatever the log gets of it.
             log.exception("a step of run %s could not be logged", claim.run_id)
 
 

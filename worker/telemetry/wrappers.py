@@ -13,16 +13,15 @@ from typing import Any
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import CallStore, Store, Toolbox
+from stepfleet.worker.ports import StepObserver, Toolbox
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
@@ -41,79 +40,51 @@ Inside = Callable[[str, int], AbstractContextManager[Any]]
 """Makes spans of code that runs in it stand below a span: of that run, with that id."""
 
 
-class ObservedStore:
-    """The store of steps, telling of every attempt that ends."""
+class TelemetryObserver(StepObserver):
+    """Offers every attempt at a step, and every tool task, that ends."""
 
-    def __init__(self, store: Store, offer: Offer) -> None:
-        self._store = store
+    def __init__(self, offer: Offer) -> None:
         self._offer = offer
-        self.journal = store.journal
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
-        """Take a step, or be refused."""
-        claim = await self._store.claim(hint, token)
+    def claimed(self, claim: Claim | Refusal) -> None:
+        """Begin an attempt, or count a refusal."""
         if isinstance(claim, Refusal):
             self._offer(RefusalObservation(claim.why))
         else:
             begin(claim.run_id, claim.now)
-        return claim
 
-    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
-        """Write a verdict, all or nothing."""
-        committed = await self._store.commit(claim, verdict, events)
+    def committed(
+        self, claim: Claim, verdict: Verdict, events: Events, committed: Committed
+    ) -> None:
+        """Offer the attempt, unless it is decided again."""
+        del events
         attempt = current_attempt(claim.run_id)
         if attempt and not committed.wanted:
             calls = tuple(attempt.calls)
             applied = committed.applied
             self._offer(StepObservation(claim, verdict, calls, attempt.began, attempt.now, applied))
-        return committed
 
+    def call_taken(self, taken: TakenCall) -> None:
+        """Begin an attempt."""
+        begin(taken.hint.run_id, taken.now)
 
-class ObservedCalls:
-    """The store of tool calls that are tasks of their own, telling of each that ends."""
-
-    def __init__(self, calls: CallStore, offer: Offer) -> None:
-        self._calls = calls
-        self._offer = offer
-
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
-        """Take a call, or be refused."""
-        taken = await self._calls.take(hint, token)
-        if isinstance(taken, TakenCall):
-            begin(hint.run_id, taken.now)
-        return taken
-
-    async def leave(
-        self,
-        hint: ToolHint,
-        token: str,
-        *,
-        delay: float = 0.0,
-        started: bool = True,
-        lost: LostAttempt | None = None,
+    def call_delivered(
+        self, taken: TakenCall, record: ToolCallRecord, delivered: Delivered
     ) -> None:
-        """Give a call back to other workers."""
-        await self._calls.leave(hint, token, delay=delay, started=started, lost=lost)
-
-    async def deliver(
-        self, taken: TakenCall, agent: str, record: ToolCallRecord, seconds: float
-    ) -> Delivered:
-        """Give a call's result to its run."""
-        delivered = await self._calls.deliver(taken, agent, record, seconds)
+        """Offer the task."""
         attempt = current_attempt(taken.hint.run_id)
-        if attempt:
-            given_up = record.error is not None and record.error.code != NOT_EXECUTED
-            if given_up and not attempt.calls:
-                began, now = attempt.began, attempt.now
-                code = record.error.code if record.error else ""
-                name, times = record.tool_name, taken.attempt
-                attempt.calls.append(
-                    ToolCallObservation(
-                        new_span_id(), began, now, name, record.call_id, times, code
-                    )
+        if attempt is None:
+            return
+        error = record.error
+        if error is not None and error.code != NOT_EXECUTED and not attempt.calls:
+            began, now = attempt.began, attempt.now
+            name, times = record.tool_name, taken.attempt
+            attempt.calls.append(
+                ToolCallObservation(
+                    new_span_id(), began, now, name, record.call_id, times, error.code
                 )
-            self._offer(ToolTaskObservation(taken, tuple(attempt.calls), delivered.applied))
-        return delivered
+            )
+        self._offer(ToolTaskObservation(taken, tuple(attempt.calls), delivered.applied))
 
 
 class ObservedToolbox:

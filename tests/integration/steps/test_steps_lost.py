@@ -29,7 +29,7 @@ from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request
 from stepfleet.orchestrator.tools import current_invocation, tool
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import StepReport, run_step
 
 
 async def test_an_answer_that_was_journaled_is_not_paid_for_again(opened: Opened) -> None:
@@ -176,7 +176,7 @@ async def test_a_cancel_breaks_the_model_call_off(opened: Opened) -> None:
         await started.wait()
         answer = await desk.control.cancel(await desk.stored(run_id), "enough")
         assert answer.outcome == "requested"
-        lease = hands.leases.find(run_id)
+        lease = hands.leases.steps.get(run_id)
         assert lease is not None
         lease.interrupt(Interruption.CANCELLED)
         await asyncio.wait_for(step, 60)
@@ -442,7 +442,7 @@ def _strike_after_the_claim(hands: Hands, run: str, how: str, point: str) -> Non
     task = asyncio.current_task()
 
     def strike() -> None:
-        lease = hands.leases.find(run)
+        lease = hands.leases.steps.get(run)
         assert task is not None
         assert lease is not None
         if how == "cancelled":
@@ -460,18 +460,21 @@ async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) 
     class Trusting:
         """Lets every step be done in this process."""
 
-        async def tried(self, *_: object) -> bool:
+        async def takes(self, *_: object) -> bool:
             return False
-
-        tried_call = tried
 
     async with opened(say("done")) as (desk, hands, run_id):
         await desk.claim(run_id)
         await lease_runs_out(desk, run_id)
         pacing = ConcurrencyLimiter(most=1, stuck=3600.0)
-        ports = replace(hands.ports(), alone=Trusting(), pacing=pacing)
+        ports = replace(hands.ports(), isolation=Trusting(), pacing=pacing)
+
+        async def paced() -> StepReport:
+            with ports.pacing:
+                return await run_step(StepHint(run_id, 0), ports, hands.leases)
+
         with ports.pacing:
-            step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
+            step = asyncio.create_task(paced())
 
             async def asked() -> bool:
                 return bool(requests(hands))

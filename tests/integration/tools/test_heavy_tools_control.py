@@ -14,7 +14,7 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.tools import current_invocation
-from stepfleet.worker.leases.call_lease import CallLease
+from stepfleet.worker.leases.lease import AnyLease, CallLease
 
 
 async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed(
@@ -165,11 +165,12 @@ async def test_a_cancelled_runs_call_is_broken_off_by_its_next_renewal(opened: O
         await started.wait()
         await desk.control.cancel(await desk.stored(run_id), "enough")
 
-        async def once(lease: CallLease) -> Held:
+        async def once(lease: AnyLease) -> Held:
+            assert isinstance(lease, CallLease)
             taken = lease.taken
             return await desk.steps.calls.keep(taken.hint, taken.token, lease.seconds)
 
-        await hands.call_leases.renew(once)
+        await hands.leases.renew(once)
         report = await asyncio.wait_for(making, 60)
         assert not report.applied
         assert ended == ["told"]

@@ -242,13 +242,14 @@ async def test_a_stopping_worker_gives_its_call_back_without_a_crash(opened: Ope
         await hands.step(run_id, 0)
         making = asyncio.create_task(hands.call(run_id, 0, 0))
         await started.wait()
-        hands.call_leases.hand_back()
+        hands.leases.hand_back()
         assert (await making).record is None
         hold.set()
         await overdue(desk, run_id)
         assert await rescued(desk) == 1
-        assert (await Hands(desk, hands.agent).call(run_id, 0, 0)).applied
-        await hands.finish(run_id)
+        heir = Hands(desk, hands.agent)
+        assert (await heir.call(run_id, 0, 0)).applied
+        await heir.finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert result.steps[0].tool_calls[0].result == "at last"
     assert [one.kind for one in result.lost_attempts] == ["interrupted"]

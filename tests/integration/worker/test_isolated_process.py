@@ -17,7 +17,7 @@ from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Hands
 from support.runs.stored_runs import Bench, bench
 from support.workers import trial_starter
-from support.workers.trial_starter import LIMIT, call_taken, claimed, trials
+from support.workers.trial_starter import LIMIT, call_taken, claimed, ports, trials
 
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -31,9 +31,8 @@ from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
-from stepfleet.worker.leases.call_lease import CallLeases
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime.isolation.trials import Trials
+from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 TESTS = Path(__file__).parents[2]
@@ -59,7 +58,7 @@ async def main():
 
 asyncio.run(main())
 """
-Make = Callable[..., Trials]
+Make = Callable[..., Isolation]
 
 SHORT, LONG = 0.5, 60.0
 ENDS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('cannot start')")
@@ -198,9 +197,9 @@ async def suspect_call(desk: Bench, crashes: int = LIMIT - 1) -> TakenCall:
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     """Make trials as `trials` does, and leave no process behind."""
-    made: list[Trials] = []
+    made: list[Isolation] = []
 
-    def make(*given: Any, **told: Any) -> Trials:
+    def make(*given: Any, **told: Any) -> Isolation:
         made.append(trials(*given, **told))
         return made[-1]
 
@@ -216,19 +215,19 @@ def measures(request: RequestRecord) -> Reply:
     return Reply(None, tool_calls=(ToolCallReply("measure", {"what": "it"}),))
 
 
-async def attempt(trials: Trials, leases: Leases, desk: Bench, claim: Claim) -> bool:
+async def attempt(isolation: Isolation, leases: Leases, desk: Bench, claim: Claim) -> bool:
     with leases.hold(claim) as lease:
-        return await trials.tried(lease, desk.steps)
+        return await isolation.takes(lease, ports(desk))
 
 
-async def attempt_call(trials: Trials, leases: CallLeases, desk: Bench, taken: TakenCall) -> bool:
-    with leases.hold(taken) as lease:
-        return await trials.tried_call(lease, desk.steps.calls)
+async def attempt_call(isolation: Isolation, leases: Leases, desk: Bench, taken: TakenCall) -> bool:
+    with leases.hold_call(taken) as lease:
+        return await isolation.takes(lease, ports(desk))
 
 
 def held(leases: Leases, claim: Claim) -> Callable[[], Awaitable[bool]]:
     async def is_held() -> bool:
-        return leases.find(claim.run_id) is not None
+        return leases.steps.get(claim.run_id) is not None
 
     return is_held
 
@@ -276,7 +275,7 @@ async def test_a_heavy_call_is_tried_in_a_process_for_suspects(
         environment.setenv("OPENAI_BASE_URL", model.url)
         taken = await suspect_call(heavy_desk)
         made = make(heavy_desk)
-        assert await attempt_call(made, CallLeases(time.monotonic), heavy_desk, taken)
+        assert await attempt_call(made, Leases(time.monotonic), heavy_desk, taken)
         async with working(heavy_desk) as hands:
             await hands.finish(taken.hint.run_id)
     result = (await heavy_desk.stored(taken.hint.run_id)).result()
@@ -333,7 +332,7 @@ async def test_a_call_that_dies_alone_beside_its_worker_is_given_up(
         environment.setenv("OPENAI_BASE_URL", model.url)
         taken = await suspect_call(heavy_desk)
     made = make(heavy_desk, *BEGINS_AND_DIES)
-    assert await attempt_call(made, CallLeases(time.monotonic), heavy_desk, taken)
+    assert await attempt_call(made, Leases(time.monotonic), heavy_desk, taken)
     again = await call_taken_over(heavy_desk, taken.hint.run_id, 0)
     assert again.crashes == LIMIT
     assert again.losses.suspicion(LIMIT).stance is Stance.PROVEN
@@ -509,7 +508,7 @@ async def test_a_cancel_reaches_a_process_for_suspects(
 
         await until(is_asked, within=60)
         await desk.control.cancel(await desk.stored(claim.run_id), "enough")
-        lease = leases.find(claim.run_id)
+        lease = leases.steps.get(claim.run_id)
         assert lease is not None
         lease.interrupt(Interruption.CANCELLED)
         assert await task

@@ -20,7 +20,6 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
-from stepfleet.worker.leases.call_lease import CallLeases
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
@@ -84,18 +83,19 @@ class Hands:
     agent: Agent
     crash_at: str = ""
     leases: Leases = field(default_factory=lambda: Leases(time.monotonic))
-    call_leases: CallLeases = field(default_factory=lambda: CallLeases(time.monotonic))
     models: Models = field(default_factory=Models)
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
 
     async def step(self, run_id: str, step: int) -> StepReport:
         """Do one step."""
-        return await run_step(StepHint(run_id, step), self.ports(), self.leases)
+        ports = self.ports()
+        with ports.pacing:
+            return await run_step(StepHint(run_id, step), ports, self.leases)
 
     async def call(self, run_id: str, step: int, index: int) -> CallReport:
         """Make one tool call that the run waits for, as a task of its own."""
         hint = ToolHint(run_id, step, index)
-        return await run_call(hint, self.desk.steps.calls, self.ports(), self.call_leases)
+        return await run_call(hint, self.ports(), self.leases)
 
     async def finish(self, run_id: str, most: int = 20) -> None:
         """Do steps until the run has ended."""
@@ -110,6 +110,7 @@ class Hands:
         """Return ports over the desk's store."""
         return Ports(
             store=self.desk.steps,
+            calls=self.desk.steps.calls,
             agent=LocalAgents([self.agent], self.models).find,
             toolbox=LocalToolbox(4),
             cost=lambda _model, usage: usage.total_tokens / 1000,

@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable
 
 from support.deadlines import until
+from support.runs.scripted_steps import Hands
 from support.runs.stored_runs import Bench, bench
 
+from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
-from stepfleet.worker.leases.call_lease import CallLeases
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.leases.renewal import Renewals
-from stepfleet.worker.runtime.isolation.processes import Isolation
-from stepfleet.worker.runtime.isolation.trials import Trials
+from stepfleet.worker.leases.renewal import renewing
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.runtime.isolation.isolation import Isolation
+from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
 
 LIMIT = 3
 
@@ -33,11 +35,16 @@ def trials(
     grace: float = 1.0,
     places: int = 4,
     draining: Callable[[], bool] = lambda: False,
-) -> Trials:
-    """Return trials whose processes are started by `command`, or as workers do."""
+) -> Isolation:
+    """Return an isolation whose processes are started by `command`, or as workers do."""
     marks = TrialMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
-    isolation = Isolation(command, places, sure=0.1, draining=draining)
-    return Trials(limit, grace, Renewals(desk.steps), marks, isolation)
+    processes = IsolatedProcesses(command, places, sure=0.1, draining=draining)
+    return Isolation(limit, grace, renewing(desk.steps), marks, processes)
+
+
+def ports(desk: Bench) -> Ports:
+    """Return what a worker would give suspects back by."""
+    return Hands(desk, Agent("plain", model="openai:any")).ports()
 
 
 async def claimed(desk: Bench, run_id: str) -> Claim:
@@ -70,11 +77,11 @@ async def start(desk: Bench, run_id: str, index: int) -> None:
     if index < 0:
         claim = await claimed(desk, run_id)
         with Leases(time.monotonic).hold(claim) as lease:
-            await trials(desk).tried(lease, desk.steps)
+            await trials(desk).takes(lease, ports(desk))
     else:
         found = await call_taken(desk, run_id, index)
-        with CallLeases(time.monotonic).hold(found) as held:
-            await trials(desk).tried_call(held, desk.steps.calls)
+        with Leases(time.monotonic).hold_call(found) as held:
+            await trials(desk).takes(held, ports(desk))
 
 
 async def main(url: str, file: str, name: str, run_id: str, *others: str) -> None:

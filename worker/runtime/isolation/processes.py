@@ -77,7 +77,7 @@ class Member:
             self.ended.set_result(outcome)
 
 
-class Isolation:
+class IsolatedProcesses:
     """The processes for suspects of one event loop.
 
     `command` starts one; `places` of them work at a time; `sure` is how many seconds a death is
@@ -245,7 +245,7 @@ class Process(Protocol):
 class _Place:
     """Room for one process at a time, and for the group that it has."""
 
-    def __init__(self, isolation: Isolation) -> None:
+    def __init__(self, isolation: IsolatedProcesses) -> None:
         self.is_idle = True
         self.members: dict[str, Member] = {}
         self._isolation = isolation

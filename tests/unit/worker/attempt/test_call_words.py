@@ -9,7 +9,7 @@ from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.waiting import ToolHint, gave_up
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.worker.attempt.tool_task import CallReport
-from stepfleet.worker.step import ALONE
+from stepfleet.worker.step import ISOLATED
 from stepfleet.worker.tasks import CallFailed, told_of_call
 
 HINT = ToolHint("run", 0, 0)
@@ -23,7 +23,7 @@ DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestam
         (CallReport(HINT, record=DONE, applied=True), "delivered"),
         (CallReport(HINT, record=DONE), "dropped: nobody waits for the result any more"),
         (CallReport(HINT), "given back: the worker is stopping"),
-        (CallReport(HINT, elsewhere=True), ALONE),
+        (CallReport(HINT, isolated=True), ISOLATED),
         (CallReport(HINT, refusal=Refusal(Refused.STALE)), "dropped: stale"),
     ],
 )

@@ -34,7 +34,7 @@ class HalfAway:
         self.renewed: Counter[int] = Counter()
         self.reached_all = threading.Event()
 
-    async def step(self, lease: Numbered) -> Held:
+    async def __call__(self, lease: Numbered) -> Held:
         if lease.number == AWAY:
             msg = "that part is away"
             raise StoreError(msg)
@@ -52,7 +52,7 @@ async def test_a_lease_whose_shard_is_away_leaves_none_behind_it_unrenewed() -> 
         yield half
 
     leases = [Numbered(number) for number in range(MANY)]
-    standby = Standby(cast("Any", leases), cast("Any", []), connect, lease=0.3, limit=600.0)
+    standby = Standby(cast("Any", leases), connect, lease=0.3, limit=600.0)
     standby.start()
     try:
         reached = half.reached_all.wait(60)
@@ -80,7 +80,7 @@ async def test_a_blocked_loop_is_a_warning_and_an_error_where_its_leases_are_lef
         yield half
 
     leases = [Numbered(number) for number in range(AWAY)]
-    standby = Standby(cast("Any", leases), cast("Any", []), connect, lease=0.3, limit=0.6)
+    standby = Standby(cast("Any", leases), connect, lease=0.3, limit=0.6)
     watched, noticed = logging.getLogger("stepfleet.worker.leases.blocked_loop"), Left()
     watched.addFilter(noticed)
     standby.start()

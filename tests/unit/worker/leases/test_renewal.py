@@ -15,8 +15,7 @@ from support.runs.seen_steps import a_claim
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.worker.leases.call_lease import CallLease, CallLeases
-from stepfleet.worker.leases.lease import Holding, Lease, Leases
+from stepfleet.worker.leases.lease import BaseLease, CallLease, Lease, Leases
 
 LONG = 60.0
 
@@ -32,11 +31,11 @@ class Answer:
 OURS = Answer()
 
 
-def name_of(holding: Holding) -> str:
-    if isinstance(holding, Lease):
-        return holding.claim.run_id
-    assert isinstance(holding, CallLease)
-    return holding.taken.hint.run_id
+def name_of(lease: BaseLease) -> str:
+    if isinstance(lease, Lease):
+        return lease.claim.run_id
+    assert isinstance(lease, CallLease)
+    return lease.taken.hint.run_id
 
 
 @dataclass
@@ -48,8 +47,8 @@ class HalfAway:
     begun: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
-    async def renew(self, holding: Holding) -> Any:
-        name = name_of(holding)
+    async def renew(self, lease: BaseLease) -> Any:
+        name = name_of(lease)
         self.begun[name] += 1
         if name != "away":
             return OURS
@@ -63,10 +62,10 @@ class HalfAway:
 
 @dataclass
 class Hands:
-    """Leases of one kind, with one on each half."""
+    """Leases, with one on each half."""
 
-    leases: Any
-    away: Holding
+    leases: Leases
+    away: BaseLease
     held: ExitStack
 
     async def round(self, redis: HalfAway) -> None:
@@ -82,16 +81,15 @@ def taken(run_id: str) -> TakenCall:
 
 @pytest.fixture(params=["steps", "calls"])
 async def hands(request: pytest.FixtureRequest) -> AsyncIterator[Hands]:
-    held = ExitStack()
-    leases: Any
-    if request.param == "steps":
-        leases = Leases(lambda: 0.0)
-        made = [held.enter_context(leases.hold(a_claim(run_id=one))) for one in ("well", "away")]
-    else:
-        leases = CallLeases(lambda: 0.0)
-        made = [held.enter_context(leases.hold(taken(one))) for one in ("well", "away")]
-    for one in made:
-        one.settle()
+    held, leases = ExitStack(), Leases(lambda: 0.0)
+    made: list[BaseLease] = []
+    for one in ("well", "away"):
+        if request.param == "steps":
+            made.append(held.enter_context(leases.hold(a_claim(run_id=one))))
+        else:
+            made.append(held.enter_context(leases.hold_call(taken(one))))
+    for lease in made:
+        lease.settle()
     with held:
         yield Hands(leases, made[1], held)
 
@@ -103,16 +101,16 @@ async def test_a_renewal_without_an_answer_holds_no_other_lease_up(hands: Hands)
     assert redis.begun == {"well": 3, "away": 1}
 
 
-async def test_a_late_answer_is_heeded_and_the_lease_renewed_again(hands: Hands) -> None:
+async def test_a_late_answer_is_applied_and_the_lease_renewed_again(hands: Hands) -> None:
     redis = HalfAway(answer=Answer(ours=False))
     await hands.round(redis)
     assert hands.away.interruption is None
     redis.back.set()
 
-    async def is_heeded() -> bool:
+    async def is_applied() -> bool:
         return hands.away.interruption is Interruption.LEASE_LOST
 
-    await until(is_heeded, within=LONG)
+    await until(is_applied, within=LONG)
     await hands.round(redis)
     assert redis.begun == {"well": 2, "away": 2}
 
@@ -131,8 +129,8 @@ async def test_nothing_is_left_of_a_renewal_when_its_lease_is_over(hands: Hands)
 async def test_a_renewal_that_fails_is_tried_in_the_next_round(hands: Hands) -> None:
     tried = Counter[str]()
 
-    async def fails(holding: Holding) -> Any:
-        tried[name_of(holding)] += 1
+    async def fails(lease: BaseLease) -> Any:
+        tried[name_of(lease)] += 1
         raise OSError("gone")
 
     for _ in range(2):

@@ -89,10 +89,9 @@ from stepfleet.worker.telemetry.instrumentation import import_exporters, instrum
 settings = Settings(redis_url="redis://127.0.0.1:1/0")
 import_exporters(settings)
 around = instrument(settings, "w", {})
-store, toolbox, calls = object(), object(), object()
-assert around.store(store) is store
+toolbox = object()
+assert around.observers() == ()
 assert around.toolbox(toolbox) is toolbox
-assert around.calls(calls) is calls
 assert type(around.models()).__name__ == "Models"
 assert around.background(float, float) == []
 asyncio.run(around.aclose())

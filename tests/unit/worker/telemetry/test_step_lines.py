@@ -6,12 +6,12 @@ from typing import Any, cast
 import pytest
 from support.runs.agent_records import a_call, a_failed_step, a_step, an_error
 
+from stepfleet.orchestrator.protocol.claim import Committed
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.run.step_lines import described
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.worker.ports import Store
-from stepfleet.worker.telemetry import LoggedStore, logged
+from stepfleet.worker.telemetry import StepLogger, step_logger
 
 
 def test_a_step_is_told_on_one_line() -> None:
@@ -45,35 +45,21 @@ def test_an_answer_and_a_failure_are_told_as_such() -> None:
     )
 
 
-def test_a_store_whose_lines_nobody_reads_is_left_as_it_is(
+def test_steps_whose_lines_nobody_reads_are_not_observed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """OBS-09: no cost where text is logged, at the usual level."""
-
-    class Some:
-        journal = None
-
-    store = cast("Store", Some())
     caplog.set_level(logging.INFO, logger="stepfleet.steps")
-    assert logged(store, as_json=False) is store
-    assert isinstance(logged(store, as_json=True), LoggedStore)
+    assert step_logger(as_json=False) == ()
+    assert len(step_logger(as_json=True)) == 1
     caplog.set_level(logging.DEBUG, logger="stepfleet.steps")
-    assert isinstance(logged(store, as_json=False), LoggedStore)
+    assert len(step_logger(as_json=False)) == 1
 
 
-async def test_a_step_that_cannot_be_told_is_committed_all_the_same(
+def test_a_step_that_cannot_be_logged_is_committed_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """OBS-09: its line is missing, and that is said."""
-
-    class Applied:
-        applied = True
-
-    class Accepting:
-        journal = None
-
-        async def commit(self, *_: object) -> Applied:
-            return Applied()
 
     class Odd:
         """A claim and a verdict of which nothing can be said."""
@@ -81,7 +67,6 @@ async def test_a_step_that_cannot_be_told_is_committed_all_the_same(
         run_id = "run-1"
         logged = object()
 
-    store = LoggedStore(cast("Store", Accepting()), logging.INFO)
     odd = cast("Any", Odd())
-    assert (await store.commit(odd, odd, odd)).applied
+    StepLogger(logging.INFO).committed(odd, odd, odd, Committed(applied=True))
     assert "a step of run run-1 could not be logged" in caplog.text

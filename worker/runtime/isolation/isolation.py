@@ -1,0 +1,95 @@
+"""Suspects, which may have ended their workers, are executed in isolated processes.
+
+Decides which work is isolated, and what is delayed first; `suspicion` decides what losses mean.
+Knows nothing of what a step or a tool call does.
+"""
+
+import asyncio
+from functools import partial
+from typing import Protocol
+
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Member, Outcome
+from stepfleet.worker.step import release
+
+
+class Marks(Protocol):
+    """Counts the deaths of isolated processes."""
+
+    async def died(self, hint: StepHint | ToolHint, token: str, group: int, agent: str) -> None:
+        """Count the death of the process that had the work, one of `group`; dispatch it again."""
+
+
+class Isolation:
+    """Has suspects executed by `processes` (None: there are none).
+
+    `limit` workers may be lost with work before it is suspect; `grace` is in seconds. Suspects
+    wait here for their turn, under leases that are renewed, and not in a queue.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        grace: float,
+        renew: Renew,
+        marks: Marks,
+        processes: IsolatedProcesses | None,
+    ) -> None:
+        self._limit = limit
+        self._grace = grace
+        self._renew = renew
+        self._marks = marks
+        self._processes = processes
+
+    async def takes(self, lease: AnyLease, ports: Ports) -> bool:
+        """Execute the work elsewhere, or delay it; False where it is to be done here.
+
+        The isolated process goes on under the same token. Raises `StoreError` when Redis stays
+        out of reach.
+        """
+        work = lease.work
+        if delay := work.losses.delay(self._limit, self._grace):
+            await _release(lease, ports, delay)
+            return True
+        found = work.losses.suspicion(self._limit)
+        if self._processes is None or found.stance is not Stance.SUSPECT:
+            return False
+        suspect = Suspect(found.most, found.by_tools)
+        member = Member(work.hint, work.token, suspect, partial(self._died, lease))
+        try:
+            outcome = await self._processes.join(member)
+        except asyncio.CancelledError as cancelled:
+            by = lease.interrupted_by(cancelled)
+            lease.settle()
+            begun = await self._processes.leave(member, by)
+            if not begun and by is not Interruption.LEASE_LOST:
+                await _release(lease, ports, self._grace if by.from_outside else 0.0)
+            return True
+        if outcome is Outcome.NO_ROOM:
+            await _release(lease, ports, self._grace)
+        if outcome is Outcome.NOT_STARTED:
+            return not (await self._renew(lease)).ours
+        return True
+
+    async def aclose(self) -> None:
+        """End all isolated processes, which hand back their work."""
+        if self._processes:
+            await self._processes.aclose()
+
+    async def _died(self, lease: AnyLease, group: int) -> None:
+        lease.settle()  # what is dispatched again may come to this worker
+        work = lease.work
+        await self._marks.died(work.hint, work.token, group, work.config.name)
+
+
+async def _release(lease: AnyLease, ports: Ports, delay: float) -> None:
+    if isinstance(lease, CallLease):
+        taken = lease.taken
+        await ports.calls.leave(taken.hint, taken.token, delay=delay, started=False)
+    else:
+        await release(lease.claim, ports, delay)
