@@ -69,7 +69,7 @@ def create_app(settings: Settings) -> Celery:
         app.conf.broker_url = batch_url(settings.broker)
         app.conf.event_serializer = EVENTS
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
-    services = Services(settings, load_agents(references).values(), app, alone=not prefork)
+    services = Services(settings, load_agents(references).values(), app, isolates=not prefork)
     for name, value in settings.secrets():
         keep_secret(name, value)
     if settings.log_format == "json":

@@ -178,7 +178,8 @@ class Leases:
     def of(self, run_id: str) -> list[AnyLease]:
         """Return the leases on a run's step and tool calls."""
         step = self.steps.get(run_id)
-        calls = [lease for hint, lease in self.calls.items() if hint.run_id == run_id]
+        held = list(self.calls.values())  # at once: remote control asks in a thread of its own
+        calls = [lease for lease in held if lease.taken.hint.run_id == run_id]
         return [step, *calls] if step else [*calls]
 
     async def keeps(self, hint: StepHint | ToolHint) -> bool:

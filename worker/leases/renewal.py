@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from typing import Self
 
 from celery import Celery
 
 from stepfleet.orchestrator.protocol.claim import Held
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.leases.blocked_loop import LOOKS_PER_LEASE, Connect, Standby
 from stepfleet.worker.leases.lease import AnyLease, CallLease, Leases, Renew
@@ -56,9 +57,18 @@ class Renewal:
         self, leases: Leases, renew: Renew, lease: float, standby: Standby | None = None
     ) -> None:
         self._leases = leases
-        self._renew = renew
+        self.once = renew
         self._standby = standby
         self._pause = lease / RENEWALS_PER_LEASE
+
+    @classmethod
+    def over(cls, opened: OpenStore, store: StepStore, leases: Leases, app: Celery | None) -> Self:
+        """Return the renewal of the running loop; with an `app`, a thread stands by for it."""
+        settings, standby = opened.settings, None
+        if app is not None:
+            connect = connecting(settings, app, store.terms)
+            standby = Standby(leases, connect, lease=settings.lease, limit=settings.blocked_limit)
+        return cls(leases, renewing(store), settings.lease, standby)
 
     async def watch(self) -> None:
         """Renew until cancelled."""
@@ -69,7 +79,7 @@ class Renewal:
                 await asyncio.sleep(self._pause)
                 if self._standby:
                     self._standby.seen()
-                await self._leases.renew(self._renew)
+                await self._leases.renew(self.once)
         finally:
             if self._standby:
                 await self._standby.aclose()
@@ -81,4 +91,4 @@ class Renewal:
             steps = self._leases.steps.values()
             held = [lease for lease in steps if lease.claim.batch_id == batch_id]
             held = [*held, *self._leases.calls.values()]
-        await self._leases.renew(self._renew, held)
+        await self._leases.renew(self.once, held)

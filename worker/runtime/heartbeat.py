@@ -1,9 +1,8 @@
-"""Tells, again and again, that a worker is there and what it does; `aclose` of services ends it."""
+"""Reports regularly that a worker is alive and what it does; its end signs it off."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import orjson
 from celery import Celery
@@ -15,22 +14,8 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 
-def queues_told(app: Celery | None, agents: Iterable[Agent]) -> dict[str, Any]:
-    """Return that as a part of its report; without an app it serves none.
-
-    Celery may be told to serve others later.
-    """
-    return {
-        "queues": sorted(app.amqp.queues.consume_from) if app else [],
-        "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
-    }
-
-
-class Report:
-    """What the worker `name` says of itself every `pause` seconds; `app` is None if it has none.
-
-    `held` counts the steps that it holds.
-    """
+class Heartbeat:
+    """Reports on the worker `name` every `pause` seconds. `held` counts the steps that it holds."""
 
     def __init__(
         self,
@@ -38,7 +23,7 @@ class Report:
         agents: Sequence[Agent],
         *,
         held: Callable[[], int],
-        app: Celery | None,
+        app: Celery,
         pause: float,
     ) -> None:
         self._name = name
@@ -48,24 +33,26 @@ class Report:
         self._pause = pause
 
     async def watch(self, opened: OpenStore) -> None:
-        """Tell who is there, and again of the agents when a failover may have lost them."""
+        """Report until cancelled; announce the agents again where a failover may have lost them."""
         announced = opened.connection.connects
         while True:
             with suppress(AgentException, RedisError):
-                await self._tell(opened)
+                await self._report(opened)
                 if announced != (connects := opened.connection.connects):
                     for agent in self._agents:
                         await opened.configs.restore(agent.config)
                     announced = connects
             await asyncio.sleep(self._pause)
 
-    async def _tell(self, opened: OpenStore) -> None:
-        seen = {
+    async def _report(self, opened: OpenStore) -> None:
+        report = {
             "held": self._held(),
             "slots": opened.settings.slots,
             "agents": sorted(agent.name for agent in self._agents),
-            **queues_told(self._app, self._agents),
+            # Celery may be told to serve other queues later.
+            "queues": sorted(self._app.amqp.queues.consume_from),
+            "tool_queues": sorted({queue for agent in self._agents for queue in agent.queues}),
+            "seen": (await opened.connection.now()).timestamp(),
         }
-        seen["seen"] = (await opened.connection.now()).timestamp()
-        shown = orjson.dumps(seen).decode()
+        shown = orjson.dumps(report).decode()
         await opened.connection.execute("HSET", keys.WORKERS, self._name, shown)

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
+from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.ports import Ports
@@ -39,21 +39,11 @@ TICKS = 20
 log = logging.getLogger(__name__)
 
 
-class TrialServices(LoopServices):
-    """Those of a process for suspects: it takes no tasks, and looks after its own leases alone."""
-
-    consumes = False
-
-    def _watching_over(self, opened: OpenStore) -> list[asyncio.Task[None]]:
-        del opened  # its worker rescues, reports and tidies
-        return [asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")]
-
-
 class Suspects:
     """What this process does at a time; `say` writes a line to whoever started it."""
 
     def __init__(
-        self, services: TrialServices, leases: Leases, ports: Ports, say: Callable[[str], None]
+        self, services: LoopServices, leases: Leases, ports: Ports, say: Callable[[str], None]
     ) -> None:
         self._services = services
         self._leases = leases
@@ -108,7 +98,8 @@ class Suspects:
 async def serve(settings: Settings, agents: Iterable[Agent], say: Callable[[str], None]) -> None:
     """Do what standard input asks for, a line each, until it ends and everything is done."""
     app, leases = client_app(settings), Leases(time.monotonic)
-    services = TrialServices(settings, agents, app, leases, patience=math.inf)
+    services = LoopServices(settings, agents, app, leases, consumes=False)
+    services.be_patient(math.inf)
     orders = await _lines_of_input()
 
     def hand_back() -> None:

@@ -1,4 +1,4 @@
-"""What a worker process is made of: put together once per event loop, from the settings.
+"""The services of a worker process: what its steps need in their event loop, and its stages.
 
 Starts with the process: leases are renewed and overdue runs rescued also while no task comes.
 """
@@ -8,72 +8,50 @@ import logging
 import math
 import os
 import random
-import secrets
-import socket
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from celery import Celery
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException, StoreError
-from stepfleet.orchestrator.memory.tokens import TokenCounters
-from stepfleet.orchestrator.models.pricing import RecentPrices
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.events.text_chunks import Chunks
-from stepfleet.orchestrator.store.fleet_overview import forget_workers
-from stepfleet.orchestrator.store.health import server_info, warnings
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.quarantine import keep_aside
-from stepfleet.orchestrator.store.response_cache import CacheEntries
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
-from stepfleet.worker.agents.local import LocalAgents
-from stepfleet.worker.agents.mcp_sources import OpenSources, check_sources, sources_of
-from stepfleet.worker.agents.response_cache import ResponseCache
-from stepfleet.worker.agents.streaming import Teller
+from stepfleet.worker.agents.mcp_sources import check_sources
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.events.courier import Courier
 from stepfleet.worker.events.outlets import couriers
-from stepfleet.worker.events.subscribers import Listening, SubscriberObserver
-from stepfleet.worker.events.text_chunks import ChunkSender
-from stepfleet.worker.leases.blocked_loop import Standby
 from stepfleet.worker.leases.lease import HELD_HERE, Leases
-from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE, Renewal, connecting, renewing
+from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.runtime.batch_housekeeping import keep_up
+from stepfleet.worker.runtime.background import background_tasks
+from stepfleet.worker.runtime.compose import Collaborators
+from stepfleet.worker.runtime.connect import connect, disconnect, worker_name
 from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
-from stepfleet.worker.runtime.heartbeat import Report
-from stepfleet.worker.runtime.housekeeping import tidy
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
-from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.step import StepReport, run_step
-from stepfleet.worker.telemetry import step_logger
-from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
-from stepfleet.worker.toolbox.box import LocalToolbox
+from stepfleet.worker.telemetry.instrumentation import import_exporters
 
 log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 5.0
 LAST_SECONDS = 1.0
 """How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
 
 
 class LoopServices:
-    """The collaborators of the steps that run in one event loop."""
+    """The collaborators of the steps that run in one event loop.
 
-    consumes = True
-    """Whether this process takes tasks from the queues."""
+    `isolates`: suspects are executed in isolated processes. `consumes`: this process takes tasks
+    from the queues; one that does not only renews its leases beside its steps.
+    """
 
     def __init__(
         self,
@@ -82,30 +60,24 @@ class LoopServices:
         app: Celery,
         leases: Leases,
         crash: Visit = unharmed,
-        patience: float | None = None,
         *,
-        alone: bool = False,
+        isolates: bool = False,
+        consumes: bool = True,
     ) -> None:
         self._settings = settings
-        self._patience = settings.patience if patience is None else patience
+        self._patience = settings.patience
         self._agents = list(agents)
-        self._alone = alone
+        self._isolates = isolates
+        self._consumes = consumes
         self._app = app
         self._leases = leases
         self._crash = crash
-        self._watching = instrument(settings, worker_name())
-        self._models = self._watching.models()
-        self._toolbox = self._watching.toolbox(LocalToolbox(settings.tool_threads))
-        self._listening = Listening()
-        self._chunks: ChunkSender | None = None
-        self._cache: ResponseCache | None = None
+        self._shared = Collaborators(settings, self._agents, worker_name())
         self._couriers: list[Courier] = []
-        self._counters = TokenCounters()
+        self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[Ports] | None = None
-        self._watches: list[asyncio.Task[None]] = []
         self._store: OpenStore | None = None
         self._has_ended = False
-        self._sources: OpenSources | None = None
         self._isolation: Isolation | None = None
         self._renewal: Renewal
 
@@ -127,7 +99,7 @@ class LoopServices:
         return self._store
 
     async def check(self, run_id: str, batch_id: str = "") -> None:
-        """Renew what is held here of a run, or of a batch; heed what the store says is wanted."""
+        """Renew what is held here of a run, or of a batch, and apply what the store answers."""
         await self.ports()
         await self._renewal.renew(run_id, batch_id)
 
@@ -153,145 +125,60 @@ class LoopServices:
         await keep_aside(self.store.connection, entry)
 
     async def settle(self) -> None:
-        """Give subscribers and readers of text a few seconds to hear what was told."""
-        beside = (self._listening, self._chunks, self._cache)
-        await asyncio.gather(*(one.settle(SETTLE_SECONDS) for one in beside if one))
+        """Give subscribers and readers of text a few seconds to receive what is left."""
+        await self._shared.settle()
 
     async def aclose(self) -> None:
-        """End the watches and disconnect."""
+        """End the background tasks and disconnect."""
         self._has_ended = True
         self.be_patient(min(self._patience, LAST_SECONDS))
         if self._opening:
             await end_tasks([self._opening])
-        await end_tasks(self._watches)
+        await end_tasks(self._tasks)
         if self._isolation:
             await self._isolation.aclose()
         await self._leases.settle(LAST_SECONDS)  # claims whose reply nobody waited for go back
-        await self.settle()
-        await self._listening.aclose()
-        await self._watching.aclose()
-        await self._models.aclose()
-        if self._sources:
-            await self._sources.aclose()
+        await self._shared.aclose()
         for courier in self._couriers:
             await courier.aclose()
         if self._store:
-            with suppress(AgentException):
-                await self._store.connection.execute("HDEL", keys.WORKERS, worker_name())
-            await self._store.aclose()
+            await disconnect(self._store)
 
     async def _open(self) -> Ports:
         opened = self._store = await open_store(self._settings, self._app)
+        opened.connection.patience = self._patience
         try:
             return await self._set_up(opened)
         except BaseException:
-            await self._let_go(opened)
+            # Nothing is left behind: the next try opens another.
+            await end_tasks(self._tasks)
+            for courier in self._couriers:
+                await courier.aclose()
+            self._tasks, self._couriers, self._store = [], [], None
+            await opened.aclose()
             raise
 
-    async def _let_go(self, opened: OpenStore) -> None:
-        """Leave nothing behind of a store that could not be set up: the next try opens another."""
-        await end_tasks(self._watches)
-        for courier in self._couriers:
-            await courier.aclose()
-        self._watches, self._couriers, self._store = [], [], None
-        await opened.aclose()
-
     async def _set_up(self, opened: OpenStore) -> Ports:
-        settings = self._settings
-        opened.connection.patience = self._patience
-        for warning in warnings(await server_info(opened.connection)):
-            log.warning(warning)
-        terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
-        store = StepStore(
-            opened.connection, opened.keys, opened.configs, opened.dispatch, terms, self._crash
-        )
-        renew, standby = renewing(store), None
-        if self.consumes:  # a process that consumes nothing ends itself when it is stuck
-            connect = connecting(settings, self._app, terms)
-            limit = settings.blocked_limit
-            standby = Standby(self._leases, connect, lease=terms.lease, limit=limit)
-        self._renewal = Renewal(self._leases, renew, settings.lease, standby)
-        await store.prepare()
-        for agent in self._agents:
-            await opened.configs.announce(agent.config)
-        await forget_workers(opened)
-        self._sources = self._sources or sources_of(self._agents)
-        if self.consumes:
+        leases, app = self._leases, self._app
+        store = await connect(opened, self._agents, self._crash)
+        self._renewal = Renewal.over(opened, store, leases, app if self._consumes else None)
+        isolation = None
+        if self._consumes:
             self._couriers = await couriers(opened, worker_name(), random.random)
-        processes = None
-        if self._alone:
-            processes = IsolatedProcesses(draining=lambda: self._leases.draining)
-        marks = TrialMarks(opened.connection, opened.keys, opened.dispatch)
-        self._isolation = Isolation(settings.poison_limit, settings.grace, renew, marks, processes)
-        ports = self._ports(opened, store)
-        self._watches = self._watching_over(opened)
-        self._watches += [asyncio.create_task(one.watch()) for one in self._couriers]
+            processes = None
+            if self._isolates:
+                processes = IsolatedProcesses(draining=lambda: leases.draining)
+            isolation = self._isolation = Isolation.over(opened, self._renewal.once, processes)
+        ports = self._shared.compose(opened, store, isolation, self._crash)
+        renewals = asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")
+        self._tasks = [renewals]
+        if self._consumes:
+            instrumentation = self._shared.instrumentation
+            self._tasks += background_tasks(
+                opened, self._agents, leases, app, self._crash, instrumentation
+            )
+        self._tasks += [asyncio.create_task(one.watch()) for one in self._couriers]
         return ports
-
-    def _ports(self, opened: OpenStore, store: StepStore) -> Ports:
-        settings = self._settings
-        connection = opened.connection
-        self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
-        teller = Teller(self._chunks, self._listening)
-        subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
-        listener = (SubscriberObserver(subscribers, self._listening),) if subscribers else ()
-        logger = step_logger(as_json=settings.log_format == "json")
-        glance = RecentPrices()
-
-        def cost(model: str, usage: UsageStats) -> float:
-            return glance.prices().cost_of(model, usage)
-
-        cache = self._cache = ResponseCache(CacheEntries(connection, settings.cache_bytes), cost)
-        return Ports(
-            store=store,
-            calls=store.calls,
-            agent=LocalAgents(self._agents, self._models, teller, self._sources, cache).find,
-            toolbox=self._toolbox,
-            cost=cost,
-            elapsed=time.monotonic,
-            jitter=random.random,
-            token=lambda: secrets.token_hex(8),
-            crash=self._crash,
-            worker=worker_name(),
-            poison_limit=settings.poison_limit,
-            patience=settings.grace,
-            tokens=self._counters.of,
-            isolation=self._isolation if self.consumes else None,
-            observers=(*listener, *logger, *self._watching.observers()),
-        )
-
-    def _watching_over(self, opened: OpenStore) -> list[asyncio.Task[None]]:
-        """Start what looks after runs, leases and reports for as long as this loop works."""
-        rescuer = Rescuer(
-            opened.connection,
-            opened.keys,
-            opened.dispatch,
-            grace=self._settings.grace,
-            interval=self._settings.rescue_interval,
-            long_queue=self._settings.slots,
-            jitter=random.random,
-        )
-        rescuer.calm = rescuer.clock.tolerance = self._settings.lease / RENEWALS_PER_LEASE
-        report = Report(
-            worker_name(),
-            self._agents,
-            held=lambda: len(self._leases.steps),
-            app=self._app if self.consumes else None,
-            pause=self._settings.lease / RENEWALS_PER_LEASE,
-        )
-        lookouts = self._watching.background(
-            lambda: len(self._leases.steps), lambda: len(self._leases.calls)
-        )
-        watches = [
-            asyncio.create_task(
-                rescuer.watch(self._crash, self._watching.rescued), name="stepfleet-rescuer"
-            ),
-            asyncio.create_task(self._renewal.watch(), name="stepfleet-leases"),
-            asyncio.create_task(report.watch(opened), name="stepfleet-report"),
-            asyncio.create_task(tidy(opened), name="stepfleet-tidying"),
-            asyncio.create_task(keep_up(opened, random.random), name="stepfleet-upkeep"),
-        ]
-        return [*watches, *(asyncio.create_task(one) for one in lookouts)]
 
 
 class Services:
@@ -303,7 +190,7 @@ class Services:
         agents: Iterable[Agent],
         app: Celery,
         *,
-        alone: bool = False,
+        isolates: bool = False,
     ) -> None:
         agents = tuple(agents)
         check_sources(agents)
@@ -316,12 +203,11 @@ class Services:
         self._made: LoopServices | None = None
 
         def make() -> LoopServices:
+            made = LoopServices(settings, agents, app, self.leases, self.crash, isolates=isolates)
             # A model's answer is worth waiting for Redis, however long that takes.
-            patience = 0.0 if self.leases.draining else math.inf
-            self._made = LoopServices(
-                settings, agents, app, self.leases, self.crash, patience, alone=alone
-            )
-            return self._made
+            made.be_patient(0.0 if self.leases.draining else math.inf)
+            self._made = made
+            return made
 
         self._loop: Callable[[], LoopServices] = PerLoop(make, LoopServices.aclose)
 
@@ -356,7 +242,7 @@ class Services:
         await self._loop().put_aside(entry)
 
     def start(self) -> None:
-        """Connect and start the watches in this process's loop. Safe to call again."""
+        """Connect and start the background tasks in this process's loop. Safe to call again."""
         home_loop().submit(lambda: asyncio.ensure_future(self._started()))
 
     def drain(self) -> None:
@@ -372,7 +258,7 @@ class Services:
         self.leases.hand_back()
 
     def interrupt(self, run_id: str = "", batch_id: str = "") -> None:
-        """Break off what is held here of a run, or of a batch, if the store says so."""
+        """Interrupt what is held here of a run, or of a batch, if the store says so."""
         if batch_id or self.leases.of(run_id):
             home_loop().submit(lambda: asyncio.ensure_future(self._loop().check(run_id, batch_id)))
 
@@ -382,19 +268,14 @@ class Services:
 
     async def _started(self) -> None:
         self.stopping.heed(self.drain, self.hand_back)
-        told = ""
+        logged = ""
         while True:
             try:
                 await self._loop().ports()
             except (AgentException, RedisError, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != logged:
+                    logged = str(error)
                     log.warning("waiting for the store: %s", error)
                 await asyncio.sleep(1)
             else:
                 return
-
-
-def worker_name() -> str:
-    """Return this process's name: host and process id."""
-    return f"{socket.gethostname()}:{os.getpid()}"

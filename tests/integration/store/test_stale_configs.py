@@ -17,7 +17,7 @@ from stepfleet.orchestrator.store.config_gc import (
     forget_stale_configs,
 )
 from stepfleet.orchestrator.store.configs import NOTED_SECONDS, Configs
-from stepfleet.worker.runtime.housekeeping import tidy
+from stepfleet.worker.runtime.housekeeping import keep_records
 
 RETENTION = LEAST_SECONDS
 NUMBERS = itertools.count()
@@ -165,7 +165,7 @@ async def test_a_worker_tidies_up_beside_its_steps(
 ) -> None:
     monkeypatch.setattr("stepfleet.worker.runtime.housekeeping.FIRST_SECONDS", 0.0)
     await aged(desk, await desk.opened.configs.save(agent().config))
-    task = asyncio.create_task(tidy(desk.opened))
+    task = asyncio.create_task(keep_records(desk.opened))
 
     async def is_gone() -> bool:
         return not await known(desk)

@@ -33,7 +33,9 @@ def made(redis_url: str) -> LoopServices:
     settings = load_settings(redis_url=redis_url)
     agents = [Agent("plain", model="openai:any")]
     app = client_app(settings)
-    return LoopServices(settings, agents, app, Leases(time.monotonic), patience=math.inf)
+    made = LoopServices(settings, agents, app, Leases(time.monotonic))
+    made.be_patient(math.inf)
+    return made
 
 
 def watches() -> list[str]:
@@ -59,7 +61,7 @@ def test_a_pool_that_ends_tells_subscribers_all_and_takes_its_leave(
         mine = per_loop()
         await mine.ports()
         for _ in range(3):
-            mine._listening.offer(hear)
+            mine._shared.listening.offer(hear)
 
     monkeypatch.setattr(Listening, "settle", opened_settle)
     per_loop = PerLoop(lambda: made(redis_url), LoopServices.aclose)

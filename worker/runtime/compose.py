@@ -1,0 +1,95 @@
+"""Composes the ports of the steps of one event loop, from settings, agents and a store."""
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import Sequence
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.memory.tokens import TokenCounters
+from stepfleet.orchestrator.models.pricing import RecentPrices
+from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.events.text_chunks import Chunks
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.response_cache import CacheEntries
+from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.worker.agents.local import LocalAgents
+from stepfleet.worker.agents.mcp_sources import OpenSources, sources_of
+from stepfleet.worker.agents.response_cache import ResponseCache
+from stepfleet.worker.agents.streaming import Teller
+from stepfleet.worker.events.subscribers import Listening, SubscriberObserver
+from stepfleet.worker.events.text_chunks import ChunkSender
+from stepfleet.worker.ports import Isolation, Ports
+from stepfleet.worker.runtime.crash_points import Visit
+from stepfleet.worker.telemetry import step_logger
+from stepfleet.worker.telemetry.instrumentation import instrument
+from stepfleet.worker.toolbox.box import LocalToolbox
+
+SETTLE_SECONDS = 5.0
+
+
+class Collaborators:
+    """What the steps of one event loop share, whichever store they are connected to."""
+
+    def __init__(self, settings: Settings, agents: Sequence[Agent], worker: str) -> None:
+        self.instrumentation = instrument(settings, worker)
+        self.listening = Listening()
+        self._agents = agents
+        self._worker = worker
+        self._models = self.instrumentation.models()
+        self._toolbox = self.instrumentation.toolbox(LocalToolbox(settings.tool_threads))
+        self._counters = TokenCounters()
+        self._sources: OpenSources | None = None
+        self._chunks: ChunkSender | None = None
+        self._cache: ResponseCache | None = None
+
+    def compose(
+        self, opened: OpenStore, store: StepStore, isolation: Isolation | None, crash: Visit
+    ) -> Ports:
+        """Return the ports of steps over a store."""
+        settings, connection = opened.settings, opened.connection
+        self._sources = self._sources or sources_of(self._agents)
+        self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
+        teller = Teller(self._chunks, self.listening)
+        subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
+        listener = (SubscriberObserver(subscribers, self.listening),) if subscribers else ()
+        logger = step_logger(as_json=settings.log_format == "json")
+        recent = RecentPrices()
+
+        def cost(model: str, usage: UsageStats) -> float:
+            return recent.prices().cost_of(model, usage)
+
+        cache = self._cache = ResponseCache(CacheEntries(connection, settings.cache_bytes), cost)
+        return Ports(
+            store=store,
+            calls=store.calls,
+            agent=LocalAgents(self._agents, self._models, teller, self._sources, cache).find,
+            toolbox=self._toolbox,
+            cost=cost,
+            elapsed=time.monotonic,
+            jitter=random.random,
+            token=lambda: secrets.token_hex(8),
+            crash=crash,
+            worker=self._worker,
+            poison_limit=settings.poison_limit,
+            patience=settings.grace,
+            tokens=self._counters.of,
+            isolation=isolation,
+            observers=(*listener, *logger, *self.instrumentation.observers()),
+        )
+
+    async def settle(self) -> None:
+        """Give subscribers and readers of text a few seconds to receive what is left."""
+        beside = (self.listening, self._chunks, self._cache)
+        await asyncio.gather(*(one.settle(SETTLE_SECONDS) for one in beside if one))
+
+    async def aclose(self) -> None:
+        """Close them all."""
+        await self.settle()
+        await self.listening.aclose()
+        await self.instrumentation.aclose()
+        await self._models.aclose()
+        if self._sources:
+            await self._sources.aclose()
