@@ -1,4 +1,4 @@
-"""Puts messages aside that Celery has and cannot use: no task of this worker, no task at all.
+"""Keeps messages that Celery has received and cannot use: no task of this worker, no task at all.
 
 Called in the consumer's thread, where no event loop runs. Must not know what makes a message bad.
 """
@@ -31,7 +31,7 @@ def dead_letter_receiver(settings: Settings) -> Callable[..., None]:
         made = entry(_shown(message), why[:_SHOWN], queue)
         log.warning("a message of queue %s was put aside: %s", queue, why[:_SHOWN])
         if isinstance(message.channel, AckBufferChannel):
-            message.channel.put_aside(made)
+            message.channel.add_dead_letter(made)
             return
         try:
             asyncio.run(_keep(settings, made))

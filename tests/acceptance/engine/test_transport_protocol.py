@@ -201,7 +201,7 @@ def test_a_fetcher_that_was_given_up_takes_nothing(redis_url: str, broker: Any) 
         channel.client.connection.disconnect()
         channel.restore_pending()
         assert broker.llen("a") == 1
-        keys, args = channel._call_of(fetch)
+        keys, args = channel._script_call(fetch)
         assert broker.evalsha(script("fetch").sha, len(keys), *keys, *args) == [
             0,
             0,

@@ -47,7 +47,7 @@ def test_a_message_that_comes_before_the_reply_of_an_empty_fetch_is_looked_for(
         redis.lpush("waking", "a message")
     wait_for_words(channel.wakeups.connection)
     with pytest.raises(Empty):
-        channel.hear()
+        channel.on_wakeup()
     with pytest.raises(Empty):
         channel.read_reply()
     assert channel.wants_to_fetch()

@@ -16,7 +16,7 @@ LOCAL = (
     "orchestrator/tools/builtin",
     "worker/testing",
     "worker/engine/transport",
-    "worker/models/openai",  # compared with a Retry-After that is a date
+    "worker/models/http_model.py",  # compared with a Retry-After that is a date
 )
 WALL_CLOCKS = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 

@@ -26,7 +26,7 @@ _ALIASES = {
 
 
 def register() -> None:
-    """Teach kombu the URL schemes and the serializer; repeating it is harmless."""
+    """Register the URL schemes and the serializer with kombu; repeating it is harmless."""
     TRANSPORT_ALIASES.update(_ALIASES)
     register_events()
 

@@ -1,11 +1,11 @@
 """A kombu Redis channel that fetches many messages, and acknowledges many, in one round trip.
 
-Decides what one fetch asks for and what becomes of its reply. Queues, bindings, publishing, fanout
+Decides what one fetch requests and how its reply is delivered. Queues, bindings, publishing, fanout
 and the sweep for the visibility timeout are kombu's own.
 
 A delivery has a tag of its own, made by the fetch, not the publisher's: an acknowledgement that
-arrives late, over another connection or after the message went to somebody else, can only ever
-mean that delivery.
+arrives late, over another connection or after the message was delivered elsewhere, can only ever
+end that delivery.
 """
 
 import json
@@ -26,7 +26,7 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
 )
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
-from stepfleet.worker.engine.transport.ack_buffer import ACKS_PER_CALL, GIVEN_UP, SHAPE_ERRORS
+from stepfleet.worker.engine.transport.ack_buffer import ACKS_PER_CALL, LOST_FETCHER, SHAPE_ERRORS
 from stepfleet.worker.engine.transport.fast_json import encode_plain
 from stepfleet.worker.engine.transport.guard import (
     BROADCAST_LIMIT,
@@ -40,7 +40,7 @@ from stepfleet.worker.engine.transport.pending_acks import LostFetch
 from stepfleet.worker.engine.transport.poller import WAKEUP
 from stepfleet.worker.engine.transport.qos import QoS
 from stepfleet.worker.engine.transport.scripts import script
-from stepfleet.worker.engine.transport.wakeup import WakingChannel, ask
+from stepfleet.worker.engine.transport.wakeup import WakingChannel, send_command
 
 logger = logging.getLogger("kombu.transport.redis")
 
@@ -50,7 +50,7 @@ _REPLY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One call of the fetch script: its tag, what it asks for, the acknowledgements it takes."""
+    """One call of the fetch script: its tag, what it requests, the acknowledgements it carries."""
 
     tag: str
     queues: tuple[str, ...]
@@ -62,7 +62,7 @@ class Fetch:
         return f"{self.tag}:{number}"
 
     def lost(self) -> LostFetch:
-        """Say what is unknown when its reply does not come."""
+        """Return what is unknown when its reply does not arrive."""
         tags = tuple(self.tag_of(i + 1) for i in range(self.wanted))
         return LostFetch(self.tag.partition(":")[0], tags, self.acks)
 
@@ -79,7 +79,7 @@ class Channel(WakingChannel):
     message_limit = MESSAGE_LIMIT
 
     #: Seconds for which a worker that was killed in its sweep keeps the others from theirs: kombu's
-    #: are 300. Two sweeps at once do no harm, a message is given back by one of them.
+    #: are 300. Two sweeps at once do no harm: one of them restores a message.
     unacked_mutex_expire = 10
 
     from_transport_options = (
@@ -94,28 +94,28 @@ class Channel(WakingChannel):
         self._fetcher = ""
         self._fetches = 0
         self._sent: Fetch | None = None
-        self._rests_until = 0.0  # monotonic; nothing is sent before, not even acknowledgements
+        self._backing_off_until = 0.0  # monotonic; nothing is sent before
         self._watch = OutageLog("The broker")
         super().__init__(*args, **kwargs)
-        self.handlers[WAKEUP] = self.hear
+        self.handlers[WAKEUP] = self.on_wakeup
 
     # ------------------------------------------------------------------ the fetching connection
 
     def reset_connection(self) -> None:
-        """Start anew: what a lost connection was told to do must not be done any more."""
+        """Begin as a new fetcher: calls of the lost connection must have no effect any more."""
         self._fetcher = uuid4().hex
         self.next_fetch_at = 0.0
         self.close_wakeups()
 
     def prepare_connection(self) -> None:
         """Load the fetch script through the new fetching connection."""
-        ask(self.client.connection, "SCRIPT", "LOAD", script("fetch").text)
+        send_command(self.client.connection, "SCRIPT", "LOAD", script("fetch").text)
 
     def _on_connection_disconnect(self, connection: Any) -> None:
         if self._in_poll is connection:
             sent, self._sent = self._sent, None
             if sent is not None:
-                self._ledger.lost(sent.lost())
+                self._pending.lost(sent.lost())
         super()._on_connection_disconnect(connection)
 
     # ------------------------------------------------------------------ fetching
@@ -124,7 +124,7 @@ class Channel(WakingChannel):
         """Whether a fetch is to be sent now: for messages, or for acknowledgements alone."""
         if self._in_poll or self._closing:
             return False
-        if self._ledger.acks:
+        if self._pending.acks:
             return True
         return monotonic() >= self.next_fetch_at and self.qos.credit(1) > 0
 
@@ -136,24 +136,24 @@ class Channel(WakingChannel):
             tag=f"{self._fetcher}:{self._fetches}",
             queues=tuple(self._queue_cycle.consume(len(self.active_queues))),
             wanted=0 if asleep else self.qos.credit(self.batch_messages),
-            acks=self._ledger.take_acks(ACKS_PER_CALL),
+            acks=self._pending.take_acks(ACKS_PER_CALL),
         )
         self._sent = fetch
-        self.heard = False
+        self.woken = False
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
-        keys, args = self._call_of(fetch)
+        keys, args = self._script_call(fetch)
         self.client.connection.send_command("EVALSHA", script("fetch").sha, len(keys), *keys, *args)
 
-    def _call_of(self, fetch: Fetch) -> tuple[list[str], list[Any]]:
+    def _script_call(self, fetch: Fetch) -> tuple[list[str], list[Any]]:
         in_turn = not isinstance(self._queue_cycle, fixed_order)
         keys = [
-            self.whole(self.unacked_index_key),
-            self.whole(self.unacked_key),
+            self.full_key(self.unacked_index_key),
+            self.full_key(self.unacked_key),
             QUARANTINE,
-            GIVEN_UP + fetch.tag.partition(":")[0],
+            LOST_FETCHER + fetch.tag.partition(":")[0],
             *(
-                self.whole(self._q_for_pri(queue, priority))
+                self.full_key(self._q_for_pri(queue, priority))
                 for priority in self.priority_steps
                 for queue in fetch.queues
             ),
@@ -161,12 +161,12 @@ class Channel(WakingChannel):
         args = [
             *(fetch.tag, fetch.wanted, self.batch_bytes, self.message_limit),
             *(int(in_turn), len(fetch.queues), KEPT_ENTRIES, KEPT_BYTES),
-            *(self._ending(queue) for queue in fetch.queues),
+            *(self._entry_suffix(queue) for queue in fetch.queues),
             *fetch.acks,
         ]
         return keys, args
 
-    def _ending(self, queue: str) -> str:
+    def _entry_suffix(self, queue: str) -> str:
         """Return the end of an unacked entry in kombu's format: no exchange, the queue as key."""
         if queue in self._unregistered or not self.ack_emulation:
             return ""
@@ -180,7 +180,7 @@ class Channel(WakingChannel):
             self.client.connection.disconnect()  # which notes the fetch as lost
             raise
         except ResponseError as error:
-            self._was_refused(error)
+            self._on_refused(error)
             raise Empty from None
         finally:
             self._in_poll = None
@@ -190,55 +190,55 @@ class Channel(WakingChannel):
             raise Empty
         if self._watch.current is not None:
             self._watch.answered(monotonic())
-        return self._take_in(reply, sent)
+        return self._deliver_reply(reply, sent)
 
-    def _was_refused(self, error: ResponseError) -> None:
-        """Go on after a refusal: the script has done nothing, or stopped at a key of another type.
+    def _on_refused(self, error: ResponseError) -> None:
+        """Continue after a refusal: the script has done nothing, or stopped at a wrong type.
 
-        What it had taken by then comes back after the visibility timeout.
+        Messages that it had taken by then are restored after the visibility timeout.
         """
         sent, self._sent = self._sent, None
         if sent is not None:
-            self._ledger.put_back(sent.acks)
+            self._pending.put_back(sent.acks)
         self._in_poll = None
         if isinstance(error, NoScriptError):
             try:
                 self.prepare_connection()
             except ResponseError as refusal:
-                self.put_off(refusal)
+                self.back_off(refusal)
         else:
-            self.put_off(error)
+            self.back_off(error)
 
     @property
-    def rests(self) -> bool:
-        """Whether Redis has refused something a moment ago, and is left alone."""
-        return monotonic() < self._rests_until
+    def backing_off(self) -> bool:
+        """Whether Redis refused a command a moment ago, and gets none for now."""
+        return monotonic() < self._backing_off_until
 
-    def put_off(self, error: ResponseError) -> None:
-        """Rest after a refusal; where it may come from a former master, connect anew then."""
+    def back_off(self, error: ResponseError) -> None:
+        """Pause after a refusal; where it may come from a former master, reconnect afterwards."""
         now = monotonic()
         trouble = transient_error_of(error) or TransientError.REFUSES
         self._watch.failed(trouble, error, now)
-        self._rests_until = now + _BACK_OFF_SECONDS
-        self._sleep(_BACK_OFF_SECONDS)
+        self._backing_off_until = now + _BACK_OFF_SECONDS
+        self._fetch_again_in(_BACK_OFF_SECONDS)
         if trouble is TransientError.ELSEWHERE:
             if self.client.connection is not None:
                 self.client.connection.disconnect()
             self.pool.disconnect(inuse_connections=False)
 
-    def _sleep(self, seconds: float) -> None:
+    def _fetch_again_in(self, seconds: float) -> None:
         self.next_fetch_at = monotonic() + seconds
         if self.connection.hub is not None:
             self.connection.poll_within(seconds)
 
-    def _take_in(self, reply: Sequence[Any], sent: Fetch) -> bool:
+    def _deliver_reply(self, reply: Sequence[Any], sent: Fetch) -> bool:
         exhausted, refused, *found = reply
         messages = list(zip(found[::2], found[1::2], strict=True))
-        self._ledger.counts.update(
+        self._pending.counts.update(
             fetches=1, messages=len(messages), quarantined=refused, acknowledged=len(sent.acks)
         )
-        if exhausted and not self.heard:  # a change may be heard of before this reply is read
-            self._sleep(self.idle_seconds)
+        if exhausted and not self.woken:  # a wake-up may arrive before this reply is read
+            self._fetch_again_in(self.poll_seconds)
         if not messages:
             raise Empty
         taken = 0
@@ -248,7 +248,7 @@ class Channel(WakingChannel):
                 self._deliver_one(raw, sent.queues[queue - 1], sent.tag_of(taken))
         finally:
             rest = range(len(messages), taken, -1)
-            self._ledger.returns.extend((sent.tag_of(number), False) for number in rest)
+            self._pending.restores.extend((sent.tag_of(number), False) for number in rest)
         self._queue_cycle.rotate(sent.queues[messages[-1][0] - 1])
         return True
 
@@ -258,13 +258,13 @@ class Channel(WakingChannel):
             message["properties"]["delivery_tag"] = tag
             self.connection.deliver(message, queue)
         except Refused as refusal:
-            self.quarantine(raw, str(refusal), queue, tag)
+            self.dead_letter(raw, str(refusal), queue, tag)
         except SHAPE_ERRORS as error:
             if isinstance(error, OSError):
                 raise
-            logger.exception("Celery could not take a message; it is in %s", QUARANTINE)
+            logger.exception("Celery could not accept a message; it is in %s", QUARANTINE)
             self.qos.forget(tag)
-            self.quarantine(raw, f"Celery could not take it: {error!r}"[:300], queue, tag)
+            self.dead_letter(raw, f"Celery could not take it: {error!r}"[:300], queue, tag)
 
     # kombu's poller and its health check know the fetch by these names
     _brpop_start = send_fetch
@@ -287,10 +287,10 @@ class Channel(WakingChannel):
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Fetch one message in a call of its own; None where there is none."""
         fetch = Fetch(f"{uuid4().hex}:0", (queue,), 1, ())
-        keys, args = self._call_of(fetch)
+        keys, args = self._script_call(fetch)
         if no_ack:
             args[-1] = ""
-        _, _, *found = script("fetch").call(self.plain, keys, args)
+        _, _, *found = script("fetch").call(self.unprefixed, keys, args)
         with self.conn_or_acquire() as client:
             self._maybe_update_queues_expire(client, queue)
         if not found:
@@ -299,7 +299,7 @@ class Channel(WakingChannel):
         try:
             payload = examine(raw)
         except Refused as refusal:
-            self.quarantine(raw, str(refusal), queue, tag)
+            self.dead_letter(raw, str(refusal), queue, tag)
             return None
         payload["properties"]["delivery_tag"] = tag
         message = self.Message(payload, channel=self)
@@ -329,7 +329,7 @@ class Channel(WakingChannel):
             examine_broadcast(message)
             return bool(super()._deliver_fanout_message(message, exchange))
         except SHAPE_ERRORS as error:
-            logger.warning("A broadcast message could not be taken and was dropped: %r", error)
+            logger.warning("A broadcast message could not be delivered and was dropped: %r", error)
             raise Empty from None
 
     # ------------------------------------------------------------------ publishing
@@ -349,11 +349,11 @@ class Channel(WakingChannel):
     # ------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Give back what is neither acknowledged nor running, and close."""
+        """Restore what is neither acknowledged nor running, and close."""
         self._closing = True
         if not self.closed:
             self._end_fetch()
-            # A channel often closes because its server is gone; another may have its place by now.
+            # A channel often closes because its server is gone; another may have replaced it.
             self.pool.disconnect(inuse_connections=False)
             self.flush_acks()
             if self._qos is not None:
@@ -363,7 +363,7 @@ class Channel(WakingChannel):
         super().close()
 
     def _end_fetch(self) -> None:
-        """Take the reply of a fetch under way, or give the fetch up; deliver nothing of it."""
+        """Read the reply of an open fetch, or abandon the fetch; deliver nothing of it."""
         sent, connection = self._sent, self._in_poll
         if sent is None or not connection:
             return
@@ -374,13 +374,13 @@ class Channel(WakingChannel):
             connection.disconnect()  # which notes the fetch as lost
         else:
             self._sent = self._in_poll = None
-            self._put_back(sent, found)
+            self._restore_undelivered(sent, found)
 
-    def _put_back(self, sent: Fetch, found: Sequence[Any]) -> None:
+    def _restore_undelivered(self, sent: Fetch, found: Sequence[Any]) -> None:
         messages = list(enumerate(zip(found[::2], found[1::2], strict=True), start=1))
         for number, (at, raw) in reversed(messages):
             queue = sent.queues[at - 1]
-            if self._ending(queue):
-                self._ledger.returns.append((sent.tag_of(number), False))
-            else:  # nothing else knows of it
-                self.plain.rpush(self.whole(queue), raw)
+            if self._entry_suffix(queue):
+                self._pending.restores.append((sent.tag_of(number), False))
+            else:  # it is registered nowhere else
+                self.unprefixed.rpush(self.full_key(queue), raw)

@@ -22,7 +22,7 @@ BROADCAST_LIMIT = 1024 * 1024
 """Largest broadcast message in bytes: remote control and events."""
 
 LONGEST_HEADER = 4096
-"""Characters of a text in the headers: Celery logs some, and tells others to every monitor."""
+"""Characters of a text in the headers: Celery logs some, and sends others to every monitor."""
 
 _JSON = "application/json"
 _SMALL = 8192
@@ -58,7 +58,7 @@ def examine(raw: bytes) -> dict[str, Any]:
 
 
 def examine_broadcast(message: object) -> None:
-    """Judge a decoded message of remote control or events; raises ``Refused`` with the reason."""
+    """Check a decoded message of remote control or events; raises ``Refused`` with the reason."""
     if not isinstance(message, dict):
         raise Refused(f"the message is a JSON {type(message).__name__}, not an object")
     headers = _field(message, "headers", dict, {})
@@ -124,7 +124,7 @@ def _examine_task(headers: dict[str, Any], body: bytes) -> None:
 
 
 def _examine_other(body: bytes) -> None:
-    """Judge what is no task: answers to remote control, say. An old task would be run unseen."""
+    """Check a message that is no task, such as a reply to remote control. An old task would run."""
     content = _decoded(body, "body")
     if isinstance(content, dict) and "task" in content:
         raise Refused("the message is of Celery's task protocol 1; send it with protocol 2")

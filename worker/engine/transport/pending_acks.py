@@ -1,8 +1,8 @@
-"""What this process still owes to one broker, kept across its connections.
+"""Acknowledgements and restores that one broker has not received yet, kept across connections.
 
-Celery makes a new channel for every new connection, while tasks that ran before go on and are
-acknowledged after. Their acknowledgements, and the messages that have to be given back, wait here
-for whichever channel is there to send them. Must not know how that is done.
+Celery makes a new channel for every new connection, while tasks that started before go on and are
+acknowledged later. Their acknowledgements, and the messages to restore, wait here for whichever
+channel is connected. Must not know how they are sent.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-_LEDGERS: dict[tuple[object, ...], "PendingAcks"] = {}
+_BY_BROKER: dict[tuple[object, ...], "PendingAcks"] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,21 @@ class LostFetch:
 
 @dataclass(slots=True)
 class PendingAcks:
-    """Debts to one broker; acknowledgements may be added from any thread."""
+    """The unsent part of one broker; acknowledgements may be added from any thread."""
 
     acks: deque[str] = field(default_factory=deque)
-    returns: deque[tuple[str, bool]] = field(default_factory=deque)  # tag, behind the others
-    given_up: deque[str] = field(default_factory=deque)  # fetchers that must take nothing any more
-    carried: set[str] = field(default_factory=set)  # of closed channels, whose tasks still run
+    restores: deque[tuple[str, bool]] = field(default_factory=deque)  # tag, behind the others
+    lost_fetchers: deque[str] = field(default_factory=deque)  # must not take anything any more
+    running: set[str] = field(default_factory=set)  # of closed channels, whose tasks still run
     counts: Counter[str] = field(default_factory=Counter)
 
     def acknowledge(self, tag: str) -> None:
-        """Owe an acknowledgement."""
-        self.carried.discard(tag)
+        """Add an acknowledgement to send."""
+        self.running.discard(tag)
         self.acks.append(tag)
 
     def take_acks(self, most: int) -> tuple[str, ...]:
-        """Take up to ``most`` acknowledgements to send; owe them again where that fails."""
+        """Take up to ``most`` acknowledgements to send; put them back where that fails."""
         taken: list[str] = []
         while self.acks and len(taken) < most:
             taken.append(self.acks.popleft())
@@ -49,24 +49,24 @@ class PendingAcks:
         self.acks.extendleft(reversed(acks))
 
     def lost(self, fetch: LostFetch) -> None:
-        """Note a fetch without a reply: its messages go back, its acknowledgements are repeated."""
+        """Add a fetch without a reply: its messages are restored, its acknowledgements repeated."""
         self.counts["lost_fetches"] += 1
-        self.given_up.append(fetch.fetcher)
-        self.returns.extend((tag, False) for tag in reversed(fetch.tags))
+        self.lost_fetchers.append(fetch.fetcher)
+        self.restores.extend((tag, False) for tag in reversed(fetch.tags))
         self.put_back(fetch.acks)
 
 
 def pending_acks_of(*broker: object) -> PendingAcks:
-    """Return this process's ledger for the broker that these values identify."""
-    return _LEDGERS.setdefault((os.getpid(), *broker), PendingAcks())
+    """Return this process's pending acks of the broker that these values identify."""
+    return _BY_BROKER.setdefault((os.getpid(), *broker), PendingAcks())
 
 
 def counts() -> dict[str, int]:
     """Sum what all channels of this process did: fetches, messages, acknowledgements, ..."""
     total: Counter[str] = Counter()
-    for (pid, *_), ledger in list(_LEDGERS.items()):
+    for (pid, *_), pending in list(_BY_BROKER.items()):
         if pid == os.getpid():
-            total.update(ledger.counts)
+            total.update(pending.counts)
     return dict(total)
 
 

@@ -1,4 +1,4 @@
-"""When a channel fetches: credit and a free line, then a message, a second, or acknowledgements.
+"""When a channel fetches: with credit after a wake-up or a due poll, or with acknowledgements.
 
 Replaces the part of kombu's poller that keeps a blocking pop outstanding on every channel. Must
 not know what a fetch does.
@@ -12,24 +12,24 @@ from redis.exceptions import ResponseError
 from stepfleet.worker.engine.transport.kombu_types import StockPoller
 
 FETCHING = "BRPOP"
-WAKEUP = "EAR"
+WAKEUP = "WAKEUP"
 
 
 class Poller(StockPoller):
-    """Polls the fetching, the listening and the hearing connection of each channel."""
+    """Polls the fetching, the fanout and the wake-up connection of each channel."""
 
     def on_poll_start(self) -> None:
         """Send what is due; called before every poll."""
         for channel in tuple(self._channels):
-            if channel.active_queues and not channel.rests:
+            if channel.active_queues and not channel.backing_off:
                 try:
-                    self._do_what_is_due(channel)
+                    self._send_due(channel)
                 except ResponseError as error:  # unlike a lost connection: nothing was done
-                    channel.put_off(error)
+                    channel.back_off(error)
             if channel.active_fanout_queues:
                 self._register_LISTEN(channel)
 
-    def _do_what_is_due(self, channel: Any) -> None:
+    def _send_due(self, channel: Any) -> None:
         channel.restore_pending()
         if channel.wants_to_fetch():
             self._fetch(channel)
@@ -39,16 +39,16 @@ class Poller(StockPoller):
             channel.reset_connection()
             self._register(channel, channel.client, FETCHING)
             channel.prepare_connection()
-        if channel.hears and not self._client_registered(channel, channel.wakeups, WAKEUP):
+        if channel.tracks_keys and not self._client_registered(channel, channel.wakeups, WAKEUP):
             self._register(channel, channel.wakeups, WAKEUP)
             channel.open_wakeups()
         channel.send_fetch()
 
     def _update_brpop_polling(self) -> None:
-        """Nothing is paused: a fetch asks for no more than there is credit for."""
+        """Nothing is paused: a fetch requests no more messages than there is credit for."""
 
     def maybe_restore_messages(self) -> None:
-        """Sweep for what dead consumers left; what Redis refuses is tried at the next sweep."""
+        """Restore messages of dead consumers; what Redis refuses is tried again next time."""
         with suppress(ResponseError):
             super().maybe_restore_messages()
 
@@ -61,6 +61,6 @@ class Poller(StockPoller):
         return channel.handlers[kind]()
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
-        """Wait for one event without a hub, no longer than until the next look at the queues."""
-        longest = min((channel.idle_seconds for channel in self._channels), default=1.0)
+        """Wait for one event without a hub, at most until the next poll of the queues."""
+        longest = min((channel.poll_seconds for channel in self._channels), default=1.0)
         return super().get(callback, longest if timeout is None else min(timeout, longest))

@@ -1,7 +1,6 @@
-"""Counts the deliveries of one channel and says which of them are over.
+"""Counts the deliveries of one channel until they are acknowledged or restored.
 
-Registering a delivery is the fetch's work, sending its acknowledgement the channel's: this only
-notes it. Must not know connections.
+The fetch registers deliveries and the channel sends acknowledgements. Must not know connections.
 """
 
 from typing import Any
@@ -10,23 +9,23 @@ from stepfleet.worker.engine.transport.kombu_types import StockQoS, VirtualQoS
 
 
 class QoS(StockQoS):
-    """Prefetch credit of a channel; acknowledgements go through the process's ledger."""
+    """Prefetch credit of a channel; acknowledgements go through its buffer."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Count a delivery that the fetch has registered."""
         VirtualQoS.append(self, message, delivery_tag)
 
     def forget(self, delivery_tag: str) -> None:
-        """Count a delivery no longer."""
+        """Stop counting a delivery."""
         VirtualQoS.ack(self, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """Owe an acknowledgement, from any thread, also after the channel's end."""
+        """Acknowledge a delivery, from any thread, also after the channel's end."""
         self.forget(delivery_tag)
         self.channel.acknowledge(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop the message, or give it back behind the others."""
+        """Drop the message, or restore it behind the others."""
         self.forget(delivery_tag)
         if requeue:
             self.channel.restore_later(delivery_tag)
@@ -34,11 +33,11 @@ class QoS(StockQoS):
             self.channel.acknowledge(delivery_tag)
 
     def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: ARG002 kombu's signature
-        """Give one message back now (kombu's sweep for the visibility timeout calls this)."""
+        """Restore one message now (kombu's sweep for the visibility timeout calls this)."""
         self.channel.restore_message(tag, behind=leftmost)
 
     def restore_unacked(self, client: Any = None) -> None:  # noqa: ARG002 the same
-        """Give everything back that is neither acknowledged nor still running."""
+        """Restore every message that is neither acknowledged nor still running."""
         self._flush()
         tags = list(self._delivered)
         self._delivered.clear()

@@ -26,12 +26,12 @@ class Transport(StockTransport):
         super().register_with_event_loop(connection, loop)
 
     def poll_within(self, seconds: float) -> None:
-        """Have the hub make a round within so many seconds; every second it does so anyway."""
+        """Make the hub poll within so many seconds; every second it does so anyway."""
         if seconds < (self.brpop_timeout or 1.0):
             self.hub.call_later(seconds, _nothing)
 
     def deliver(self, message: dict[str, Any], queue: str) -> None:
-        """Hand a message to the queue's consumer."""
+        """Deliver a message to the queue's consumer."""
         self._deliver(message, queue)
 
 
