@@ -1,7 +1,7 @@
 """The model server as a program: `python -m stepfleet.worker.testing --rules module:attribute`.
 
 Prints one JSON line with its URL when it listens, and ends on SIGTERM, SIGINT, or when the
-process or the pipe that it was told to watch is gone.
+process or the pipe that it watches is gone.
 """
 
 import argparse
@@ -15,10 +15,10 @@ from pathlib import Path
 import orjson
 
 from stepfleet.worker.engine.loop_thread import new_event_loop
-from stepfleet.worker.testing.chat.faults import TRANSIENT, FaultKind, Faults
 from stepfleet.worker.testing.http.process import raise_open_files_limit, when_gone, when_input_ends
 from stepfleet.worker.testing.http.request_log import RequestLog
 from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
+from stepfleet.worker.testing.scenario.faults import TRANSIENT, FaultKind, Faults
 from stepfleet.worker.testing.scenario.latency import Latency
 from stepfleet.worker.testing.server import ModelServer
 
@@ -26,16 +26,16 @@ USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to end; return the exit code (2 for a wrong set-up)."""
-    asked = parser().parse_args(arguments)
+    """Serve until a signal; return the exit code (2 for a wrong set-up)."""
+    options = parser().parse_args(arguments)
     try:
-        server = make_server(asked)
+        server = make_server(options)
     except (RulesNotFoundError, OSError, ValueError) as error:
         return _wrong(error)
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
-            runner.run(_serve(server, asked))
+            runner.run(_serve(server, options))
         except OSError as error:
             return _wrong(error)
     return 0
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"kinds, each with an optional weight: reset=3,hang; of {', '.join(FaultKind)}",
     )
     add("--first-attempts", type=int, help="only the first N attempts of a turn may fail")
-    add("--retry-after", type=float, help="seconds that 429 answers ask to wait")
+    add("--retry-after", type=float, help="seconds in the Retry-After of 429 answers")
     add("--seed", type=int, default=0, help="of faults and latency (default 0)")
     add("--log", type=Path, help="JSONL file to append one line per request to")
     add("--parent-pid", type=int, help="end when this process is gone")
@@ -67,36 +67,36 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def make_server(asked: argparse.Namespace) -> ModelServer:
+def make_server(options: argparse.Namespace) -> ModelServer:
     """Return the server that the arguments describe, not yet started.
 
     Raises `RulesNotFoundError`, `ValueError`, and `OSError` where the log cannot be opened.
     """
     faults = Faults(
-        rate=asked.faults,
-        kinds=_weights(asked.fault_kinds),
-        seed=asked.seed,
-        first_attempts=asked.first_attempts,
-        retry_after=asked.retry_after,
+        rate=options.faults,
+        kinds=_weights(options.fault_kinds),
+        seed=options.seed,
+        first_attempts=options.first_attempts,
+        retry_after=options.retry_after,
     )
     return ModelServer(
-        load_rules(asked.rules),
+        load_rules(options.rules),
         faults=faults,
-        latency=Latency.parse(asked.latency),
-        log=RequestLog(keep=0, path=asked.log),
-        host=asked.host,
-        port=asked.port,
+        latency=Latency.parse(options.latency),
+        log=RequestLog(keep=0, path=options.log),
+        host=options.host,
+        port=options.port,
     )
 
 
-async def _serve(server: ModelServer, asked: argparse.Namespace) -> None:
+async def _serve(server: ModelServer, options: argparse.Namespace) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    if asked.parent_pid is not None:
-        when_gone(asked.parent_pid, loop, ended.set)
-    if asked.stdin:
+    if options.parent_pid is not None:
+        when_gone(options.parent_pid, loop, ended.set)
+    if options.stdin:
         when_input_ends(loop, ended.set)
     await server.start()
     try:

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepfleet.worker.engine.loop_thread import LoopThread
-from stepfleet.worker.testing.chat.conversation import first_user_text
-from stepfleet.worker.testing.chat.faults import Fault, Faults, Planned
-from stepfleet.worker.testing.chat.requests import RequestRecord
 from stepfleet.worker.testing.http.listener import Listener, listen
 from stepfleet.worker.testing.http.request_log import RequestLog
 from stepfleet.worker.testing.http.serving import Endpoint
+from stepfleet.worker.testing.openai.conversation import first_user_text
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.rules import Rules, Said, as_rules
+from stepfleet.worker.testing.scenario.faults import Fault, Faults, Planned
 from stepfleet.worker.testing.scenario.latency import Latency
-from stepfleet.worker.testing.scenario.scripts import Rules, Said, as_rules
 
 _STARTING_SECONDS = 10.0
 _CLOSING_SECONDS = 5.0
@@ -59,7 +59,7 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """What a client sets as its base URL (`OPENAI_BASE_URL`). Needs a started server."""
+        """The base URL for clients (`OPENAI_BASE_URL`). Needs a started server."""
         if self._listener is None:
             raise RuntimeError("the model server is not started; use it in a `with` block")
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -72,11 +72,11 @@ class ModelServer:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What was wrong with refused requests, failures of the rules included."""
+        """The errors of refused requests, failures of the rules included."""
         return self.log.violations
 
     def count(self, key: str, turn: int) -> int:
-        """Return how often that turn (from 1) of that conversation was asked for."""
+        """Return how often that turn (from 1) of that conversation was requested."""
         return self.log.counts.get((key, turn), 0)
 
     def script(self, key: str, *replies: Said) -> None:

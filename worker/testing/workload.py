@@ -1,4 +1,4 @@
-"""The rules behind `stepfleet bench`: each run's input says what its model does, and how slowly.
+"""The rules behind `stepfleet bench`: each run's input plans its model's answers and their delays.
 
 The input is JSON: `seconds` before each answer, `tools` (whether an answer asks for the tool
 `work`), and `tool_seconds`. The last answer ends the run.
@@ -6,8 +6,8 @@ The input is JSON: `seconds` before each answer, `tools` (whether an answer asks
 
 import orjson
 
-from stepfleet.worker.testing.chat.replies import Reply, ToolCallReply
-from stepfleet.worker.testing.chat.requests import RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply
 
 
 def rules(request: RequestRecord) -> Reply:

@@ -1,4 +1,4 @@
-"""Keeps what the server was asked and what became of it, in memory and as lines of a file.
+"""Keeps requests and their outcomes, in memory and as lines of a file.
 
 Written by the server's thread only; every reading returns a copy and may come from any thread.
 """
@@ -12,10 +12,10 @@ from typing import IO, Any
 
 import orjson
 
-from stepfleet.worker.testing.chat.answers import Answer
-from stepfleet.worker.testing.chat.conversation import Violation
-from stepfleet.worker.testing.chat.faults import FaultKind
-from stepfleet.worker.testing.chat.requests import RequestRecord
+from stepfleet.worker.testing.openai.conversation import Violation
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.answer import Answer
+from stepfleet.worker.testing.scenario.faults import FaultKind
 
 _SECRET = ("authorization", "cookie", "key", "token", "secret")
 
@@ -48,12 +48,12 @@ class RequestLog:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What was wrong with refused requests, the newest 1,000."""
+        """The errors of refused requests, the newest 1,000."""
         return tuple(self._violations.copy())
 
     @property
     def counts(self) -> dict[tuple[str, int], int]:
-        """How often each turn of each conversation was asked for, by (key, turn)."""
+        """How often each turn of each conversation was requested, by (key, turn)."""
         return dict(self._attempts.copy())
 
     @property
@@ -64,7 +64,7 @@ class RequestLog:
     def begin(
         self, key: str, turn: int, body: dict[str, Any], headers: Mapping[str, str]
     ) -> RequestRecord:
-        """Note a request that has come in whole."""
+        """Record a request that has arrived whole."""
         self._attempts[key, turn] += 1
         self.total += 1
         self.in_flight += 1
@@ -76,13 +76,13 @@ class RequestLog:
         return request
 
     def refuse(self, violation: Violation) -> None:
-        """Note a violation."""
+        """Record a violation."""
         self._violations.append(str(violation))
 
     def decided(
         self, request: RequestRecord, answer: Answer, violation: Violation | None
     ) -> RequestRecord:
-        """Note the answer as it goes out, so that a client which has it finds it in the log."""
+        """Record the answer before it is sent, so that its client finds it in the log."""
         known = replace(
             request,
             answered=time.monotonic(),
@@ -95,7 +95,7 @@ class RequestLog:
         return known
 
     def disconnected(self, request: RequestRecord) -> RequestRecord:
-        """Note that the client went away before it had the answer."""
+        """Record that the client disconnected before it had the answer."""
         hung = self._open[request.number].outcome == FaultKind.HANG
         outcome = str(FaultKind.HANG) if hung else "disconnected"
         gone = replace(request, answered=time.monotonic(), outcome=outcome, usage=None)
@@ -103,7 +103,7 @@ class RequestLog:
         return gone
 
     def end(self, request: RequestRecord) -> None:
-        """Note that the request is over, with what was last noted of it."""
+        """Record the end of the request, with its last known outcome."""
         ended = self._open[request.number]
         self._ended.append(ended)
         del self._open[request.number]  # not before: who has the answer finds the request

@@ -1,4 +1,4 @@
-"""Puts an answer on the wire, broken ones included. Must not know why it is what it is."""
+"""Sends an answer, broken ones included. Must not know how it was chosen."""
 
 import asyncio
 import os
@@ -7,13 +7,13 @@ import struct
 
 from aiohttp import web
 
-from stepfleet.worker.testing.chat.answers import Answer, Ending
+from stepfleet.worker.testing.scenario.answer import Answer, Ending
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 async def send(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
-    """Send the answer and end the connection as it says.
+    """Send the answer and end the connection in its way.
 
     Raises `ConnectionError` where the client has gone.
     """

@@ -9,18 +9,15 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from stepfleet.worker.testing.chat.answers import Answer, refusing
-from stepfleet.worker.testing.chat.conversation import Violation, turn_of
-from stepfleet.worker.testing.chat.faults import Faults
-from stepfleet.worker.testing.chat.requests import RequestRecord
 from stepfleet.worker.testing.http.request_log import RequestLog, without_secrets
 from stepfleet.worker.testing.http.sending import send
-from stepfleet.worker.testing.scenario.decision import decide
+from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at, refusing
+from stepfleet.worker.testing.openai.conversation import Violation, turn_of
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.rules import Rules, decide
+from stepfleet.worker.testing.scenario.answer import Answer
+from stepfleet.worker.testing.scenario.faults import Faults
 from stepfleet.worker.testing.scenario.latency import Latency
-from stepfleet.worker.testing.scenario.scripts import Rules
-
-MODELS = ("gpt-4o-mini", "gpt-4o")
-"""What `/v1/models` lists; a completion is made under any name."""
 
 
 class Endpoint:
@@ -44,12 +41,10 @@ class Endpoint:
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request."""
         path = request.path.rstrip("/")
-        if path == "/v1/chat/completions" and request.method == "POST":
+        if path == COMPLETIONS and request.method == "POST":
             return await self._complete(request)
-        if path == "/v1/models" and request.method == "GET":
-            return _json({"object": "list", "data": [_model(name) for name in MODELS]})
-        if path.startswith("/v1/models/") and request.method == "GET":
-            return _json(_model(path.removeprefix("/v1/models/")))
+        if request.method == "GET" and (models := models_at(path)):
+            return _json(models)
         if path == "/stats" and request.method == "GET":
             return _json(self._stats())
         return _json(
@@ -105,10 +100,6 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return body if isinstance(body, dict) else None
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "stepfleet"}
 
 
 def _json(payload: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

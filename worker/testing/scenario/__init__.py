@@ -1,1 +1,1 @@
-"""Which reply a request gets, and how late. Pure."""
+"""Replies, faults and latencies as values, whichever protocol carries them. Pure."""

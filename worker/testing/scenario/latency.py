@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Self
 
-from stepfleet.worker.testing.chat.draws import draw
+from stepfleet.worker.testing.scenario.draws import draw
 
 _FORMS = "write 0.05 for always, 0.2-1.5 for evenly between, or 1.0~0.5 for log-normal"
 

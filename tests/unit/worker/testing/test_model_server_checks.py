@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
-from stepfleet.worker.testing.chat.conversation import call_id, violation_in
+from stepfleet.worker.testing.openai.conversation import call_id, violation_in
 
 SYSTEM = {"role": "system", "content": "be brief"}
 USER = {"role": "user", "content": "hi"}

@@ -125,7 +125,7 @@ def test_port_latency_faults_and_log_are_options(rules: Path, tmp_path: Path) ->
     ("arguments", "words"),
     [
         (["--rules", "nothing"], "module:attribute"),
-        (["--rules", "no/such/file.py:rules"], "there is no file"),
+        (["--rules", "no/such/file.py:rules"], "there is no such file"),
         (["--rules", "no_such_module:rules"], "no_such_module"),
         (["--rules", "json:nothing"], "no callable 'nothing'"),
         (["--rules", "json:loads", "--latency", "soon"], "soon"),

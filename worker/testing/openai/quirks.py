@@ -1,44 +1,16 @@
-"""Decides how a sound answer is put down by servers that are compatible but for a detail. Pure."""
+"""Changes a sound answer as servers do that are compatible but for a detail. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
-from enum import StrEnum
 from typing import Any
 
 import orjson
 
+from stepfleet.worker.testing.scenario.replies import Quirk
+
 _DONE = b"data: [DONE]"
 _ESCAPE = re.compile(rb"\\.")
 _CONTROL = {rb"\n": b"\n", rb"\t": b"\t"}
-
-
-class Quirk(StrEnum):
-    """How the form of an answer departs from OpenAI's own."""
-
-    REPEATED_NAMES = "repeated_names"
-    """Each piece of a streamed call has its id and whole name again."""
-    NO_INDEX = "no_index"
-    """Pieces of streamed calls have no index."""
-    SHARED_INDEX = "shared_index"
-    """All streamed calls have the index 0."""
-    ARGUMENTS_OBJECT = "arguments_object"
-    """Arguments are an object instead of text, and come in one piece."""
-    NO_FINISH_REASON = "no_finish_reason"
-    """There is no finish reason."""
-    CONTENT_PARTS = "content_parts"
-    """Text comes as a list of parts."""
-    RAW_CONTROL = "raw_control"
-    """Line breaks and tabs in texts are not escaped."""
-    NULLS = "nulls"
-    """What a piece does not have is there as null."""
-    NO_ROLE = "no_role"
-    """No piece names a role."""
-    COMMENTS = "comments"
-    """Comments keep the stream alive between its events."""
-    CRLF = "crlf"
-    """The stream's lines end with CR LF."""
-    NO_SPACE = "no_space"
-    """No space stands behind `data:`."""
 
 
 def quirky_body(body: bytes, quirks: Collection[Quirk]) -> bytes:

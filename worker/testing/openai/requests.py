@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepfleet.worker.testing.chat.conversation import first_user_text, messages_of, text_of
-from stepfleet.worker.testing.chat.replies import Usage
+from stepfleet.worker.testing.openai.conversation import first_user_text, messages_of, text_of
+from stepfleet.worker.testing.scenario.replies import Usage
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class ToolAnswer:
     arguments: Mapping[str, Any]
     content: str
     turn: int
-    """The turn, from 1, in which the model asked for it."""
+    """The turn, from 1, in which the model requested it."""
 
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request: what was sent, which place in which conversation it is, what became of it.
+    """A request: its body, its place in its conversation, its outcome.
 
-    `key` tells the conversation, `turn` which answer it asks for, and `attempt` how often that
-    has been asked for; both count from 1. `received` and `answered` are seconds of the monotonic
+    `key` identifies the conversation, `turn` the requested answer, and `attempt` how often it was
+    requested; both count from 1. `received` and `answered` are seconds of the monotonic
     clock. `outcome` is None while the request is open, then `replied`, a kind of fault,
     `refused` (the conversation broke the protocol, or no rule had an answer) or `disconnected`.
     """
@@ -71,16 +71,16 @@ class RequestRecord:
 
 
 def _answers(messages: list[dict[str, Any]]) -> Iterator[ToolAnswer]:
-    asked: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    calls: dict[str, tuple[str, Mapping[str, Any]]] = {}
     turn = 0
     for message in messages:
         if message.get("role") == "assistant":
             turn += 1
             for call in message.get("tool_calls") or ():
                 function = call["function"]
-                asked[call["id"]] = (function["name"], _arguments(function["arguments"]))
-        elif message.get("role") == "tool" and message.get("tool_call_id") in asked:
-            name, arguments = asked[message["tool_call_id"]]
+                calls[call["id"]] = (function["name"], _arguments(function["arguments"]))
+        elif message.get("role") == "tool" and message.get("tool_call_id") in calls:
+            name, arguments = calls[message["tool_call_id"]]
             yield ToolAnswer(name, arguments, text_of(message.get("content")), turn)
 
 

@@ -1,10 +1,38 @@
-"""What a scripted model can say. Records only; must not know HTTP or how a reply is chosen."""
+"""Replies of a scripted model. Records only; must not know HTTP or how a reply is chosen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-from stepfleet.worker.testing.chat.quirks import Quirk
+
+class Quirk(StrEnum):
+    """How the form of an answer departs from OpenAI's own."""
+
+    REPEATED_NAMES = "repeated_names"
+    """Each piece of a streamed call has its id and whole name again."""
+    NO_INDEX = "no_index"
+    """Pieces of streamed calls have no index."""
+    SHARED_INDEX = "shared_index"
+    """All streamed calls have the index 0."""
+    ARGUMENTS_OBJECT = "arguments_object"
+    """Arguments are an object instead of text, and come in one piece."""
+    NO_FINISH_REASON = "no_finish_reason"
+    """There is no finish reason."""
+    CONTENT_PARTS = "content_parts"
+    """Text comes as a list of parts."""
+    RAW_CONTROL = "raw_control"
+    """Line breaks and tabs in texts are not escaped."""
+    NULLS = "nulls"
+    """What a piece does not have is there as null."""
+    NO_ROLE = "no_role"
+    """No piece names a role."""
+    COMMENTS = "comments"
+    """Comments keep the stream alive between its events."""
+    CRLF = "crlf"
+    """The stream's lines end with CR LF."""
+    NO_SPACE = "no_space"
+    """No space stands behind `data:`."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +47,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ToolCallReply:
-    """One tool call that the model asks for.
+    """One tool call of the model.
 
     `arguments` is a mapping, or text that is sent as it is (to send malformed JSON). `id` is
     made from conversation, turn and index where it is None; "" is sent as a blank id. With
@@ -40,7 +68,7 @@ class Reply:
     for equal requests, where it is None, and left out with `send_usage=False`. `latency` (seconds
     before the answer) replaces the server's; `pause` is the seconds between the events of a
     stream, and `piece` the characters of content and arguments in each. `extra` adds fields to
-    the message, such as `refusal`. `quirks` say how the form departs from OpenAI's own.
+    the message, such as `refusal`. `quirks` are departures from OpenAI's own form.
     """
 
     content: str | None = None

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stepfleet.worker.testing.chat.draws import draw
+from stepfleet.worker.testing.scenario.draws import draw
 
 
 class FaultKind(StrEnum):
     """The ways in which a model service fails."""
 
     RATE_LIMITED = "rate_limited"
-    """429, with Retry-After where the fault says so."""
+    """429, with Retry-After where the fault has one."""
     SERVER_ERROR = "server_error"
     """500."""
     OVERLOADED = "overloaded"

@@ -6,10 +6,10 @@ from typing import Any
 
 import orjson
 
-from stepfleet.worker.testing.chat.conversation import call_id
-from stepfleet.worker.testing.chat.draws import name_of
-from stepfleet.worker.testing.chat.replies import Reply, ToolCallReply, Usage
-from stepfleet.worker.testing.chat.requests import RequestRecord
+from stepfleet.worker.testing.openai.conversation import call_id
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.draws import name_of
+from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply, Usage
 
 DONE = b"data: [DONE]\n\n"
 _CREATED = 1_700_000_000
@@ -109,11 +109,11 @@ def arguments_text(call: ToolCallReply) -> str:
 def estimate(body: Mapping[str, Any], reply: Reply) -> Usage:
     """Return about the tokens of a call; equal conversations and replies get equal counts."""
     sent = len(orjson.dumps([body.get("messages"), body.get("tools")]))
-    said = len(reply.content or "")
-    said += sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)
+    answered = len(reply.content or "")
+    answered += sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)
     return Usage(
         prompt_tokens=sent // _CHARACTERS_PER_TOKEN,
-        completion_tokens=_TOKENS_PER_MESSAGE + said // _CHARACTERS_PER_TOKEN,
+        completion_tokens=_TOKENS_PER_MESSAGE + answered // _CHARACTERS_PER_TOKEN,
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads and checks what a client sends, as strictly as the strictest services do. Pure.
+"""Reads and checks requests, as strictly as the strictest services do. Pure.
 
 Decides what a sound conversation is; must not know what is answered.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.worker.testing.chat.draws import name_of
+from stepfleet.worker.testing.scenario.draws import name_of
 
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _OPENING = {"system", "developer"}
@@ -38,7 +38,7 @@ def text_of(content: Any) -> str:
 
 
 def first_user_text(body: dict[str, Any]) -> str:
-    """Return the text of the first user message: by default it tells conversations apart."""
+    """Return the text of the first user message: by default it identifies the conversation."""
     for message in messages_of(body):
         if message.get("role") == "user":
             return text_of(message.get("content"))
@@ -46,7 +46,7 @@ def first_user_text(body: dict[str, Any]) -> str:
 
 
 def turn_of(body: dict[str, Any]) -> int:
-    """Return which answer of the conversation is asked for, counted from 1."""
+    """Return which answer of the conversation is requested, counted from 1."""
     return 1 + sum(1 for message in messages_of(body) if message.get("role") == "assistant")
 
 
@@ -57,7 +57,7 @@ def messages_of(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def call_id(key: str, turn: int, index: int) -> str:
-    """Return the id of a tool call, the same whenever this turn is asked for again."""
+    """Return the id of a tool call, the same whenever this turn is requested again."""
     return f"call_{name_of(key, turn, index)}"
 
 
@@ -131,7 +131,7 @@ def _order(messages: list[dict[str, Any]]) -> Iterator[Violation]:
 
 
 def _calls(messages: list[dict[str, Any]], names: set[str], key: str) -> Iterator[Violation]:
-    """Check that each call is answered once, in order, before anything else is said."""
+    """Check that each call is answered once, in order, before any other message."""
     open_ids: list[str] = []
     turn = 0
     for i, message in enumerate(messages):
@@ -197,7 +197,7 @@ def _asked(place: str, calls: list[Any], names: set[str], issued: list[str]) -> 
         if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
             yield Violation(f"{where}.function.name", f"must match {_TOOL_NAME.pattern}")
         elif name not in names and made != issued[index]:
-            # A call of an unknown tool that this server itself asked for may be shown to it.
+            # A call of an unknown tool that this server itself made may be sent back to it.
             yield Violation(f"{where}.function.name", f"{name!r} is no declared tool")
         if not isinstance(call["function"].get("arguments"), str):
             yield Violation(f"{where}.function.arguments", "must be text")

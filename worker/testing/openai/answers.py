@@ -1,56 +1,23 @@
-"""Decides the bytes of an answer and how the connection ends after them. Pure; sends nothing."""
+"""Puts replies, refusals and faults into the answers of a chat completions service. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 
-from stepfleet.worker.testing.chat.completions import DONE, Completion, event
-from stepfleet.worker.testing.chat.conversation import Violation
-from stepfleet.worker.testing.chat.faults import Fault, FaultKind
-from stepfleet.worker.testing.chat.quirks import quirky_body, quirky_events
-from stepfleet.worker.testing.chat.replies import Reply, Usage
-from stepfleet.worker.testing.chat.requests import RequestRecord
+from stepfleet.worker.testing.openai.completions import DONE, Completion, event
+from stepfleet.worker.testing.openai.conversation import Violation
+from stepfleet.worker.testing.openai.quirks import quirky_body, quirky_events
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.answer import EVENTS, REFUSED, REPLIED, Answer, Ending
+from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
+from stepfleet.worker.testing.scenario.replies import Reply
 
-JSON = "application/json"
-EVENTS = "text/event-stream"
-REPLIED = "replied"
-REFUSED = "refused"
-
-
-class Ending(StrEnum):
-    """What happens after the last byte."""
-
-    COMPLETE = "complete"
-    CLOSE = "close"
-    """The connection closes although more was announced."""
-    RESET = "reset"
-    """The connection is reset: before any byte where there are none."""
-    SILENCE = "silence"
-    """Nothing, until the client goes away."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What is sent: a body in pieces. `length` (bytes) is announced; None means chunked.
-
-    `delay` and `pause` are the seconds before the first piece and between the pieces; a delay of
-    None leaves it to the server.
-    """
-
-    outcome: str
-    status: int = HTTPStatus.OK
-    pieces: tuple[bytes, ...] = ()
-    content_type: str = JSON
-    length: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    ending: Ending = Ending.COMPLETE
-    delay: float | None = None
-    pause: float = 0.0
-    usage: Usage | None = None
-
+COMPLETIONS = "/v1/chat/completions"
+MODELS = ("gpt-4o-mini", "gpt-4o")
+"""What `/v1/models` lists; a completion is made under any name."""
+_MODELS_PATH = "/v1/models"
 
 _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str | None, str]] = {
     FaultKind.RATE_LIMITED: (
@@ -75,8 +42,16 @@ _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str | None, str]] = {
 }  # fmt: skip
 
 
+def models_at(path: str) -> dict[str, Any] | None:
+    """Return the listing of models, or one model, at a path; None where it has neither."""
+    if path == _MODELS_PATH:
+        return {"object": "list", "data": [_model(name) for name in MODELS]}
+    name = path.removeprefix(f"{_MODELS_PATH}/")
+    return None if name == path else _model(name)
+
+
 def replying(request: RequestRecord, reply: Reply) -> Answer:
-    """Return the answer that carries `reply`, streamed where the request asks for it."""
+    """Return the answer that carries `reply`, streamed where the request wants it."""
     completion = Completion(reply, request)
     base = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=completion.usage)
     if request.streams:
@@ -106,6 +81,10 @@ def failing(fault: Fault, sound: Answer) -> Answer:
         answer = replace(answer, headers=headers)
     delay = answer.delay if fault.after is None else fault.after
     return replace(answer, outcome=str(fault.kind), delay=delay)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "stepfleet"}
 
 
 def _refused(fault: Fault) -> Answer:

@@ -1,1 +1,0 @@
-"""Chat completions: requests as they come, replies and faults as they go out. Pure."""

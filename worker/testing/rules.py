@@ -1,0 +1,77 @@
+"""Chooses the answer to a request: by rules, by scripts written beforehand, or a fault. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from stepfleet.worker.testing.openai.answers import failing, refusing, replying
+from stepfleet.worker.testing.openai.conversation import Violation, violation_in
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.answer import Answer
+from stepfleet.worker.testing.scenario.faults import Fault, FaultKind, Faults
+from stepfleet.worker.testing.scenario.replies import Reply
+
+Said = Reply | Fault | str
+Rules = Callable[[RequestRecord], Said]
+
+
+class NoReplyError(LookupError):
+    """There is no reply for this request: add one to the script, or give the server rules."""
+
+
+class Scripts:
+    """Replies per conversation key, one per turn; other conversations follow the rules.
+
+    A text is short for a reply with that text; a fault fails every attempt of its turn.
+    """
+
+    def __init__(self, scripts: Mapping[str, Sequence[Said]], rules: Rules | None = None) -> None:
+        self._scripts = {key: tuple(replies) for key, replies in scripts.items()}
+        self._rules = rules
+
+    def with_script(self, key: str, replies: Sequence[Said]) -> "Scripts":
+        """Return a copy in which the conversation `key` gets these replies."""
+        return Scripts({**self._scripts, key: replies}, self._rules)
+
+    def __call__(self, request: RequestRecord) -> Said:
+        """Return the reply. Raises `NoReplyError` where nothing fits."""
+        script = self._scripts.get(request.key)
+        if script is None:
+            if self._rules is None:
+                raise NoReplyError(f"no script for the conversation {request.key[:80]!r}")
+            return self._rules(request)
+        if request.turn > len(script):
+            msg = f"the script of {request.key[:80]!r} ends after turn {len(script)}"
+            raise NoReplyError(f"{msg}; turn {request.turn} was requested")
+        return script[request.turn - 1]
+
+
+def as_rules(given: Rules | Mapping[str, Sequence[Said]] | None) -> Scripts:
+    """Return rules that can be added to: of a callable, of scripts by key, or of nothing."""
+    if isinstance(given, Mapping):
+        return Scripts(given)
+    return Scripts({}, given)
+
+
+def decide(request: RequestRecord, rules: Rules, faults: Faults) -> tuple[Answer, Violation | None]:
+    """Return the answer, and what was wrong with the request or with the rules."""
+    violation = violation_in(dict(request.body), request.key)
+    if violation is not None:
+        return refusing(violation), violation
+    fault = faults.decide(request.key, request.turn, request.attempt)
+    try:
+        reply = rules(request)
+    except Exception as error:  # noqa: BLE001 - rules are foreign code; the log shows what they raise
+        violation = Violation("rules", f"{type(error).__name__}: {error}")
+        return refusing(violation), violation
+    return _answer(request, reply, fault), None
+
+
+def _answer(request: RequestRecord, reply: Said, fault: Fault | None) -> Answer:
+    if isinstance(reply, Fault):
+        fault, reply = fault or reply, Reply("")
+    reply = Reply(reply) if isinstance(reply, str) else reply
+    if fault is None:
+        return replying(request, reply)
+    if fault.kind is FaultKind.MISSING_USAGE:
+        reply = replace(reply, send_usage=False)
+    return failing(fault, replying(request, reply))
