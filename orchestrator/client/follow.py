@@ -1,7 +1,7 @@
-"""Follows one run from anywhere: its events, the text as it is written, its steps.
+"""Follows one run from anywhere: its events, the text while it is written, its steps.
 
-Reads the run's own records whenever it has moved, so that who comes late or comes back misses
-nothing. Writes nothing; a follower that stands still or goes costs workers nothing.
+Reads the run's own records whenever it has moved: late readers and those that reconnect miss
+nothing. Writes nothing; a slow or absent follower costs workers nothing.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepfleet.orchestrator.client.watch import RunWatch, Standing
+from stepfleet.orchestrator.client.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
 from stepfleet.orchestrator.records.steps import StepResult
@@ -24,16 +24,18 @@ Steps = AsyncGenerator[StepResult, None]
 
 
 @dataclass
-class _Writing:
-    """How far a follower has read a run that tells its text: events, chunks, and what they make."""
+class _Progress:
+    """How far a follower has read a run: events, and with `chunks` the text too."""
 
+    run_id: str
+    chunks: bool
     after: str = "0"
     sequence: int = 0
     step: int = 0
-    at: str = "0"
+    chunk_id: str = "0"
     text: StreamedText = field(default_factory=StreamedText)
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def apply(self, event: dict[str, Any]) -> None:
         self.sequence = event["sequence"]
         if event["type"] == EventType.STEP_COMPLETED:
             self.step = event["payload"]["step_number"]
@@ -48,71 +50,52 @@ class Following:
         self._chunks = Chunks(store.connection, store.keys)
 
     async def envelopes(self, run_id: str, since: int, *, chunks: bool) -> Envelopes:
-        """Yield the events behind number `since` until the run has ended, and the text's chunks.
+        """Yield the events after number `since` until the run has ended, and the text's chunks.
 
         Raises `ConfigurationError` for an unknown run.
         """
-        stored = await self._runs.get(run_id)
-        if not chunks or not stored.config.broadcast.include_stream_chunks:
-            async for event in self.events(run_id):
-                if event["sequence"] > since:
-                    yield event
-            return
-        writing = _Writing()
-        standing: Standing | None = None
+        streams = (await self._runs.get(run_id)).config.broadcast.include_stream_chunks
+        progress = _Progress(run_id, chunks and streams)
+        position: Position | None = None
         while True:
-            standing = await self._watch.moved(run_id, standing, chunks=True)
-            async for one in self._with_text(run_id, writing, standing):
+            position = await self._watch.moved(run_id, position, chunks=progress.chunks)
+            async for one in self._new(progress, position):
                 if one.get("sequence", since + 1) > since:
                     yield one
-            if standing.is_over:
-                async for chunk in self._last_text(run_id, writing):
+            if position.is_over:
+                async for chunk in self._last_text(progress):
                     yield chunk
                 return
 
-    async def events(self, run_id: str) -> Envelopes:
-        """Yield the run's events, those to come too, until it has ended."""
-        after, newest = "0", 0
-        standing: Standing | None = None
+    async def _new(self, progress: _Progress, position: Position) -> Envelopes:
+        """Yield new text and events; the text first, since the event that ends it comes after."""
         while True:
-            standing = await self._watch.moved(run_id, standing)
-            while newest < standing.events:
-                told, after = await self._runs.events(run_id, after)
-                for event in told:
-                    yield event
-                    newest = event["sequence"]
-                if not told:
-                    break
-            if standing.is_over:
-                return
-
-    async def _with_text(self, run_id: str, writing: "_Writing", standing: Standing) -> Envelopes:
-        """Yield what text and events there are; the text first, since its step ends behind it."""
-        while True:
-            written = await self._written(run_id, writing)
+            written = await self._written(progress)
             for chunk in written:
                 yield chunk
-            told: list[dict[str, Any]] = []
-            if writing.sequence < standing.events:
-                told, writing.after = await self._runs.events(run_id, writing.after)
-            for event in told:
-                writing.hear(event)
+            events: list[dict[str, Any]] = []
+            if progress.sequence < position.events:
+                events, progress.after = await self._runs.events(progress.run_id, progress.after)
+            for event in events:
+                progress.apply(event)
                 yield event
-            if not told and not written:
+            if not events and not written:
                 return
 
-    async def _written(self, run_id: str, writing: "_Writing") -> list[dict[str, Any]]:
-        written, writing.at = await self._chunks.read(run_id, writing.at)
+    async def _written(self, progress: _Progress) -> list[dict[str, Any]]:
+        if not progress.chunks:
+            return []
+        written, progress.chunk_id = await self._chunks.read(progress.run_id, progress.chunk_id)
         for chunk in written:
-            writing.text.add(chunk)
+            progress.text.add(chunk)
         return written
 
-    async def _last_text(self, run_id: str, writing: "_Writing") -> Envelopes:
-        """Yield what of the text comes a moment behind the commit; it may never come."""
+    async def _last_text(self, progress: _Progress) -> Envelopes:
+        """Yield chunks that arrive a moment after the commit; some may never arrive."""
         clock = asyncio.get_running_loop().time
-        till = clock() + LAST_CHUNK_SECONDS
-        while not writing.text.is_whole(writing.step) and clock() < till:
-            written = await self._written(run_id, writing)
+        until = clock() + (LAST_CHUNK_SECONDS if progress.chunks else 0)
+        while clock() < until and not progress.text.is_whole(progress.step):
+            written = await self._written(progress)
             for chunk in written:
                 yield chunk
             if not written:
@@ -121,7 +104,7 @@ class Following:
     async def steps(self, run_id: str) -> Steps:
         """Yield the results of the run's steps as they are committed, until it has ended.
 
-        A step that a retry takes back comes again when it was done anew.
+        A step that a retry takes back is yielded again when it is committed anew.
         """
         async for event in self.envelopes(run_id, 0, chunks=False):
             if event["type"] == EventType.STEP_COMPLETED:

@@ -1,10 +1,10 @@
-"""One look at all runs that a client waits for or follows, however many wait.
+"""Polls all runs that a client waits for or follows, many waiters with one poll.
 
-A look asks for the standing of every watched run in one round trip, and wakes those whose run has
-moved. Looks follow each other quickly while something moves. With many runs they become rarer, so
-that the work of looking is bounded, whoever waits for how many.
+A poll reads the position of every watched run in one round trip, and wakes the waiters whose run
+has moved. Polls are frequent while something moves, and rarer with many runs, so that their load
+is bounded.
 
-A run whose worker died before it heard of a cancel is cancelled by whoever looks at it behind its
+A run whose worker died before it learned of a cancel is cancelled by the first poll after its
 lease: there may be no other worker to do it.
 """
 
@@ -23,20 +23,20 @@ from stepfleet.orchestrator.store.records.codec import milliseconds
 SHORTEST_LOOK = 0.02
 LONGEST_LOOK = 0.25
 MOST_SECONDS = 2.0
-ASKED_PER_SECOND = 1000
-"""Runs that looks ask for; with more of them looks become rarer, up to `MOST_SECONDS` apart."""
-ASKED_AT_ONCE = 500
+POLLED_PER_SECOND = 1000
+"""Runs that polls read; with more of them polls become rarer, up to `MOST_SECONDS` apart."""
+POLLED_AT_ONCE = 500
 _FIELDS = ("status", "seq", "step", "updated")
 _LEFT_FIELDS = ("want", "want_note", "token", "lease")
 Cancel = Callable[[str, str], Awaitable[object]]
-"""Asks once more for the cancel of a run (id, note)."""
+"""Repeats the cancel of a run (id, note)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far a run is: equal ones mean that nothing has happened that a client could read.
+class Position:
+    """How far a run is: equal positions mean that there is nothing new to read.
 
-    `status` is None for a run that is not there (any more); `events` counts what it has told.
+    `status` is None for a run that is not there (any more); `events` counts its events.
     """
 
     status: Lifecycle | None = None
@@ -52,7 +52,7 @@ class Standing:
 
 
 def cancel_is_left(header: Mapping[str, str | None], now: datetime) -> bool:
-    """Return whether a run is to be cancelled, and its worker's lease ran out before it heard.
+    """Return whether a run is to be cancelled, and its worker's lease ended before it did so.
 
     A hint only: the script that cancels decides, by Redis's clock. Pure.
     """
@@ -61,30 +61,30 @@ def cancel_is_left(header: Mapping[str, str | None], now: datetime) -> bool:
 
 
 class _Waiter:
-    def __init__(self, run_id: str, seen: Standing | None, *, chunks: bool, end: bool) -> None:
+    def __init__(self, run_id: str, seen: Position | None, *, chunks: bool, end: bool) -> None:
         self.run_id = run_id
         self.chunks = chunks
         self._seen = seen
         self._end = end
-        self.answer: asyncio.Future[Standing] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
 
     @property
     def is_new(self) -> bool:
         """Whether it knows nothing of its run yet."""
         return self._seen is None
 
-    def hear(self, standing: Standing) -> bool:
-        """Answer if this is what was waited for, and tell whether it is."""
-        if self.answer.done() or standing == self._seen or (self._end and not standing.is_over):
+    def wake(self, position: Position) -> bool:
+        """Set the result if the run has moved (or ended), and return whether it was set."""
+        if self.result.done() or position == self._seen or (self._end and not position.is_over):
             return False
-        self.answer.set_result(standing)
+        self.result.set_result(position)
         return True
 
 
 class RunWatch:
-    """Watches runs for everybody in one event loop. `aclose` lets nobody wait any more.
+    """Watches runs for all waiters of one event loop. `aclose` fails those that still wait.
 
-    `cancel` is asked for a cancel that a dead worker left undone.
+    `cancel` completes a cancel that a dead worker left undone.
     """
 
     def __init__(self, connection: Connection, keys: Keys, cancel: Cancel) -> None:
@@ -92,102 +92,102 @@ class RunWatch:
         self._keys = keys
         self._cancel = cancel
         self._waiters: set[_Waiter] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
 
     async def moved(
-        self, run_id: str, seen: Standing | None = None, *, chunks: bool = False
-    ) -> Standing:
-        """Return the run's standing when it differs from `seen`: at once where that is None.
+        self, run_id: str, seen: Position | None = None, *, chunks: bool = False
+    ) -> Position:
+        """Return the run's position when it differs from `seen`: at once where that is None.
 
         `chunks` counts text that is being written. Raises `StoreError`.
         """
-        return await self._answer(_Waiter(run_id, seen, chunks=chunks, end=False))
+        return await self._wait(_Waiter(run_id, seen, chunks=chunks, end=False))
 
-    async def ended(self, run_id: str) -> Standing:
-        """Return the run's standing when it has ended. Raises `StoreError`."""
-        return await self._answer(_Waiter(run_id, None, chunks=False, end=True))
+    async def ended(self, run_id: str) -> Position:
+        """Return the run's position when it has ended. Raises `StoreError`."""
+        return await self._wait(_Waiter(run_id, None, chunks=False, end=True))
 
     async def aclose(self) -> None:
-        """End the looks; who still waits gets a `StoreError`."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        """End the polls; waiters get a `StoreError`."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
         self._fail(StoreError("the fleet was closed while a run was waited for"))
 
-    async def _answer(self, waiter: _Waiter) -> Standing:
+    async def _wait(self, waiter: _Waiter) -> Position:
         self._waiters.add(waiter)
         if waiter.is_new:
             self._joined.set()
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
         try:
-            return await waiter.answer
+            return await waiter.result
         finally:
             self._waiters.discard(waiter)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         pause = SHORTEST_LOOK
         while self._waiters:
             self._joined.clear()
             waiting = tuple(self._waiters)
             try:
-                standings = await self._standings(waiting)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is those who wait's
+                positions = await self._positions(waiting)
+            except Exception as error:  # noqa: BLE001 - every error is the waiters'
                 self._fail(error)
                 return
-            heard = sum(one.hear(standings[one.run_id]) for one in waiting)
-            pause = SHORTEST_LOOK if heard else min(pause * 1.5, LONGEST_LOOK)
-            least = min(max(len(standings) / ASKED_PER_SECOND, SHORTEST_LOOK), MOST_SECONDS)
+            woken = sum(one.wake(positions[one.run_id]) for one in waiting)
+            pause = SHORTEST_LOOK if woken else min(pause * 1.5, LONGEST_LOOK)
+            least = min(max(len(positions) / POLLED_PER_SECOND, SHORTEST_LOOK), MOST_SECONDS)
             await self._rest(least, max(pause - least, 0.0))
 
     async def _rest(self, seconds: float, more: float) -> None:
-        """Wait for the next look, which comes without `more` seconds where somebody joins."""
+        """Wait for the next poll, without the `more` seconds if another waiter joins."""
         await asyncio.sleep(seconds)
         if more:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._joined.wait(), more)
 
-    async def _standings(self, waiting: Iterable[_Waiter]) -> dict[str, Standing]:
+    async def _positions(self, waiting: Iterable[_Waiter]) -> dict[str, Position]:
         chunks: dict[str, bool] = {}
         for one in waiting:
             chunks[one.run_id] = one.chunks or chunks.get(one.run_id, False)
-        found: dict[str, Standing] = {}
-        asked = list(chunks.items())
-        for at in range(0, len(asked), ASKED_AT_ONCE):
-            found |= await self._page(asked[at : at + ASKED_AT_ONCE])
+        found: dict[str, Position] = {}
+        runs = list(chunks.items())
+        for at in range(0, len(runs), POLLED_AT_ONCE):
+            found |= await self._page(runs[at : at + POLLED_AT_ONCE])
         return found
 
-    async def _page(self, asked: list[tuple[str, bool]]) -> dict[str, Standing]:
+    async def _page(self, runs: list[tuple[str, bool]]) -> dict[str, Position]:
         fields = (*_FIELDS, *_LEFT_FIELDS)
-        heads = [("HMGET", self._keys.run(run_id), *fields) for run_id, _ in asked]
-        told = [
+        heads = [("HMGET", self._keys.run(run_id), *fields) for run_id, _ in runs]
+        newest_chunks = [
             ("XREVRANGE", f"{self._keys.run(run_id)}:chunks", "+", "-", "COUNT", 1)
-            for run_id, chunks in asked
+            for run_id, chunks in runs
             if chunks
         ]
-        replies = await self._connection.execute_all(*heads, *told)
+        replies = await self._connection.execute_all(*heads, *newest_chunks)
         newest = iter(replies[len(heads) :])
         found = {}
-        for (run_id, chunks), head in zip(asked, replies, strict=False):
-            found[run_id] = _standing(head[: len(_FIELDS)], next(newest) if chunks else ())
+        for (run_id, chunks), head in zip(runs, replies, strict=False):
+            found[run_id] = _position(head[: len(_FIELDS)], next(newest) if chunks else ())
             await self._settle(run_id, dict(zip(_LEFT_FIELDS, head[len(_FIELDS) :], strict=True)))
         return found
 
     async def _settle(self, run_id: str, left: Mapping[str, str | None]) -> None:
-        """Cancel a run that its worker left behind; the next look finds it ended."""
+        """Cancel a run that its worker left behind; the next poll finds it ended."""
         if left["want"] and cancel_is_left(left, await self._connection.now()):
             await self._cancel(run_id, left["want_note"] or "")
 
     def _fail(self, error: Exception) -> None:
         for waiter in self._waiters:
-            if not waiter.answer.done():
-                waiter.answer.set_exception(error)
+            if not waiter.result.done():
+                waiter.result.set_exception(error)
 
 
-def _standing(head: Sequence[str | None], newest: Sequence[tuple[str, object]]) -> Standing:
+def _position(head: Sequence[str | None], newest: Sequence[tuple[str, object]]) -> Position:
     status, events, step, updated = head
-    return Standing(
+    return Position(
         status=Lifecycle(status) if status else None,
         events=int(events or 0),
         step=step or "",

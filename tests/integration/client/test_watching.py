@@ -12,7 +12,7 @@ from support.deadlines import until
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.watch import ASKED_PER_SECOND
+from stepfleet.orchestrator.client.watch import POLLED_PER_SECOND
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.connection import Connection
 
@@ -75,7 +75,7 @@ async def test_165_followers_of_runs_at_work_ask_as_one(redis_url: str) -> None:
             one.cancel()
         await asyncio.gather(*followers, return_exceptions=True)
     # An event is written by three commands and read by one; looks have their bound.
-    assert asked < MANY * ROUNDS * 5 + ASKED_PER_SECOND * (seconds + 1)
+    assert asked < MANY * ROUNDS * 5 + POLLED_PER_SECOND * (seconds + 1)
 
 
 @dataclass

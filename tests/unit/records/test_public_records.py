@@ -14,6 +14,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 INFO = StateInfo(id="r1", started_at=NOW, updated_at=NOW)
 CONFIG = package.AgentConfig(name="plain", model="openai:none")
 GIVEN: dict[str, dict[str, Any]] = {
+    "Action": {"tool_name": "look", "tool_call_id": "c1", "arguments": {"a": 1}},
     "AgentCheckpoint": {
         "timestamp": NOW,
         "run_id": "r1",
@@ -39,8 +40,24 @@ GIVEN: dict[str, dict[str, Any]] = {
     "AgentState": {"agent_id": "r1", "info": INFO, "metadata": {"a": [1, None]}},
     "ContinuationEvaluation": {"criterion": "C", "decision": "stop", "reason": "none"},
     "ContinuationOutcome": {"decision": "stop", "should_continue": False, "resolved_by": "C"},
+    "DebugSummary": {
+        "run_id": "r1",
+        "agent_name": "plain",
+        "lifecycle": "failed",
+        "max_iterations": 3,
+    },
+    "ErrorInfo": {"type": "model", "code": "OPENAI_ERROR", "message": "it is down"},
+    "FinalAnswer": {"answer": "Oslo", "structured": {"city": "Oslo"}},
     "LLMResponse": {"content": "hi"},
     "Message": {"role": "user", "content": [{"text": "hi"}]},
+    "LoggedStep": {"result": {"step": 1, "started_at": NOW}, "committed_at": NOW},
+    "ModelCall": {
+        "model_id": "m",
+        "input_tokens": 3,
+        "output_tokens": 2,
+        "cost": 0.5,
+        "timestamp": NOW,
+    },
     "ModelRequest": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "RunComparison": {
         "first": {"run_id": "a", "agent_name": "p", "model": "m", "lifecycle": "completed"},
@@ -48,7 +65,18 @@ GIVEN: dict[str, dict[str, Any]] = {
         "same_output": False,
         "settings": {"model": ("a", "b")},
     },
+    "Observation": {"tool_call_id": "c1", "result": "a lamp"},
+    "PlanningStep": {"plan": "look first"},
+    "Task": {"content": "hi"},
+    "RunView": {"run_id": "r1", "agent_name": "plain", "status": "completed"},
     "StepResult": {"step": 1, "started_at": NOW},
+    "ToolTrace": {
+        "step": 1,
+        "index": 0,
+        "call": {"tool_name": "look", "call_id": "c1", "timestamp": NOW},
+    },
+    "ToolSpec": {"name": "look"},
+    "UIMessage": {"id": "r1:step:1", "role": "assistant", "content": "hi", "timestamp": NOW},
     "ToolCall": {"id": "c1", "name": "look", "arguments": {"a": 1}},
     "ToolCallRecord": {"tool_name": "look", "call_id": "c1", "timestamp": NOW, "result": [1]},
 }
