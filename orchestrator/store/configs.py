@@ -1,10 +1,12 @@
 """Agents' configurations, stored once each under their content address."""
 
 import time
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -12,7 +14,7 @@ from stepfleet.orchestrator.store import keys
 
 REMEMBERED = 1000
 NOTED_SECONDS = 3600.0
-"""Who submits notes so often that a configuration is used; old ones are forgotten."""
+"""How often a submitter notes that a configuration is used; old ones are forgotten."""
 
 
 class Configs:
@@ -29,7 +31,7 @@ class Configs:
         saved, noted = self._saved.get(digest, (-1, 0.0))
         if saved != connects or now > noted + NOTED_SECONDS:  # a failover may have lost it
             used = (await self._connection.now()).timestamp()
-            # In this order: whoever forgets it at the same time looks for the use once more.
+            # In this order: a worker that forgets it at the same time checks for a use once more.
             await self._connection.execute("ZADD", keys.USED, "GT", used, digest)
             await self._connection.execute("HSETNX", keys.AGENTS, digest, config.to_json())
             self._remember(digest, config)
@@ -52,6 +54,11 @@ class Configs:
                 msg = f"the run's configuration cannot be read: {explain_invalid(error)}"
                 raise SerializationError(msg) from error
         return self._known[digest]
+
+    async def of_run(self, header: Mapping[str, str]) -> AgentConfig:
+        """Return the configuration of a run: that of its agent with the run's own overrides."""
+        config = await self.load(header["config"])
+        return with_stored_overrides(config, header.get("overrides"))
 
     async def announce(self, config: AgentConfig) -> None:
         """Make an agent known by name, so that clients can submit to it without its code."""

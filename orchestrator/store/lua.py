@@ -1,7 +1,10 @@
 """The Lua scripts, bound to Python in one place."""
 
+import asyncio
 import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -9,7 +12,10 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
@@ -18,19 +24,19 @@ STANDALONE = frozenset(
     }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
-"""Scripts of runs that wait for tool calls: they share more than the others."""
+"""Scripts of runs that wait for tool calls: they share `waiting.lua`."""
 PAGED = frozenset({"claim", "page"})
-"""Scripts that read a run's log: they share more than the others, too."""
+"""Scripts that read a run's log: they share `paging.lua`."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
-"""Scripts that a full Redis runs too, and the same ones without that right. They write new numbers
-over old ones: leases that run out while Redis is full would cost every answer that is held."""
+"""Scripts that a full Redis runs too, and the same ones without that right. They only replace
+numbers: leases that run out while Redis is full would cost every answer that workers hold."""
 _ALLOWED = "#!lua flags=allow-oom\n"
 _UNKNOWN_FLAGS = "compiling script"
 
 
 @cache
 def source(name: str) -> str:
-    """Return the text of the script `name`, with what all scripts of a run share in front."""
+    """Return the text of the script `name`, behind the parts that it shares with others."""
     folder = files(__package__) / "scripts"
     own = (folder / f"{name}.lua").read_text("utf-8")
     if name in STANDALONE:
@@ -43,7 +49,7 @@ def source(name: str) -> str:
 
 
 def text(name: str) -> str:
-    """Return what Redis is given to run: a script's source, behind the flags that it has."""
+    """Return a script as Redis gets it: its source behind its flags."""
     return _ALLOWED + source(RENEWALS[name]) if name in RENEWALS else source(name)
 
 
@@ -53,15 +59,15 @@ def digest(name: str) -> str:
     return hashlib.sha1(text(name).encode(), usedforsecurity=False).hexdigest()
 
 
-def loaded(name: str, keys: list[str], *args: Any) -> tuple[Any, ...]:
-    """Return the command that runs a script which the server has already."""
+def loaded(name: str, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
+    """Return the command that runs a script which the server already has."""
     return ("EVALSHA", digest(name), len(keys), *keys, *args)
 
 
 async def load(connection: Connection, *names: str) -> None:
-    """Have every server know the scripts: a thousand first calls at once need not bring them.
+    """Load scripts on every server, so that a thousand concurrent first calls need not send them.
 
-    What a server refuses to load, `run_script` sends with the call.
+    `run_script` sends a script that a server refuses to load with the call.
     """
     with suppress(RedisError, OSError, StoreError):
         for name in names:
@@ -69,11 +75,11 @@ async def load(connection: Connection, *names: str) -> None:
 
 
 async def run_script(
-    connection: Connection, name: str, keys: list[str], *args: Any, once: bool = False
+    connection: Connection, name: str, keys: Sequence[str], *args: Any, once: bool = False
 ) -> Any:
-    """Run a script; load it first where the server does not have it (any more).
+    """Run a script, and load it where the server has lost it.
 
-    With `once` it waits for no Redis in trouble. Raises as `Connection.execute`.
+    With `once` the call is not repeated while Redis fails. Raises as `Connection.execute` does.
     """
     execute = connection.attempt if once else connection.execute
     if name in RENEWALS and not connection.takes_flags:  # a server before Redis 7
@@ -88,3 +94,55 @@ async def run_script(
                 raise
     connection.takes_flags = False
     return await run_script(connection, name, keys, *args, once=once)
+
+
+def flat(fields: Mapping[str, Any]) -> list[Any]:
+    """Return fields as Redis takes them: name, value, name, value."""
+    return [item for pair in fields.items() for item in pair]
+
+
+def detail_of(reply: Sequence[Any]) -> str:
+    """Return the detail behind the first word of a script's reply; '' where there is none."""
+    return str(reply[1]) if len(reply) > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunScripts:
+    """Runs the scripts that belong to one run each.
+
+    Their keys are the run's header, the shard's due index and, for scripts that push messages, the
+    broker list `queue` (None where store and broker are not one Redis). Their first argument is the
+    run's id.
+    """
+
+    connection: Connection
+    keys: Keys
+    queue: str | None = None
+
+    async def run(self, name: str, run_id: str, /, *args: Any, **fields: Any) -> Any:
+        """Run a script with these arguments and, behind them, names and values of fields."""
+        return await run_script(self.connection, *self.call(name, run_id, *args, **fields))
+
+    async def run_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return the replies to several calls (see `call`), which travel together.
+
+        The reply to a call that failed is its exception, also where a server has lost the script.
+        """
+        sent = [self.connection.send(*loaded(*call)) for call in calls]
+        return await asyncio.gather(*sent, return_exceptions=True)
+
+    def call(
+        self, name: str, run_id: str, /, *args: Any, queues: Sequence[str] = (), **fields: Any
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `run_script` for a script; `queues` are further broker lists."""
+        keys = [*self.keys.script_keys(run_id, self.queue), *queues]
+        return (name, keys, run_id, *args, *flat(fields))
+
+    async def ensure_version(self, run_id: str, header: Mapping[str, str]) -> None:
+        """Note our version of the records in a run of the version before: we write to it now.
+
+        Workers and clients of that version read their own records only. The note makes them refuse
+        the run, before they would misread it. Raises `SerializationError` as `check_version` does.
+        """
+        if check_version(header):
+            await self.run("version", run_id, SCHEMA_VERSION)

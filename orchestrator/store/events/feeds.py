@@ -22,19 +22,19 @@ JOINED_AT_ONCE = 100
 """Runs, and events of theirs, that one script call takes into a feed."""
 START = "0-0"
 SHARD_SECONDS = 5.0
-"""So long `switch_on` waits for a shard."""
+"""How long `switch_on` waits for a shard."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """How far an outlet is in one feed: the last entry's id, and its number from 1."""
+class FeedPosition:
+    """The position of an outlet in one feed: the last entry's id, and its number from 1."""
 
     entry: str = START
     number: int = 0
 
     @classmethod
-    def of(cls, stored: str | None) -> "Place":
-        """Read what `stored` wrote; None is the beginning."""
+    def of(cls, stored: str | None) -> "FeedPosition":
+        """Parse `stored`; None is the beginning."""
         if not stored:
             return cls()
         entry, _, number = stored.partition(" ")
@@ -42,7 +42,7 @@ class Place:
 
     @property
     def stored(self) -> str:
-        """The place as it is kept."""
+        """The position as it is stored."""
         return f"{self.entry} {self.number}"
 
 
@@ -56,7 +56,7 @@ class Page:
 
     shard: int
     envelopes: tuple[dict[str, Any], ...]
-    place: Place
+    place: FeedPosition
     writes: int
     lost: int = 0
 
@@ -70,21 +70,20 @@ class Feeds:
         self._late: set[asyncio.Task[Any]] = set()
 
     async def switch_on(self) -> None:
-        """Let active runs and those to come be fed; holds for a week unless it is renewed.
+        """Add events of active and of new runs to the feeds, for a week unless it is renewed.
 
-        Active runs join page by page; whoever switches on again goes on with what is left.
-
-        Shards that are away for longer than `SHARD_SECONDS` are switched on when they are back.
+        Active runs join page by page; another call continues with the rest. Shards that are away
+        for longer than `SHARD_SECONDS` are switched on when they are back.
         """
-        asked = [asyncio.create_task(self._switch_on(shard)) for shard in self._shards]
-        for one in asked:
-            self._late.add(one)
-            one.add_done_callback(self._hear)
+        tasks = [asyncio.create_task(self._switch_on(shard)) for shard in self._shards]
+        for task in tasks:
+            self._late.add(task)
+            task.add_done_callback(self._finished)
         try:
-            done, _ = await asyncio.wait(asked, timeout=SHARD_SECONDS)
+            done, _ = await asyncio.wait(tasks, timeout=SHARD_SECONDS)
         except asyncio.CancelledError:
-            for one in asked:
-                one.cancel()
+            for task in tasks:
+                task.cancel()
             raise
         for one in done:
             one.result()
@@ -95,19 +94,19 @@ class Feeds:
         while more:
             _, more = await run_script(self._connection, "feed", due, ON_SECONDS, JOINED_AT_ONCE)
 
-    def _hear(self, done: asyncio.Task[Any]) -> None:
+    def _finished(self, done: asyncio.Task[Any]) -> None:
         self._late.discard(done)
         if not done.cancelled():
-            done.exception()  # the connection has said what is wrong
+            done.exception()  # the connection has logged it
 
     async def own(
         self,
         outlet: str,
         owner: str,
         seconds: float,
-        moved_to: Mapping[int, Place] | None = None,
+        moved_to: Mapping[int, FeedPosition] | None = None,
         lost: int = 0,
-    ) -> dict[int, Place] | None:
+    ) -> dict[int, FeedPosition] | None:
         """Own an outlet for some time and note the places that it has reached, by shard.
 
         Returns all its places, or None while somebody else owns it.
@@ -121,7 +120,7 @@ class Feeds:
         if reply[0] != "owner":
             return None
         stored = pairs(reply[1:])
-        return {shard: Place.of(stored.get(str(shard))) for shard in self._shards}
+        return {shard: FeedPosition.of(stored.get(str(shard))) for shard in self._shards}
 
     async def disown(self, outlet: str, owner: str) -> None:
         """Let others own an outlet at once, if `owner` does."""
@@ -133,8 +132,8 @@ class Feeds:
         """Return how many writes of events an outlet has missed."""
         return int(await self._connection.execute("HGET", _keys(outlet)[1], "lost") or 0)
 
-    async def read(self, places: dict[int, Place], most: int) -> list[Page]:
-        """Return what lies behind these places, `most` writes of each feed; no empty pages."""
+    async def read(self, places: dict[int, FeedPosition], most: int) -> list[Page]:
+        """Return the pages after these positions, `most` writes per feed; no empty pages."""
         replies = await self._connection.execute_all(
             *(
                 ("XRANGE", self._feed(shard), f"({place.entry}", "+", "COUNT", most)
@@ -142,13 +141,15 @@ class Feeds:
             )
         )
         found = [
-            (shard, place, [(entry, _fields(fields)) for entry, fields in entries])
+            (shard, place, [(entry, pairs(fields)) for entry, fields in entries])
             for (shard, place), entries in zip(places.items(), replies, strict=True)
             if entries
         ]
         return [await self._page(shard, place, entries) for shard, place, entries in found]
 
-    async def _page(self, shard: int, place: Place, entries: list[tuple[str, Fields]]) -> Page:
+    async def _page(
+        self, shard: int, place: FeedPosition, entries: list[tuple[str, Fields]]
+    ) -> Page:
         writes = await self._connection.execute_all(
             *(
                 ("XRANGE", f"{self._keys.run(fields['run'])}:events", fields["at"], fields["at"])
@@ -158,16 +159,16 @@ class Feeds:
         envelopes: list[dict[str, Any]] = []
         for (_, pointer), found in zip(entries, writes, strict=True):
             for entry, raw in found:
-                fields = _fields(raw)
+                fields = pairs(raw)
                 written = moment(entry.partition("-")[0])
-                told = load_events(pointer["run"], fields["events"])
-                envelopes += numbered(told, int(fields["first"]), written)
+                events = load_events(pointer["run"], fields["events"])
+                envelopes += numbered(events, int(fields["first"]), written)
         last, fields = entries[-1]
         number = int(fields["n"])
         gone = sum(not found for found in writes)
         # Numbers start anew where Redis lost its data: then nothing is known to be missing.
         skipped = max(number - place.number - len(entries), 0)
-        reached = Place(last, number)
+        reached = FeedPosition(last, number)
         return Page(shard, tuple(envelopes), reached, len(entries), gone + skipped)
 
     @property
@@ -180,7 +181,3 @@ class Feeds:
 
 def _keys(outlet: str) -> list[str]:
     return [f"{PREFIX}:{{outlet:{outlet}}}:owner", f"{PREFIX}:{{outlet:{outlet}}}:places"]
-
-
-def _fields(raw: Any) -> Fields:
-    return dict(raw) if isinstance(raw, dict) else pairs(list(raw))

@@ -1,7 +1,7 @@
 """The text of model calls while it is written: a short stream per run, and a pub/sub channel.
 
-For display alone: nothing depends on it, nothing is fenced, and it is gone after an hour. Each
-attempt at a step has a number, so that a repeated one is told from the one before.
+For display alone: nothing depends on it, nothing is fenced, and it expires after an hour. Each
+attempt at a step has a number, which distinguishes a repetition from the attempt before.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import orjson
 from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.records.codec import Fields, pairs
+from stepfleet.orchestrator.store.records.codec import pairs
 
 KEPT_SECONDS = 3600
 MOST_KEPT = 4000
@@ -26,7 +26,7 @@ class Chunks:
         self._keys = keys
 
     async def begin(self, run_id: str, step: int) -> int:
-        """Return the number (from 1) of a new attempt at telling a step's text."""
+        """Return the number (from 1) of a new attempt at streaming a step's text."""
         key = f"{self._keys.run(run_id)}:chunks:attempts"
         number, _ = await self._connection.execute_all(
             ("HINCRBY", key, step, 1), ("EXPIRE", key, KEPT_SECONDS)
@@ -50,12 +50,8 @@ class Chunks:
         entries = await self._connection.execute(
             "XRANGE", self._key(run_id), f"({after}" if after != "0" else "-", "+", "COUNT", 500
         )
-        told = [orjson.loads(_fields(fields)["chunk"]) for _, fields in entries]
-        return told, entries[-1][0] if entries else after
+        chunks = [orjson.loads(pairs(fields)["chunk"]) for _, fields in entries]
+        return chunks, entries[-1][0] if entries else after
 
     def _key(self, run_id: str) -> str:
         return f"{self._keys.run(run_id)}:chunks"
-
-
-def _fields(raw: Any) -> Fields:
-    return dict(raw) if isinstance(raw, dict) else pairs(list(raw))

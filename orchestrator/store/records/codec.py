@@ -1,6 +1,6 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -44,9 +44,14 @@ def in_milliseconds(at: datetime) -> datetime:
     return moment(milliseconds(at))
 
 
-def pairs(flat: list[str]) -> Fields:
-    """Return the field-value list of a Lua reply as a dict."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+def duration(seconds: float) -> int:
+    """Return a duration as scripts take it: whole milliseconds, at least 0."""
+    return max(round(seconds * 1000), 0)
+
+
+def pairs(flat: Any) -> Fields:
+    """Return the fields of a reply as a dict; a Lua script returns them as a flat list."""
+    return dict(flat) if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def slim(state: AgentState, *, ended: bool = False) -> str:
@@ -57,8 +62,8 @@ def slim(state: AgentState, *, ended: bool = False) -> str:
     return packed(handoff(state)) if ended else handoff(state)
 
 
-def check_version(header: Fields) -> bool:
-    """Return whether the run's records are of an older version; then the first writer notes ours.
+def check_version(header: Mapping[str, str]) -> bool:
+    """Return whether the run's records are of an older version; then its first writer notes ours.
 
     Raises `SerializationError` for a run written by a newer or a far older version.
     """
@@ -75,6 +80,11 @@ def check_version(header: Fields) -> bool:
 def stored_step(logged: LoggedStep) -> str:
     """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
     return packed(logged.model_copy(update={"outcome": None}).to_json())
+
+
+def stored_loss(lost: LostAttempt | None) -> str:
+    """Return an entry of the ledger of lost attempts as it is stored; '' for none."""
+    return lost.to_json() if lost else ""
 
 
 def stored_outcome(outcome: ContinuationOutcome | None) -> str:
@@ -190,15 +200,15 @@ def load_history(
         if window and window.summary is not None:
             made = LoggedStep.from_json(unpacked(fields[str(window.summary)]))
             summary = made.remembered.summary if made.remembered else None
-    told = tuple(one for one in inputs.get(0, ()) if one.is_system())
-    if told:
+    instructions = tuple(one for one in inputs.get(0, ()) if one.is_system())
+    if instructions:
         inputs[0] = tuple(one for one in inputs[0] if not one.is_system())
     parts = tuple(
         Part(inputs.get(first + place, ()), messages) for place, messages in enumerate([*said, ()])
     )
     return History(
         parts=parts,
-        system=((Message.system(system),) if system else ()) + told,
+        system=((Message.system(system),) if system else ()) + instructions,
         first=first,
         earlier={number: given for number, given in inputs.items() if number < first},
         summary=summary,

@@ -1,6 +1,5 @@
 """Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens."""
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.batches.requests import cancel_fields
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import loaded, run_script
-from stepfleet.orchestrator.store.records.codec import MESSAGES, check_version, log_end, slim
+from stepfleet.orchestrator.store.lua import RunScripts, detail_of
+from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
 from stepfleet.orchestrator.store.records.events import stored_events
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.orchestrator.store.runs.steps import ending
-from stepfleet.orchestrator.store.runs.versions import note_version
 
 
 class ControlOutcome(StrEnum):
@@ -68,9 +66,9 @@ def new_request() -> str:
 class Control:
     """Requests to a run from outside its worker.
 
-    Each has a token, `request`, which a caller may draw beforehand (`new_request`): whoever asks
-    again with the same one, as when a reply is lost, gets the first answer, and nothing is done.
-    A run remembers the newest eight.
+    Each has a token, `request`, which a caller may draw beforehand (`new_request`). A repetition
+    with the same token, as after a lost reply, gets the first answer and changes nothing. A run
+    remembers the newest eight tokens.
     """
 
     def __init__(
@@ -82,8 +80,7 @@ class Control:
         grace: float,
         retention: int,
     ) -> None:
-        self._connection = connection
-        self._keys = keys
+        self._scripts = RunScripts(connection, keys, dispatch.queue_key)
         self._dispatch = dispatch
         self._grace_ms = round(grace * 1000)
         self._retention = retention
@@ -96,13 +93,14 @@ class Control:
         self, run_id: str, note: str, request: str | None = None
     ) -> ControlResult:
         """Cancel a run by its id, also one whose records this version cannot read."""
-        fields = {
-            "outcome": cancelled_outcome(note).to_json(),
-            "note": note,
-            "request": request or new_request(),
+        return await self._run(
+            "cancel",
+            run_id,
+            outcome=cancelled_outcome(note).to_json(),
+            note=note,
+            request=request or new_request(),
             **ending(StopReason.USER_REQUESTED, None, self._retention),
-        }
-        return await self._run("cancel", run_id, *_flat(fields))
+        )
 
     def batch_cancel(self, note: str) -> str:
         """Return the fields with which scripts end a run of a cancelled batch (JSON)."""
@@ -114,7 +112,7 @@ class Control:
         return await self._run("pause", run_id, request or new_request())
 
     async def resume(self, run: StoredRun, request: str | None = None) -> ControlResult:
-        """Take a pause back."""
+        """Let a paused run go on."""
         hint = StepHint(run.run_id, run.step)
         message = self._dispatch.message(hint, run.agent)
         args = (self._grace_ms, message, request or new_request())
@@ -130,30 +128,29 @@ class Control:
         given: tuple[Message, ...] = (),
         request: str | None = None,
     ) -> ControlResult:
-        """Take an ended run up again where `revision` says, with messages `given` before it."""
-        if check_version(run.header):
-            await note_version(self._connection, self._keys, run.run_id)
-        script = self._retry_script(run, revision, given, request or new_request())
-        result = _result(await run_script(self._connection, *script))
+        """Continue an ended run at the step of `revision`, with messages `given` before it."""
+        await self._scripts.ensure_version(run.run_id, run.header)
+        fields = self._retry_fields(run, revision, given, request or new_request())
+        result = await self._run("retry", run.run_id, **fields)
         if result.outcome is ControlOutcome.RETRIED:
             await self._dispatch.published(StepHint(run.run_id, revision.step), run.agent)
         return result
 
     async def retry_all(self, revised: Sequence[tuple[StoredRun, Revision]]) -> list[ControlResult]:
-        """Take several ended runs up again by calls that travel together.
+        """Retry several ended runs by calls that travel together; return the answers in order.
 
-        Answers in their order. Raises `StoreError` when Redis stays out of reach; what was taken
-        up by then stays.
+        Raises `StoreError` when Redis stays out of reach; the retries made by then stay.
         """
         for run, _ in revised:
-            if check_version(run.header):
-                await note_version(self._connection, self._keys, run.run_id)
+            await self._scripts.ensure_version(run.run_id, run.header)
         requests = [new_request() for _ in revised]
-        sent = [
-            self._connection.send(*loaded(*self._retry_script(run, revision, (), request)))
+        calls = [
+            self._scripts.call(
+                "retry", run.run_id, **self._retry_fields(run, revision, (), request)
+            )
             for (run, revision), request in zip(revised, requests, strict=True)
         ]
-        replies = await asyncio.gather(*sent, return_exceptions=True)
+        replies = await self._scripts.run_all(calls)
         pairs = list(zip(revised, replies, strict=True))
         if not self._dispatch.in_script:
             await self._dispatch.publish(
@@ -171,9 +168,9 @@ class Control:
             for ((run, revision), reply), request in zip(pairs, requests, strict=True)
         ]
 
-    def _retry_script(
+    def _retry_fields(
         self, run: StoredRun, revision: Revision, given: tuple[Message, ...], request: str
-    ) -> tuple[Any, ...]:
+    ) -> dict[str, Any]:
         fields = {
             "expected": run.header.get("seq", ""),
             "request": request,
@@ -186,28 +183,23 @@ class Control:
             "tokens": revision.removed.total_tokens,
             "calls": revision.removed.llm_calls,
             "cost": nano_usd(revision.removed_cost_usd),
-            "events": stored_events(Events([_taken_up(run, revision)])),
+            "events": stored_events(Events([_reopened(run, revision)])),
             "event_count": 1,
-            "lost": revision.lost.to_json() if revision.lost else "",
+            "lost": stored_loss(revision.lost),
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
         }
         entries = zip(revision.journal[::2], revision.journal[1::2], strict=True)
-        fields |= {f"journal:{name}": value for name, value in entries}
-        keys = self._keys.script_keys(run.run_id, self._dispatch.queue_key)
-        return ("retry", keys, run.run_id, *_flat(fields))
+        return fields | {f"journal:{name}": value for name, value in entries}
 
-    async def _run(self, script: str, run_id: str, *args: Any) -> ControlResult:
-        keys = self._keys.script_keys(run_id, self._dispatch.queue_key)
-        reply = await run_script(self._connection, script, keys, run_id, *args)
-        return _result(reply)
+    async def _run(self, script: str, run_id: str, *args: Any, **fields: Any) -> ControlResult:
+        return _result(await self._scripts.run(script, run_id, *args, **fields))
 
 
 def _result(reply: Any) -> ControlResult:
-    return ControlResult(ControlOutcome(reply[0]), str(reply[1]) if len(reply) > 1 else "")
+    return ControlResult(ControlOutcome(reply[0]), detail_of(reply))
 
 
-def _taken_up(run: StoredRun, revision: Revision) -> Event:
-    """Return the event that tells of it."""
+def _reopened(run: StoredRun, revision: Revision) -> Event:
     state = revision.state
     payload = status_payload(
         Lifecycle.IN_PROGRESS.value,
@@ -218,7 +210,3 @@ def _taken_up(run: StoredRun, revision: Revision) -> Event:
     info = state.info
     execution, at, parent = info.execution_id, info.updated_at, state.parent_agent_id
     return Event(EventType.STATUS, run.run_id, execution, at, payload, parent)
-
-
-def _flat(fields: dict[str, Any]) -> list[Any]:
-    return [item for pair in fields.items() for item in pair]

@@ -1,4 +1,4 @@
-"""Ended runs, as far as it takes to take them up again: many of them in one round trip."""
+"""Ended runs as a retry needs them: many of them in one round trip."""
 
 from collections.abc import Sequence
 
@@ -30,8 +30,9 @@ class EndedRuns:
 
     async def headers(self, run_ids: Sequence[str]) -> list[Fields]:
         """Return what a retry needs of the runs' headers; {} for a run that is not there."""
-        asked = [("HMGET", self._keys.run(run_id), *_HEADER) for run_id in run_ids]
-        replies = await self._connection.execute_all(*asked)
+        replies = await self._connection.execute_all(
+            *(("HMGET", self._keys.run(run_id), *_HEADER) for run_id in run_ids)
+        )
         return [
             {name: value for name, value in zip(_HEADER, reply, strict=True) if value is not None}
             for reply in replies
@@ -39,12 +40,12 @@ class EndedRuns:
 
     async def logs(self, steps: Sequence[tuple[str, int]]) -> list[Fields]:
         """Return the logs of runs with so many steps, by the steps' numbers; no inputs."""
-        asked = [
+        reads = (
             ("HMGET", f"{self._keys.run(run_id)}:log", *range(count))
             for run_id, count in steps
             if count
-        ]
-        replies = iter(await self._connection.execute_all(*asked))
+        )
+        replies = iter(await self._connection.execute_all(*reads))
         return [_by_number(next(replies)) if count else {} for _, count in steps]
 
 

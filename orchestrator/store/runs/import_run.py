@@ -16,14 +16,14 @@ from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.lua import RunScripts, flat
 from stepfleet.orchestrator.store.records.codec import log_end
 from stepfleet.orchestrator.store.records.compression import unpacked
 from stepfleet.orchestrator.store.records.events import stored_events
 from stepfleet.orchestrator.store.runs.submission import NewRun, header_of
 
 PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
-"""What one script writes of a log: Redis serves nobody else meanwhile. What is longer is staged."""
+"""The part of a log that one script writes, while Redis serves nobody else; the rest is staged."""
 STAGED_SECONDS = 600
 """How long a staged page waits for the next, where a client has died."""
 _TRIES = 3
@@ -33,7 +33,7 @@ _AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
 
 @dataclass(frozen=True, slots=True)
 class ImportedRun:
-    """A run to create, and what it begins with.
+    """A run to create with a history.
 
     `log`, `outcomes` and `lost` are fields as they are stored; `step` is the step at which the
     run goes on, or stands. `header` are further fields of the header (times in milliseconds).
@@ -49,7 +49,7 @@ class ImportedRun:
 
 
 class RunImport:
-    """Writes such runs, each by one call. Long parts are staged before, under keys that expire."""
+    """Creates runs with a history, each by one call; long parts are staged before."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class RunImport:
         retention: int,
     ) -> None:
         self._connection = connection
-        self._keys = keys
+        self._scripts = RunScripts(connection, keys)
+        self._pushing = RunScripts(connection, keys, dispatch.queue_key)
         self._dispatch = dispatch
         self._grace_ms = round(grace * 1000)
         self._retention = retention
@@ -73,53 +74,52 @@ class RunImport:
         of reach or refuses because its memory is full.
         """
         try:
-            word = await self._adopt(imported)
+            outcome = await self._create(imported)
         except ResponseError as error:
             msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
             raise StoreError(msg) from None
-        if word == "exists":
+        if outcome == "exists":
             msg = (
                 f"a run of the id {imported.run.run_id} is there already; "
                 "choose another id (uuid.uuid4()) for this one"
             )
             raise ConfigurationError(msg)
-        # Also behind a repetition, whose first reply was lost: a second hint harms nobody.
+        # Also after a repetition, whose first reply was lost: a second hint does no harm.
         if imported.state.status in _AT_WORK:
             await self._dispatch.published(_hint(imported), imported.run.agent)
-        return bool(word == "created")
+        return outcome == "created"
 
-    async def _adopt(self, imported: ImportedRun) -> str:
+    async def _create(self, imported: ImportedRun) -> str:
         run, state = imported.run, imported.state
-        header = [*header_of(run, handoff(state)), *_flat(imported.header)]
+        header = flat({**header_of(run, handoff(state)), **imported.header})
         if since := log_end(state.window):
             header += ["since", since]
         log, outcomes = imported.log, imported.outcomes
-        parts = [header, *map(_flat, (log, outcomes, imported.lost))]
+        parts = [header, *map(flat, (log, outcomes, imported.lost))]
         # Other releases may pack the same records in another way.
-        content = [header, *(_flat(_plain(part)) for part in (log, outcomes)), parts[3]]
+        content = [header, *(flat(_plain(part)) for part in (log, outcomes)), parts[3]]
         digest = _digest(content)
-        told = _status(state, await self._connection.now())
-        # Where a staged page has expired meanwhile, or another call for the same run took them.
+        events = _status(state, await self._connection.now())
+        # Again where a staged page has expired, or another call for the same run took the pages.
         for _ in range(_TRIES):
             counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
-            sent = [part for part, count in zip(parts, counts, strict=True) if count > 0]
-            (word,) = await self._publish(imported, digest, told, counts, sent)
-            if word != "missing":
-                return str(word)
-        msg = f"what run {run.run_id} is to begin with does not stay in Redis; try again"
+            values = [part for part, count in zip(parts, counts, strict=True) if count > 0]
+            (outcome,) = await self._publish(imported, digest, events, counts, values)
+            if outcome != "missing":
+                return str(outcome)
+        msg = f"the log of the new run {run.run_id} does not stay in Redis; try again"
         raise StoreError(msg)
 
     async def _stage_all(
         self, run_id: str, digest: str, parts: Sequence[Sequence[Any]]
     ) -> list[int]:
-        """Stage what is long; return the number of values of each part, or of fields below 0."""
+        """Stage long parts; return the number of values of each part, of a staged one -fields."""
         counts = []
         for name, part in zip(_STAGED, parts[1:], strict=True):
             parted = list(pages(part))
             for page in parted if len(parted) > 1 else ():
-                keys = self._keys.script_keys(run_id, None)
-                told = (run_id, digest, name, STAGED_SECONDS * 1000)
-                await run_script(self._connection, "stage", keys, *told, *page)
+                lifetime = STAGED_SECONDS * 1000
+                await self._scripts.run("stage", run_id, digest, name, lifetime, *page)
             counts.append(-len(part) // 2 if len(parted) > 1 else len(part))
         return counts
 
@@ -132,10 +132,8 @@ class RunImport:
         values: list[list[Any]],
     ) -> Any:
         run, state = imported.run, imported.state
-        return await run_script(
-            self._connection,
+        return await self._pushing.run(
             "adopt",
-            self._keys.script_keys(run.run_id, self._dispatch.queue_key),
             run.run_id,
             digest,
             state.status.value,
@@ -190,7 +188,3 @@ def _status(state: AgentState, now: datetime) -> Events:
     )
     info, parent = state.info, state.parent_agent_id
     return Events([Event(EventType.STATUS, info.id, info.execution_id, now, payload, parent)])
-
-
-def _flat(fields: Mapping[str, Any]) -> list[Any]:
-    return [item for pair in fields.items() for item in pair]

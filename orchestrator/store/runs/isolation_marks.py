@@ -1,6 +1,6 @@
-"""What processes do to the work that they have: who begins it in company, who has died of it."""
+"""Notes about isolated processes: the work that they begin, and the work at which they died."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.suspicion import How
@@ -8,25 +8,25 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.lua import RunScripts
 
 
 class TrialMarks:
-    """Notes what begins in a process for suspects, and counts what such a process has died with."""
+    """Notes the work that begins in isolated processes, and counts their deaths."""
 
     def __init__(self, connection: Connection, keys: Keys, dispatch: Dispatch) -> None:
         self._connection = connection
         self._keys = keys
         self._dispatch = dispatch
+        self._scripts = RunScripts(connection, keys)
 
     async def begin(self, hint: StepHint | ToolHint, token: str, group: int) -> bool:
         """Note that the owner of `token` begins, one of `group` in its process.
 
         Returns False, and notes nothing, where the work is somebody else's by now.
         """
-        keys = self._keys.script_keys(hint.run_id, None)
-        given = (hint.run_id, hint.step, token, _index(hint), group)
-        return bool(await run_script(self._connection, "tried", keys, *given))
+        work = (hint.run_id, hint.step, token, _index(hint))
+        return bool(await self._scripts.run("tried", *work, group))
 
     async def died(self, hint: StepHint | ToolHint, token: str, group: int, agent: str) -> None:
         """Count the death of the process that had it, one of `group`, and dispatch it again.
@@ -36,29 +36,33 @@ class TrialMarks:
         step = StepHint(hint.run_id, hint.step)
         is_step = isinstance(hint, StepHint)
         message = self._dispatch.message(step, agent) if is_step else ""
-        told = (token, f"{How.ALONE}{group}", message, "")
-        if await self._died(hint, told, self._dispatch.queue_key) and is_step:
+        pushing = replace(self._scripts, queue=self._dispatch.queue_key)
+        how = f"{How.ALONE}{group}"
+        if await _died(pushing, hint, token, how, message=message) and is_step:
             await self._dispatch.published(step, agent)
 
     async def child_died(self, hint: StepHint | ToolHint, worker: str) -> bool:
         """Count the death of a pool's child, known as `worker`, if it had the work."""
-        return await self._died(hint, ("", How.CHILD, "", worker), None)
+        return await _died(self._scripts, hint, "", How.CHILD, worker=worker)
 
     async def worker_of(self, hint: StepHint | ToolHint) -> str:
         """Return the name of the worker that had the work last, or ''."""
-        run = self._keys.run(hint.run_id)
-        key, field = (run, "worker")
+        key, field = self._keys.run(hint.run_id), "worker"
         if isinstance(hint, ToolHint):
-            key, field = (f"{run}:journal", f"w:{hint.index}")
+            key, field = f"{key}:journal", f"w:{hint.index}"
         return str(await self._connection.execute("HGET", key, field) or "")
 
-    async def _died(
-        self, hint: StepHint | ToolHint, told: Sequence[str], queue: str | None
-    ) -> bool:
-        token, how, message, worker = told
-        keys = self._keys.script_keys(hint.run_id, queue)
-        given = (hint.run_id, hint.step, token, _index(hint), how, message, worker)
-        return bool(await run_script(self._connection, "died", keys, *given))
+
+async def _died(
+    scripts: RunScripts,
+    hint: StepHint | ToolHint,
+    token: str,
+    how: str,
+    message: str = "",
+    worker: str = "",
+) -> bool:
+    work = (hint.run_id, hint.step, token, _index(hint))
+    return bool(await scripts.run("died", *work, how, message, worker))
 
 
 def _index(hint: StepHint | ToolHint) -> int | str:

@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.records.outcome import StopReason
@@ -109,11 +108,9 @@ class Runs:
             *(("HGETALL", f"{run_key}{part}") for part in ("", ":log", ":outcomes", ":lost"))
         )
         if not header:
-            msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
-            raise ConfigurationError(msg)
+            raise unknown_run(run_id)
         check_version(header)
-        config = await self._configs.load(header["config"])
-        config = with_stored_overrides(config, header.get("overrides"))
+        config = await self._configs.of_run(header)
         whole = sum(name.isdigit() for name in fields) >= int(header["step"])
         first = 0 if whole else log_begin(header)
         log = load_log(fields, outcomes, first)
@@ -151,21 +148,27 @@ class Runs:
         """
         key = f"{self._keys.run(run_id)}:events"
         reply = await self._connection.execute("XREAD", "COUNT", 500, "STREAMS", key, after)
-        told: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for position, fields in _entries(reply):
             first = int(fields["first"])
-            told += numbered(
+            events += numbered(
                 load_events(run_id, fields["events"]),
                 first,
                 moment(position.partition("-")[0]),
             )
             after = position
-        return told, after
+        return events, after
 
     async def now(self) -> datetime:
         """Return Redis's time."""
         seconds, micros = await self._connection.execute("TIME")
         return moment(int(seconds) * 1000 + int(micros) // 1000)
+
+
+def unknown_run(run_id: str) -> ConfigurationError:
+    """Return the error about a run that is not in the store."""
+    msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
+    return ConfigurationError(msg)
 
 
 def _entries(reply: Any) -> list[tuple[str, Fields]]:

@@ -1,13 +1,12 @@
 """Slim snapshots straight from the store: what a configuration drops is not read.
 
-The header has all counters, so only the newest entries of the log are asked for.
+The header has all counters, so only the newest entries of the log are read.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.agents.overrides import read_overrides
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
 from stepfleet.orchestrator.records.messages import Message
@@ -25,6 +24,7 @@ from stepfleet.orchestrator.store.records.codec import (
     load_state,
     moment,
 )
+from stepfleet.orchestrator.store.runs.reading import unknown_run
 
 _MESSAGES_PER_STEP = 2
 """What most steps have: an answer with a call, and its result."""
@@ -54,8 +54,8 @@ class Snapshots:
         if outcome := load_outcome(header.get("outcome")):
             state = state.with_continuation_outcome(outcome)
         tail = await self._tail(run_id, int(header["step"]), config)
-        told = await self._told(run_id, header, tail) if config.kept_messages else ()
-        whole = state.model_copy(update={"messages": (*told, *tail.messages)})
+        system = await self._system(run_id, header, tail) if config.kept_messages else ()
+        whole = state.model_copy(update={"messages": (*system, *tail.messages)})
         return SlimSerializer(config).serialize(whole, [logged.result for logged in tail.log])
 
     async def standing(self, run_id: str) -> tuple[Lifecycle, int]:
@@ -65,16 +65,16 @@ class Snapshots:
         """
         found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "step")
         if found[0] is None:
-            raise _unknown(run_id)
+            raise unknown_run(run_id)
         return Lifecycle(found[0]), int(found[1])
 
     async def _header(self, run_id: str) -> Fields:
         header = await self._connection.execute("HGETALL", self._keys.run(run_id))
         if not header:
-            raise _unknown(run_id)
+            raise unknown_run(run_id)
         return dict(header)
 
-    async def _told(self, run_id: str, header: Fields, tail: _Tail) -> tuple[Message, ...]:
+    async def _system(self, run_id: str, header: Fields, tail: _Tail) -> tuple[Message, ...]:
         """Return the instructions: the agent's, or where it has none those of the first input."""
         config = await self._configs.load(header["config"])
         own = read_overrides(header.get("overrides"))
@@ -115,9 +115,3 @@ def _about(messages: int) -> int:
 def _messages(fields: Fields, log: list[LoggedStep], first: int) -> tuple[Message, ...]:
     here = {name: text for name, text in fields.items() if name.startswith("input:")}
     return load_messages("", here, [step.messages for step in log], first)
-
-
-def _unknown(run_id: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"no run has the id {run_id!r}; ended runs are removed after the retention time"
-    )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Refused, StepHint
@@ -16,17 +15,17 @@ from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import LostAttempt, end_state
+from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import load, run_script
+from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
 from stepfleet.orchestrator.store.records.codec import (
     Fields,
-    check_version,
+    duration,
     load_history,
     load_journal,
     load_messages,
@@ -37,16 +36,16 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
     pairs,
     slim,
+    stored_loss,
     stored_outcome,
     stored_step,
 )
 from stepfleet.orchestrator.store.records.events import stored_events
 from stepfleet.orchestrator.store.runs.log_pages import LOST_WHILE_READ, WHOLE, read_on
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
-from stepfleet.orchestrator.store.runs.versions import note_version
 
 MOST_DOUBLINGS = 3
-"""Newer workers that come up meanwhile should not wait for minutes for what older ones refused."""
+"""Newer workers must not wait for minutes for a run that older ones refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ _HEADER = (
 
 
 class StepStore:
-    """The store as a worker's steps see it. `crash` is called at points where tests end it."""
+    """The store for the steps of a worker. `crash` is called where tests end the process."""
 
     def __init__(
         self,
@@ -80,7 +79,8 @@ class StepStore:
         crash: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._connection = connection
-        self._keys = keys
+        self._scripts = RunScripts(connection, keys)
+        self._pushing = RunScripts(connection, keys, dispatch.queue_key)
         self._configs = configs
         self._dispatch = dispatch
         self.terms = terms
@@ -105,15 +105,12 @@ class StepStore:
 
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
-        asked = (hint.step, token, _ms(self.terms.lease), self.terms.worker, *_HEADER)
-        reply = await self._run("claim", hint.run_id, *asked)
+        owned = (hint.step, token, duration(self.terms.lease))
+        reply = await self._pushing.run("claim", hint.run_id, *owned, self.terms.worker, *_HEADER)
         if reply[0] != "claimed":
-            return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
-        if len(reply) > WHOLE:
-            keys = self._keys.script_keys(hint.run_id, None)
-            about = (hint.run_id, hint.step, token, _ms(self.terms.lease))
-            if not await read_on(self._connection, keys, about, reply):
-                return Refusal(Refused.STALE, LOST_WHILE_READ)
+            return Refusal(Refused(reply[0]), detail_of(reply))
+        if len(reply) > WHOLE and not await read_on(self._scripts, (hint.run_id, *owned), reply):
+            return Refusal(Refused.STALE, LOST_WHILE_READ)
         header = dict(
             given for given in zip(_HEADER, reply[2], strict=True) if given[1] is not None
         )
@@ -143,36 +140,35 @@ class StepStore:
             entries += [f"s:{index}", "1"]
         for index, record in (results or {}).items():
             entries += [f"r:{index}", record.to_json()]
-        reply = await self._run(
+        reply = await self._scripts.run(
             "journal" if entries else "renew",
             claim.run_id,
             claim.step,
             claim.token,
-            _ms(self.terms.lease),
-            _ms(seconds),
+            duration(self.terms.lease),
+            duration(seconds),
             *entries,
-            push=False,
         )
-        return Held(ours=reply[0] == "held", want=reply[1] if len(reply) > 1 else "")
+        return Held(ours=reply[0] == "held", want=detail_of(reply))
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Write what `verdict` says, all or nothing, and make the next step due."""
         if verdict.waiting is not None:
-            return _told(await self.calls.park(claim, verdict, verdict.waiting, events))
+            return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
         message = self._dispatch.message(following, claim.config.name) if goes_on else ""
         fields = self._commit_fields(verdict, events, message)
         if verdict.state.window and claim.config.memory.trim_log:
-            fields += ["trim", "1"]
-        reply = await self._run("commit", claim.run_id, claim.step, claim.token, *fields)
+            fields["trim"] = "1"
+        reply = await self._pushing.run("commit", claim.run_id, claim.step, claim.token, **fields)
         if reply[0] in ("committed", "mine"):
             self._crash("end-applied" if verdict.move is Move.FINISH else "commit-applied")
             if goes_on and reply[1] == "in_progress":
                 await self._dispatch.published(following, claim.config.name)
-        return _told(reply)
+        return _committed(reply)
 
-    def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> list[Any]:
+    def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> dict[str, Any]:
         result = verdict.logged.result if verdict.logged else None
         usage = result.usage if result else None
         state = verdict.state
@@ -182,8 +178,8 @@ class StepStore:
             "outcome": stored_outcome(verdict.outcome),
             "log": stored_step(verdict.logged) if verdict.logged else "",
             "want": "cancel" if state.stop_requested else "",
-            "delay": _ms(verdict.delay),
-            "grace": _ms(self.terms.grace),
+            "delay": duration(verdict.delay),
+            "grace": duration(self.terms.grace),
             "message": message,
             "events": stored_events(events),
             "event_count": len(events),
@@ -192,22 +188,20 @@ class StepStore:
             "cost": nano_usd(result.cost_usd) if result else 0,
             "attempt": int(verdict.attempt),
             "limited": int(verdict.limited),
-            "lost": _ledger(verdict.lost),
-            "dropped": _ledger(verdict.dropped),
+            "lost": stored_loss(verdict.lost),
+            "dropped": stored_loss(verdict.dropped),
         }
         if state.window and (since := log_end(state.window)):
             fields["since"] = since
         if verdict.move is Move.FINISH:
             fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
-        return [item for pair in fields.items() for item in pair]
+        return fields
 
     async def _load(
         self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
     ) -> Claim:
-        if check_version(header):
-            await note_version(self._connection, self._keys, hint.run_id)
-        config = await self._configs.load(header["config"])
-        config = with_stored_overrides(config, header.get("overrides"))
+        await self._scripts.ensure_version(hint.run_id, header)
+        config = await self._configs.of_run(header)
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
         said, calls = load_said(fields, first)
@@ -238,7 +232,7 @@ class StepStore:
         )
 
     async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
-        """Leave a run that this worker cannot read to one that can, at growing intervals."""
+        """Leave a run that this worker cannot read to others, at growing intervals."""
         delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
         fields = {
             "verdict": "retry",
@@ -246,8 +240,8 @@ class StepStore:
             "outcome": header.get("outcome", ""),
             "log": "",
             "want": header.get("want", ""),
-            "delay": _ms(delay),
-            "grace": _ms(self.terms.grace),
+            "delay": duration(delay),
+            "grace": duration(self.terms.grace),
             "limited": 1,
             "lost": "",
             "dropped": "",
@@ -257,14 +251,9 @@ class StepStore:
             reason = StopReason.USER_REQUESTED
             fields |= {"verdict": "finish", "outcome": outcome.to_json()}
             fields |= ending(reason, None, self.terms.retention)
-        flat = [item for pair in fields.items() for item in pair]
-        reply = await self._run("commit", hint.run_id, hint.step, token, *flat)
+        reply = await self._pushing.run("commit", hint.run_id, hint.step, token, **fields)
         if reply[0] == "wanted":
             await self._give_back(hint, token, header | {"want": reply[1]})
-
-    async def _run(self, script: str, run_id: str, *args: Any, push: bool = True) -> Any:
-        keys = self._keys.script_keys(run_id, self._dispatch.queue_key if push else None)
-        return await run_script(self._connection, script, keys, run_id, *args)
 
 
 def ending(reason: StopReason | None, error: str | None, retention: int) -> dict[str, Any]:
@@ -280,15 +269,7 @@ def ending(reason: StopReason | None, error: str | None, retention: int) -> dict
     }
 
 
-def _told(reply: list[str]) -> Committed:
+def _committed(reply: list[str]) -> Committed:
     if reply[0] == "wanted":
         return Committed(applied=False, wanted=reply[1])
     return Committed(applied=reply[0] != "lost", status=reply[1])
-
-
-def _ledger(lost: LostAttempt | None) -> str:
-    return lost.to_json() if lost else ""
-
-
-def _ms(seconds: float) -> int:
-    return max(round(seconds * 1000), 0)

@@ -1,6 +1,5 @@
 """Creates runs and batches; submitting the same thing twice changes nothing."""
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import loaded, run_script
+from stepfleet.orchestrator.store.lua import RunScripts, run_script
 from stepfleet.orchestrator.store.records.codec import MESSAGES
 from stepfleet.orchestrator.store.records.events import stored_events
 
@@ -55,7 +54,7 @@ class Submission:
         self, connection: Connection, keys: Keys, dispatch: Dispatch, *, grace: float
     ) -> None:
         self._connection = connection
-        self._keys = keys
+        self._scripts = RunScripts(connection, keys, dispatch.queue_key)
         self._dispatch = dispatch
         self._grace = grace
 
@@ -78,8 +77,7 @@ class Submission:
         Raises `StoreError` as `create` does; what was created by then stays.
         """
         now, made = await self._connection.now(), _made()
-        sent = [self._connection.send(*loaded(*self._script(run, now, made))) for run in runs]
-        replies = await asyncio.gather(*sent, return_exceptions=True)
+        replies = await self._scripts.run_all([self._call(run, now, made) for run in runs])
         if "cancelled" in replies:
             raise _revoked(runs[0])
         return [
@@ -88,17 +86,16 @@ class Submission:
         ]
 
     async def _create(self, run: NewRun, made: str) -> bool:
-        script = self._script(run, await self._connection.now(), made)
-        reply = await run_script(self._connection, *script)
+        call = self._call(run, await self._connection.now(), made)
+        reply = await run_script(self._connection, *call)
         if reply == "cancelled":
             raise _revoked(run)
         return bool(reply == "created")
 
-    def _script(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
+    def _call(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
-        return (
+        return self._scripts.call(
             "create",
-            self._keys.script_keys(run.run_id, self._dispatch.queue_key),
             run.run_id,
             round(self._grace * 1000),
             MESSAGES.dump_json(run.messages, exclude_defaults=True),
@@ -106,8 +103,8 @@ class Submission:
             stored_events(queued),
             len(queued),
             round(run.delay * 1000),
-            *header_of(run, first_handoff(run, now)),
-            *("made", made),
+            **header_of(run, first_handoff(run, now)),
+            made=made,
         )
 
     async def publish(self, runs: Sequence[NewRun]) -> None:
@@ -146,8 +143,8 @@ def first_handoff(run: NewRun, now: datetime) -> str:
     return orjson.dumps(state, default=to_jsonable_python, option=orjson.OPT_UTC_Z).decode()
 
 
-def header_of(run: NewRun, handoff: str) -> list[Any]:
-    """Return the header of a new run as a list of field, value; `handoff` holds its state."""
+def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
+    """Return the header of a new run; `handoff` holds its state."""
     fields = {
         "v": SCHEMA_VERSION,
         "agent": run.agent,
@@ -161,7 +158,7 @@ def header_of(run: NewRun, handoff: str) -> list[Any]:
     }
     if run.origin is not None:
         fields["origin"] = run.origin.to_json()
-    return [item for pair in fields.items() for item in pair]
+    return fields
 
 
 def _queued(run: NewRun, now: datetime) -> Events:

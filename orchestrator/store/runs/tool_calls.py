@@ -1,6 +1,6 @@
 """Park, take, keep, leave, deliver: the scripts of waiting steps, bound to records.
 
-Decides nothing: what a call's worker may do says the script, with one answer per question.
+Decides nothing: each script decides what the worker of a call may do.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Wait
@@ -24,18 +23,24 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, call_label
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import Fields, check_version, moment, pairs
+from stepfleet.orchestrator.store.lua import RunScripts, detail_of
+from stepfleet.orchestrator.store.records.codec import (
+    Fields,
+    duration,
+    milliseconds,
+    moment,
+    pairs,
+    stored_loss,
+)
 from stepfleet.orchestrator.store.records.compression import unpacked
 from stepfleet.orchestrator.store.records.events import stored_events
-from stepfleet.orchestrator.store.runs.versions import note_version
 
 
 class ToolCalls:
-    """The store as tasks of single tool calls see it.
+    """The store for tasks of single tool calls.
 
-    `lease` and `grace` are seconds; `crash` is called at points where tests end the process.
-    `worker` is this process's name.
+    `lease` and `grace` are seconds; `worker` is this process's name. `crash` is called where tests
+    end the process.
     """
 
     def __init__(
@@ -52,8 +57,8 @@ class ToolCalls:
         self.lease = lease
         self.grace = grace
         self.worker = ""
-        self._connection = connection
-        self._keys = keys
+        self._scripts = RunScripts(connection, keys)
+        self._pushing = RunScripts(connection, keys, dispatch.queue_key)
         self._configs = configs
         self._dispatch = dispatch
         self._crash = crash
@@ -64,17 +69,6 @@ class ToolCalls:
         """Let the step wait, and dispatch its calls. Returns the script's answer."""
         tasks = [_task(claim, wait) for wait in waiting.calls]
         in_script = self._dispatch.in_script
-        fields = {
-            "want": "cancel" if claim.state.stop_requested else "",
-            "patience": _ms(waiting.patience),
-            "grace": _ms(self.grace),
-            "began": round(waiting.began.timestamp() * 1000),
-            "spent": _ms(waiting.seconds),
-            "paid": _ledger(verdict.lost),
-            "dropped": _ledger(verdict.dropped),
-            "events": stored_events(events),
-            "event_count": len(events),
-        }
         calls = [
             part
             for wait, task in zip(waiting.calls, tasks, strict=True)
@@ -84,19 +78,23 @@ class ToolCalls:
                 self._dispatch.call_message(task),
             )
         ]
-        reply: list[str] = await run_script(
-            self._connection,
+        reply: list[str] = await self._scripts.run(
             "park",
-            [
-                *self._keys.script_keys(claim.run_id, None),
-                *(task.queue for task in tasks if in_script),
-            ],
             claim.run_id,
             claim.step,
             claim.token,
             len(tasks),
             *calls,
-            *(item for pair in fields.items() for item in pair),
+            queues=[task.queue for task in tasks if in_script],
+            want="cancel" if claim.state.stop_requested else "",
+            patience=duration(waiting.patience),
+            grace=duration(self.grace),
+            began=milliseconds(waiting.began),
+            spent=duration(waiting.seconds),
+            paid=stored_loss(verdict.lost),
+            dropped=stored_loss(verdict.dropped),
+            events=stored_events(events),
+            event_count=len(events),
         )
         if reply[0] in ("committed", "mine"):
             self._crash("tool-parked")
@@ -110,9 +108,9 @@ class ToolCalls:
         One that this version cannot read is left to a worker that can. Raises `StoreError` when
         Redis stays out of reach.
         """
-        reply = await self._run("take", hint, token, _ms(self.lease), self.worker)
+        reply = await self._run("take", hint, token, duration(self.lease), self.worker)
         if reply[0] != "taken":
-            return Refusal(Refused(reply[0]), str(reply[1]) if len(reply) > 1 else "")
+            return Refusal(Refused(reply[0]), detail_of(reply))
         try:
             return await self._taken(hint, token, reply)
         except (SerializationError, ConfigurationError) as error:
@@ -121,7 +119,7 @@ class ToolCalls:
 
     async def keep(self, hint: ToolHint, token: str, seconds: float) -> Held:
         """Renew the lease; `seconds` since it was taken."""
-        reply = await self._run("retain", hint, token, _ms(self.lease), _ms(seconds))
+        reply = await self._run("retain", hint, token, duration(self.lease), duration(seconds))
         return Held(ours=reply[0] == "held")
 
     async def leave(
@@ -135,15 +133,15 @@ class ToolCalls:
     ) -> None:
         """Give a call back to other workers, dispatched again after `delay` seconds."""
         unstarted = "" if started else "1"
-        await self._run("leave", hint, token, _ms(delay), unstarted, _ledger(lost))
+        await self._run("leave", hint, token, duration(delay), unstarted, stored_loss(lost))
 
     async def deliver(
         self, taken: TakenCall, agent: str, record: ToolCallRecord, seconds: float
     ) -> Delivered:
         """Give a call's result to its run; the last one makes the run go on.
 
-        `seconds` is the time that the call took in all; a result that comes too late is listed
-        with it, and changes nothing else.
+        `seconds` is the time that the call took in all. A result that is too late is noted with it
+        as a lost attempt and changes nothing else.
         """
         hint = taken.hint
         step = StepHint(hint.run_id, hint.step)
@@ -153,15 +151,18 @@ class ToolCalls:
             seconds=seconds,
             reason=f"the result of tool {record.tool_name} came when nobody waited for it",
         )
-        fields = {
-            "record": record.to_json(),
-            "spent": _ms(seconds),
-            "lost": _ledger(late),
-            "grace": _ms(self.grace),
-            "message": self._dispatch.message(step, agent),
-        }
-        flat = [item for pair in fields.items() for item in pair]
-        reply = await self._run("deliver", hint, taken.token, *flat, push=True)
+        reply = await self._pushing.run(
+            "deliver",
+            hint.run_id,
+            hint.step,
+            hint.index,
+            taken.token,
+            record=record.to_json(),
+            spent=duration(seconds),
+            lost=stored_loss(late),
+            grace=duration(self.grace),
+            message=self._dispatch.message(step, agent),
+        )
         if reply[0] == "mine":
             return Delivered(applied=True)
         if reply[0] == "lost":
@@ -174,10 +175,8 @@ class ToolCalls:
 
     async def _taken(self, hint: ToolHint, token: str, reply: Sequence[Any]) -> TakenCall:
         header: Fields = pairs(reply[2])
-        if check_version(header):
-            await note_version(self._connection, self._keys, hint.run_id)
-        config = await self._configs.load(header["config"])
-        config = with_stored_overrides(config, header.get("overrides"))
+        await self._scripts.ensure_version(hint.run_id, header)
+        config = await self._configs.of_run(header)
         try:
             response = LLMResponse.from_json(reply[3])
             state = AgentState.from_json(unpacked(header["slim"]))
@@ -198,24 +197,10 @@ class ToolCalls:
             losses=losses(int(reply[5]), reply[6], hint.step, new=reply[7] == "1"),
         )
 
-    async def _run(
-        self, script: str, hint: ToolHint, token: str, *args: Any, push: bool = False
-    ) -> list[Any]:
-        keys = self._keys.script_keys(hint.run_id, self._dispatch.queue_key if push else None)
-        reply: list[Any] = await run_script(
-            self._connection, script, keys, hint.run_id, hint.step, hint.index, token, *args
-        )
-        return reply
+    async def _run(self, script: str, hint: ToolHint, token: str, *args: Any) -> Any:
+        return await self._scripts.run(script, hint.run_id, hint.step, hint.index, token, *args)
 
 
 def _task(claim: Claim, wait: Wait) -> CallTask:
     hint = ToolHint(claim.run_id, claim.step, wait.index)
     return CallTask(hint, wait.queue, call_label(claim.config.name, claim.step, wait.tool))
-
-
-def _ledger(lost: LostAttempt | None) -> str:
-    return lost.to_json() if lost else ""
-
-
-def _ms(seconds: float) -> int:
-    return max(round(seconds * 1000), 0)

@@ -30,7 +30,7 @@ from stepfleet.orchestrator.records.usage import (
     bounded_cost,
     bounded_usage,
 )
-from stepfleet.orchestrator.store.events.feeds import Feeds, Place
+from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.control import Control
 from stepfleet.orchestrator.store.runs.import_run import ImportedRun, RunImport
@@ -229,7 +229,7 @@ def test_the_cache_and_the_feeds_take_any_number(
         key = "a" * 64
         await all_or_nothing(desk, lambda: entries.keep(key, "m", "text", seconds))  # type: ignore[arg-type]
         feeds = Feeds(desk.opened.connection, desk.opened.keys)
-        moved = {0: Place("1-1", 1)}
+        moved = {0: FeedPosition("1-1", 1)}
         for _ in range(2):
             await all_or_nothing(desk, lambda: feeds.own("o", "me", seconds, moved, lost))
 

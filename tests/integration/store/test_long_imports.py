@@ -12,6 +12,7 @@ from support.runs.stored_runs import Bench, bench
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs import import_run
 
@@ -19,15 +20,16 @@ Meanwhile = Callable[[str], Awaitable[None]]
 
 
 def beside(monkeypatch: pytest.MonkeyPatch, before: Meanwhile) -> list[str]:
-    """Have `before` run in front of each script of an adoption; return those that ran."""
+    """Have `before` run in front of each script of an import; return those that ran."""
     ran: list[str] = []
 
     async def run(connection: Connection, name: str, *args: Any) -> Any:
-        await before(name)
-        ran.append(name)
+        if name in ("stage", "adopt"):
+            await before(name)
+            ran.append(name)
         return await run_script(connection, name, *args)
 
-    monkeypatch.setattr(import_run, "run_script", run)
+    monkeypatch.setattr(lua, "run_script", run)
     return ran
 
 

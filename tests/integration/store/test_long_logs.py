@@ -9,6 +9,7 @@ from support.runs.stored_runs import answered, bench, called
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import NOTHING
 from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs import log_pages
 
@@ -123,7 +124,7 @@ async def test_a_step_that_is_taken_over_while_its_log_is_read_is_refused(
                 )
             return await run_script(connection, name, *args)
 
-        monkeypatch.setattr(log_pages, "run_script", taken_over)
+        monkeypatch.setattr(lua, "run_script", taken_over)
         found = await desk.steps.claim(StepHint(run_id, STEPS), "mine")
         assert found == Refusal(Refused.STALE, log_pages.LOST_WHILE_READ)
 
@@ -142,7 +143,7 @@ async def test_reading_a_long_log_renews_the_lease(
                 await desk.opened.connection.execute("HSET", key, "lease", 1)
             return await run_script(connection, name, *args)
 
-        monkeypatch.setattr(log_pages, "run_script", late)
+        monkeypatch.setattr(lua, "run_script", late)
         claim = await desk.claim(run_id, STEPS)
         header = await desk.header(run_id)
         assert int(header["lease"]) > 600_000 + claim.now.timestamp() * 1000 - 1

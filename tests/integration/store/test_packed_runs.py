@@ -13,7 +13,7 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.orchestrator.store.events.feeds import Feeds, Place
+from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
 from stepfleet.orchestrator.store.records.compression import LARGEST, packed
 
 PARTS = ("", ":log", ":outcomes", ":events", ":journal", ":lost")
@@ -86,7 +86,9 @@ async def test_envelopes_are_those_that_were_told_for_readers_and_couriers(desk:
     bare = [{name: one[name] for name in told[0]} for one in found]
     assert bare[2:] == told
     assert [one["payload"]["status"] for one in bare[:2]] == ["queued", "in_progress"]
-    pages = await feeds.read({shard: Place() for shard in range(desk.opened.keys.shards)}, 100)
+    pages = await feeds.read(
+        {shard: FeedPosition() for shard in range(desk.opened.keys.shards)}, 100
+    )
     assert [one for page in pages for one in page.envelopes] == found
 
 

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.orchestrator.store.runs.versions import note_version
+from stepfleet.orchestrator.store.lua import RunScripts
 
 OURS, OLDER, NEWER = str(SCHEMA_VERSION), str(SCHEMA_VERSION - 1), str(SCHEMA_VERSION + 1)
 
@@ -91,9 +91,10 @@ async def test_a_noted_version_never_goes_down(desk: Bench) -> None:
     """SER-24: nor does the note make a run of what is none."""
     run_id = await desk.create()
     await become(desk, run_id, NEWER)
-    await note_version(desk.opened.connection, desk.opened.keys, run_id)
+    scripts = RunScripts(desk.opened.connection, desk.opened.keys)
+    await scripts.ensure_version(run_id, {"v": OLDER})
     assert (await desk.header(run_id))["v"] == NEWER
-    await note_version(desk.opened.connection, desk.opened.keys, "nobody")
+    await scripts.ensure_version("nobody", {"v": OLDER})
     assert not await desk.header("nobody")
 
 

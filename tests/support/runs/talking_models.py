@@ -11,6 +11,7 @@ from stepfleet.orchestrator.memory.summary import INSTRUCTIONS
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.store.lua import RunScripts
 from stepfleet.orchestrator.store.runs.steps import StepStore
 
 
@@ -44,6 +45,17 @@ class Talker(LLM):
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class _WeighingScripts(RunScripts):
+    claimed: list[int] = field(default_factory=list)
+
+    async def run(self, name: str, run_id: str, /, *args: Any, **fields: Any) -> Any:
+        reply = await RunScripts.run(self, name, run_id, *args, **fields)
+        if name == "claim" and reply[0] == "claimed":
+            self.claimed.append(len(orjson.dumps(reply[3])))
+        return reply
+
+
 class WeighedStore(StepStore):
     """A store that notes the size of each claim's log, in bytes."""
 
@@ -54,11 +66,7 @@ class WeighedStore(StepStore):
         """Return a store with the collaborators of `store`."""
         weighed = cls.__new__(cls)
         weighed.__dict__.update(store.__dict__)
-        weighed.claimed = []
+        plain = store._pushing
+        weighed._pushing = scripts = _WeighingScripts(plain.connection, plain.keys, plain.queue)
+        weighed.claimed = scripts.claimed
         return weighed
-
-    async def _run(self, script: str, run_id: str, *args: Any, push: bool = True) -> Any:
-        reply = await super()._run(script, run_id, *args, push=push)
-        if script == "claim" and reply[0] == "claimed":
-            self.claimed.append(len(orjson.dumps(reply[3])))
-        return reply
