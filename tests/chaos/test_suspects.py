@@ -27,7 +27,7 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 AGENTS = Path(__file__).parent / "agent_modules" / "poison_agents.py"
 LOADED = load_agents(str(AGENTS))
 HANDY, FRAIL = LOADED["handy"], LOADED["frail"]
-TRIED = "tried in a process of their own"
+TRIED = "are executed in an isolated process"
 SLACK = 20.0
 Open = Callable[..., LoadFleet]
 

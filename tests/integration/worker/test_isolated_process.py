@@ -445,7 +445,7 @@ async def test_what_goes_on_losing_workers_is_tried_at_growing_intervals(
 async def test_suspects_without_a_place_wait_under_their_leases(make: Make, desk: Bench) -> None:
     """DIST-08: nothing is dispatched again for them, and a place that is free is taken at once."""
     claims = [await tool_suspect(desk) for _ in range(3)]
-    few, leases = make(desk, *NEVER_BEGINS, places=1), Leases(time.monotonic)
+    few, leases = make(desk, *NEVER_BEGINS, processes=1), Leases(time.monotonic)
     tasks = [asyncio.create_task(attempt(few, leases, desk, claim)) for claim in claims]
 
     async def all_are_held() -> bool:
@@ -463,7 +463,7 @@ async def test_a_suspect_that_waits_is_handed_back(make: Make, desk: Bench) -> N
     """DIST-08: a worker that stops counts no crash."""
     claims = [await tool_suspect(desk) for _ in range(2)]
     leases = Leases(time.monotonic)
-    made = make(desk, *NEVER_BEGINS, places=1)
+    made = make(desk, *NEVER_BEGINS, processes=1)
     tasks = [asyncio.create_task(attempt(made, leases, desk, claim)) for claim in claims]
     await until(held(leases, claims[-1]), within=60)
     leases.hand_back()
@@ -522,7 +522,7 @@ async def test_a_cancel_that_arrives_while_a_suspect_waits_ends_the_run(
     claims = [await tool_suspect(desk) for _ in range(2)]
     await desk.control.cancel(await desk.stored(claims[1].run_id), "enough")
     leases = Leases(time.monotonic)
-    made = make(desk, *NEVER_BEGINS, places=1)
+    made = make(desk, *NEVER_BEGINS, processes=1)
     tasks = [asyncio.create_task(attempt(made, leases, desk, claim)) for claim in claims]
     await until(held(leases, claims[1]), within=60)
     leases.hand_back()

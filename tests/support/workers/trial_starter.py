@@ -33,13 +33,13 @@ def trials(
     *command: str,
     limit: int = LIMIT,
     grace: float = 1.0,
-    places: int = 4,
+    processes: int = 4,
     draining: Callable[[], bool] = lambda: False,
 ) -> Isolation:
     """Return an isolation whose processes are started by `command`, or as workers do."""
     marks = TrialMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
-    processes = IsolatedProcesses(command, places, sure=0.1, draining=draining)
-    return Isolation(limit, grace, renewing(desk.steps), marks, processes)
+    isolated = IsolatedProcesses(command, limit=processes, confirm=0.1, draining=draining)
+    return Isolation(limit, grace, renewing(desk.steps), marks, isolated)
 
 
 def ports(desk: Bench) -> Ports:

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
 from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Member, Outcome
+from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Job, Outcome
 from stepfleet.worker.step import release
 
 
@@ -69,13 +69,13 @@ class Isolation:
         if self._processes is None or found.stance is not Stance.SUSPECT:
             return False
         suspect = Suspect(found.most, found.by_tools)
-        member = Member(work.hint, work.token, suspect, partial(self._died, lease))
+        job = Job(work.hint, work.token, suspect, partial(self._died, lease))
         try:
-            outcome = await self._processes.join(member)
+            outcome = await self._processes.join(job)
         except asyncio.CancelledError as cancelled:
             by = lease.interrupted_by(cancelled)
             lease.settle()
-            begun = await self._processes.leave(member, by)
+            begun = await self._processes.leave(job, by)
             if not begun and by is not Interruption.LEASE_LOST:
                 await _release(lease, ports, self._grace if by.from_outside else 0.0)
             return True

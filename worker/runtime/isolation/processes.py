@@ -1,8 +1,7 @@
-"""Processes for suspects: who shares one, and what becomes of them when it dies.
+"""Isolated processes: which suspects share one, and what follows when it dies.
 
-A process takes one group after the other, and does their steps as a worker would, on one event
-loop. Decides when a process is started, and what its death says; knows nothing of Redis, nor of
-what makes work suspect.
+A process takes one group of suspects after the other, and executes their steps as a worker would,
+on one event loop. Knows nothing of Redis, nor of what makes work suspect.
 """
 
 import asyncio
@@ -11,10 +10,11 @@ import json
 import logging
 import signal
 import sys
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, cast
+from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import StepHint
@@ -24,25 +24,25 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 log = logging.getLogger(__name__)
 
 _PROGRAM = "stepfleet.worker.runtime.isolated_process"
-PLACES = 4
-"""Processes that one worker starts at a time; each is a whole interpreter."""
-MOST_PLACES = 16
+PROCESSES = 4
+"""Processes that one worker runs at a time; each is a whole interpreter."""
+MOST_PROCESSES = 16
 PATIENCE_SECONDS = 10.0
-"""Whoever has waited so long for a place gets one more, up to `MOST_PLACES`."""
+"""A suspect that has waited so long gets one more process, up to `MOST_PROCESSES`."""
 GATHER_SECONDS = 0.2
-"""Suspects come together: so long a process waits for those that might share it."""
+"""Suspects come together: a process waits so long for those that might share it."""
 IDLE_SECONDS = 10.0
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
-"""So long whoever was not begun is waited for before it is handed back."""
+"""So long a suspect that was not begun is waited for before it is handed back."""
 END_SECONDS = 4.0
-SURE_SECONDS = 1.0
+CONFIRM_SECONDS = 1.0
 """What ends a process and its worker together (a container, a host) ends the worker by then."""
-MOST_TRIES = 3
-ASKED_TO_END = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
+MOST_STARTS = 3
+ENDED_BY_REQUEST = frozenset({-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 READY, BEGAN, DONE = "ready", "began", "done"
-"""What a process for suspects says: a word, and the token of the work that it is about."""
+"""Messages of an isolated process: a word, and the token of the work that it is about."""
 
 
 class Outcome(StrEnum):
@@ -55,8 +55,8 @@ class Outcome(StrEnum):
 
 
 @dataclass(eq=False)
-class Member:
-    """A suspect on its way through a process. `ended` has its outcome."""
+class Job:
+    """A suspect on its way through an isolated process."""
 
     hint: StepHint | ToolHint
     token: str
@@ -64,191 +64,150 @@ class Member:
     died: Callable[[int], Awaitable[None]]
     """Is awaited with the size of its group when its process has died with it."""
     begun: bool = False
-    tries: int = 0
-    place: "_Place | None" = None
-    waits_since: float = 0.0
-    ended: asyncio.Future[Outcome] = field(
+    starts: int = 0
+    slot: "_Slot | None" = None
+    queued_at: float = 0.0
+    outcome: asyncio.Future[Outcome] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     def end(self, outcome: Outcome) -> None:
-        """Tell what became of it; the first word counts."""
-        if not self.ended.done():
-            self.ended.set_result(outcome)
+        """Set the outcome; the first one counts."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+    def request(self, **more: Any) -> dict[str, Any]:
+        """Return what its process receives."""
+        index = self.hint.index if isinstance(self.hint, ToolHint) else None
+        known = {"run": self.hint.run_id, "step": self.hint.step, "index": index}
+        return {**known, "token": self.token, **more}
 
 
 class IsolatedProcesses:
-    """The processes for suspects of one event loop.
+    """The isolated processes of one event loop.
 
-    `command` starts one; `places` of them work at a time; `sure` is how many seconds a death is
-    looked at before it counts; `draining` tells whether the worker stops.
+    `command` starts one; `limit` of them run at a time; a death counts after `confirm` seconds;
+    `draining` tells whether the worker stops.
     """
 
     def __init__(
         self,
         command: Sequence[str] = (),
-        places: int = PLACES,
-        sure: float = SURE_SECONDS,
+        limit: int = PROCESSES,
+        confirm: float = CONFIRM_SECONDS,
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.places = places
-        self.sure = sure
+        self.command = command or (sys.executable, "-m", _PROGRAM)
+        self.confirm = confirm
+        self._limit = limit
         self._draining = draining
         self._has_ended = False
-        self._command = command or (sys.executable, "-m", _PROGRAM)
-        self._waiting: list[Member] = []
-        self._busy: set[asyncio.Task[None]] = set()
-        self._open: set[_Place] = set()
+        self._waiting: list[Job] = []
+        self._slots: dict[_Slot, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[int]] = set()
-        self._news = asyncio.Event()
+        self._queued = asyncio.Event()
 
     @property
     def stopping(self) -> bool:
         """Whether the worker stops: then nothing is begun, and no death counts."""
         return self._has_ended or self._draining()
 
-    async def join(self, member: Member) -> Outcome:
-        """Have a suspect tried; return what became of it.
+    async def join(self, job: Job) -> Outcome:
+        """Have a suspect executed; return what became of it. A cancelled caller calls `leave`."""
+        self._queue(job)
+        return await asyncio.shield(job.outcome)
 
-        Whoever is cancelled meanwhile says so by `leave`.
+    async def leave(self, job: Job, by: Interruption) -> bool:
+        """Interrupt a suspect's attempt; return whether a process had begun it.
+
+        Waits for a while until that process has written what there is.
         """
-        self._queue(member)
-        return await asyncio.shield(member.ended)
-
-    async def leave(self, member: Member, by: Interruption) -> bool:
-        """Break a suspect's attempt off; return whether a process had begun it.
-
-        Waits until that process has written what there is, for a while.
-        """
-        if member in self._waiting:
-            self._waiting.remove(member)
-        if member.place is None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if job.slot is None:
             return False
-        member.place.say({**_order(member, 0), "interrupt": str(by)})
-        seconds = STOP_SECONDS if member.begun else CLOSE_SECONDS
-        await asyncio.wait([member.ended], timeout=seconds)
-        return member.begun
+        job.slot.send(job.request(interrupt=str(by)))
+        await asyncio.wait([job.outcome], timeout=STOP_SECONDS if job.begun else CLOSE_SECONDS)
+        return job.begun
 
     async def aclose(self) -> None:
-        """Ask all processes to hand back and end; they do so also when nobody waits for it."""
+        """Request all processes to hand back and end; they do so without being waited for, too."""
         self._has_ended = True
-        for place in self._open:
-            place.terminate()
-        tasks = list(self._busy)
-        for task in tasks:
+        tasks = list(self._slots.values())
+        for slot, task in self._slots.items():
+            slot.terminate()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._ending:
             await asyncio.wait(self._ending, timeout=END_SECONDS)
 
-    def next(self) -> list[Member]:
-        """Take the next group out of those that wait."""
+    async def next_group(self) -> list[Job]:
+        """Take the next group of the queue; an empty one after `IDLE_SECONDS` without."""
         if not self._waiting:
-            return []
-        chosen = next_group([one.suspect for one in self._waiting], self.places)
-        group = [self._waiting[index] for index in chosen]
-        self._waiting = [one for one in self._waiting if one not in group]
-        return group
-
-    async def something_waits(self) -> bool:
-        """Wait until there may be a next group; False after `IDLE_SECONDS` without."""
-        if not self._waiting:
-            self._news.clear()
+            self._queued.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_SECONDS):
-                    await self._news.wait()
-        return bool(self._waiting)
+                    await self._queued.wait()
+        if not self._waiting:
+            return []
+        chosen = next_group([job.suspect for job in self._waiting], self._limit)
+        group = [self._waiting[index] for index in chosen]
+        self._waiting = [job for job in self._waiting if job not in group]
+        return group
 
-    async def start(self) -> "Process":
-        """Start a process. Raises `OSError`."""
-        started = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for the worker, which passes it on
-        )
-        return cast("Process", started)
-
-    def see_off(self, process: "Process") -> None:
-        """Let a process end by itself: nobody has more for it."""
+    def dismiss(self, process: Process) -> None:
+        """Let a process end by itself."""
         with contextlib.suppress(OSError, RuntimeError):
-            process.stdin.close()
+            _input_of(process).close()
         ending = asyncio.create_task(process.wait())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    def again(self, member: Member) -> None:
-        """Let a suspect wait once more whose process died before it had begun."""
-        member.tries += 1
-        member.place = None
-        if member.tries >= MOST_TRIES or self.stopping:
-            member.end(Outcome.NOT_STARTED)
+    def retry(self, job: Job) -> None:
+        """Queue a suspect once more whose process died before it had begun."""
+        job.starts += 1
+        job.slot = None
+        if job.starts >= MOST_STARTS or self.stopping:
+            job.end(Outcome.NOT_STARTED)
         else:
-            self._queue(member)
+            self._queue(job)
 
-    def _queue(self, member: Member) -> None:
+    def _queue(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
-        member.waits_since = loop.time()
-        self._waiting.append(member)
-        self._news.set()
-        self._open_place()
-        loop.call_later(PATIENCE_SECONDS, self._open_place)
+        job.queued_at = loop.time()
+        self._waiting.append(job)
+        self._queued.set()
+        self._open_slot()
+        loop.call_later(PATIENCE_SECONDS, self._open_slot)
 
-    def _open_place(self) -> None:
+    def _open_slot(self) -> None:
         if not self._waiting or self.stopping:
             return
-        waited = asyncio.get_running_loop().time() - self._waiting[0].waits_since
-        most = MOST_PLACES if waited >= PATIENCE_SECONDS else self.places
-        idle = sum(place.is_idle for place in self._open)
-        if len(self._open) < most and (idle == 0 or self._waiting[0].suspect.by_tools):
-            place = _Place(self)
-            self._open.add(place)
-            task = asyncio.create_task(place.run(), name="stepfleet-suspects")
-            self._busy.add(task)
-            task.add_done_callback(lambda done: self._closed(place, done))
+        first = self._waiting[0]
+        waited = asyncio.get_running_loop().time() - first.queued_at
+        most = MOST_PROCESSES if waited >= PATIENCE_SECONDS else self._limit
+        is_idle = any(slot.is_idle for slot in self._slots)
+        if len(self._slots) < most and (first.suspect.by_tools or not is_idle):
+            slot = _Slot(self)
+            task = asyncio.create_task(slot.run(), name="stepfleet-isolation")
+            self._slots[slot] = task
+            task.add_done_callback(lambda done: self._closed(slot, done))
 
-    def _closed(self, place: "_Place", task: asyncio.Task[None]) -> None:
-        self._open.discard(place)
-        self._busy.discard(task)
+    def _closed(self, slot: "_Slot", task: asyncio.Task[None]) -> None:
+        del self._slots[slot]
         if not task.cancelled() and (error := task.exception()):
-            log.error("a process for suspects could not be looked after: %r", error)
-        for member in place.members.values():
-            member.end(Outcome.NOT_STARTED)
-        self._open_place()
+            log.error("an isolated process could not be looked after: %r", error)
+        slot.end_all(Outcome.NOT_STARTED)
+        self._open_slot()
 
 
-class Process(Protocol):
-    """A process whose standard input and output are ours."""
+class _Slot:
+    """Runs one process at a time, and has its group of suspects, by token."""
 
-    @property
-    def stdin(self) -> asyncio.StreamWriter:
-        """Where it reads orders."""
-
-    @property
-    def stdout(self) -> asyncio.StreamReader:
-        """Where it says what it does."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, negative for a signal, once it has ended."""
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-
-    def kill(self) -> None:
-        """End it."""
-
-    async def wait(self) -> int:
-        """Wait for its end; return its exit code."""
-
-
-class _Place:
-    """Room for one process at a time, and for the group that it has."""
-
-    def __init__(self, isolation: IsolatedProcesses) -> None:
+    def __init__(self, processes: IsolatedProcesses) -> None:
         self.is_idle = True
-        self.members: dict[str, Member] = {}
-        self._isolation = isolation
+        self._jobs: dict[str, Job] = {}
+        self._processes = processes
         self._process: Process | None = None
         self._is_fresh = True
 
@@ -256,112 +215,119 @@ class _Place:
         """Take one group after the other until none comes for a while."""
         await asyncio.sleep(GATHER_SECONDS)
         try:
-            while await self._isolation.something_waits():
-                group = self._isolation.next()
+            while group := await self._processes.next_group():
                 self.is_idle = False
-                await self._try(group)
+                await self._execute(group)
                 self.is_idle = True
         finally:
-            self._end()
+            self._dismiss()
 
-    def say(self, order: dict[str, Any]) -> None:
-        """Write a line to the process, if there is one."""
+    def send(self, request: dict[str, Any]) -> None:
+        """Send a request to the process, if there is one."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(OSError, RuntimeError):
-                self._process.stdin.write(json.dumps(order).encode() + b"\n")
+                _input_of(self._process).write(json.dumps(request).encode() + b"\n")
 
     def terminate(self) -> None:
-        """Ask the process to hand back and end."""
+        """Request the process to hand back and end."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
-    async def _try(self, group: list[Member]) -> None:
-        self.members = {one.token: one for one in group if not one.ended.done()}
-        # Whoever is alone must be so: what an earlier one has left behind might end the process.
+    def end_all(self, outcome: Outcome) -> None:
+        """End what the slot has."""
+        for job in self._jobs.values():
+            job.end(outcome)
+        self._jobs = {}
+
+    async def _execute(self, group: list[Job]) -> None:
+        self._jobs = {job.token: job for job in group if not job.outcome.done()}
+        # A suspect that is alone must be so: an earlier one's traces might end the process.
         if len(group) == 1 and not self._is_fresh:
-            self._end()
+            self._dismiss()
         try:
             process = await self._started()
         except OSError as error:  # no memory, too many files: a moment later there may be
-            log.warning("a process for suspects cannot be started now: %s", error)
-            return self._end_all(Outcome.NO_ROOM)
+            log.warning("an isolated process cannot be started now: %s", error)
+            return self.end_all(Outcome.NO_ROOM)
         if process is None:
-            return self._end_all(Outcome.NOT_STARTED)
+            return self.end_all(Outcome.NOT_STARTED)
         self._is_fresh = False
         log.warning(
-            "%d that lost their workers again and again are tried in a process of their own: "
+            "%d that lost their workers repeatedly are executed in an isolated process: "
             "run %s, step %d%s",
             *(len(group), group[0].hint.run_id, group[0].hint.step + 1),
             " and others" if len(group) > 1 else "",
         )
-        for one in group:
-            one.place = self
-            self.say(_order(one, len(group)))
-        while self.members:
-            line = await process.stdout.readline()
+        for job in group:
+            job.slot = self
+            self.send(job.request(group=len(group)))
+        while self._jobs:
+            line = await _line_of(process)
             if not line:
                 return await self._died(process, len(group))
-            self._hear(line.decode(errors="replace"))
+            self._receive(line)
         return None
 
-    def _hear(self, line: str) -> None:
-        word, _, token = line.strip().partition(" ")
-        if word == BEGAN and token in self.members:
-            self.members[token].begun = True
-        elif word == DONE and token in self.members:
-            self.members.pop(token).end(Outcome.DONE)
+    def _receive(self, line: str) -> None:
+        word, _, token = line.partition(" ")
+        if word == BEGAN and token in self._jobs:
+            self._jobs[token].begun = True
+        elif word == DONE and token in self._jobs:
+            self._jobs.pop(token).end(Outcome.DONE)
 
     async def _died(self, process: Process, group: int) -> None:
         code = await process.wait()
         self._process = None
-        begun = [one for one in self.members.values() if one.begun]
-        others = [one for one in self.members.values() if not one.begun]
-        self.members = {}
-        for one in others:
-            self._isolation.again(one)
+        jobs, self._jobs = list(self._jobs.values()), {}
+        begun = [job for job in jobs if job.begun]
+        for job in jobs:
+            if not job.begun:
+                self._processes.retry(job)
         if not begun:
             return
-        await asyncio.sleep(self._isolation.sure)
-        if self._isolation.stopping or code in ASKED_TO_END:
-            for one in begun:  # it was to hand back; where it has not, its leases run out
-                one.end(Outcome.DONE)
+        await asyncio.sleep(self._processes.confirm)
+        if self._processes.stopping or code in ENDED_BY_REQUEST:
+            for job in begun:  # it was to hand back; where it has not, its leases run out
+                job.end(Outcome.DONE)
             return
-        log.warning("a process has died (%s) with %d of %d suspects", code, len(begun), group)
-        await asyncio.gather(*(one.died(group) for one in begun), return_exceptions=True)
-        for one in begun:
-            one.end(Outcome.DIED)
+        log.warning("an isolated process died (%s) with %d of %d suspects", code, len(begun), group)
+        await asyncio.gather(*(job.died(group) for job in begun), return_exceptions=True)
+        for job in begun:
+            job.end(Outcome.DIED)
 
     async def _started(self) -> Process | None:
+        """Return the process, ready; None where it ends before. Raises `OSError`."""
         if self._process is not None and self._process.returncode is None:
             return self._process
-        self._process, self._is_fresh = await self._isolation.start(), True
+        # In a session of its own: a terminal's Ctrl-C is for the worker, which passes it on.
+        process = self._process = await asyncio.create_subprocess_exec(
+            *self._processes.command, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        self._is_fresh = True
         try:
             async with asyncio.timeout(START_SECONDS):
-                said = await self._process.stdout.readline()
+                if await _line_of(process) == READY:
+                    return process
         except TimeoutError:
-            said = b""
-            self._process.kill()
-        if said.decode(errors="replace").strip() == READY:
-            return self._process
-        log.warning("a process for suspects has ended before it was ready; its log says why")
-        await self._process.wait()
+            process.kill()
+        log.warning("an isolated process has ended before it was ready; its log says why")
+        await process.wait()
         self._process = None
         return None
 
-    def _end_all(self, outcome: Outcome) -> None:
-        for one in self.members.values():
-            one.end(outcome)
-        self.members = {}
-
-    def _end(self) -> None:
+    def _dismiss(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._isolation.see_off(self._process)
+            self._processes.dismiss(self._process)
         self._process = None
 
 
-def _order(member: Member, group: int) -> dict[str, Any]:
-    hint = member.hint
-    index = hint.index if isinstance(hint, ToolHint) else None
-    known = {"run": hint.run_id, "step": hint.step, "index": index}
-    return {**known, "token": member.token, "group": group}
+def _input_of(process: Process) -> asyncio.StreamWriter:
+    assert process.stdin is not None  # noqa: S101 - it was started with pipes
+    return process.stdin
+
+
+async def _line_of(process: Process) -> str:
+    """Return the next message of a process; '' when it has ended."""
+    assert process.stdout is not None  # noqa: S101 - it was started with pipes
+    return (await process.stdout.readline()).decode(errors="replace").strip()
