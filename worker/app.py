@@ -152,7 +152,7 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
             explain_ends(services.stopping.why_ended)
 
     def stops(how: str = "Warm", **_: Any) -> None:
-        services.stopping.ask(at_once=how != "Warm")
+        services.stopping.request(at_once=how != "Warm")
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
     signals.worker_init.connect(opens, weak=False)

@@ -1,15 +1,18 @@
-"""The Celery task of a step: thin. Tells Celery what became of it, so that Flower shows it."""
+"""The Celery tasks of steps and tool calls: thin. Their outcome is what Flower shows."""
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any, TypeVar
 
 from celery import Celery, Task
 from celery.exceptions import Reject, Retry
 from celery.utils.saferepr import saferepr
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.attempt.tool_task import CallReport
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 SHOWN = 300
 TRACER_LOG = "celery.app.trace"
 
+Hint = TypeVar("Hint", StepHint, ToolHint)
+
 
 class StepFailed(Exception):  # noqa: N818 - reads as what happened
     """A step was committed as failed; its run goes on or ends as the error policy says."""
@@ -33,7 +38,7 @@ class CallFailed(Exception):  # noqa: N818 - as above
 
 
 class StepRetried(Retry):
-    """A step will be tried again after `when` seconds. Flower shows what `repr` says."""
+    """A step will be retried after `when` seconds. Flower shows the `repr`."""
 
     def __repr__(self) -> str:
         """Return the reason; Celery's own names neither the reason nor a unit."""
@@ -41,57 +46,53 @@ class StepRetried(Retry):
 
 
 def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
-    """Give `app` the tasks of steps and of tool calls. `gate` checks signatures; None: nobody."""
+    """Give `app` the tasks of steps and of tool calls. `gate` checks signatures."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
+
+    def admitted(task: Task, hint_of: Callable[[Any, Any], Hint], args: Any, kwargs: Any) -> Hint:
+        try:
+            hint = hint_of(args, kwargs)
+            if gate:
+                gate.check(task.name, list(astuple(hint)), task.request)
+            check_limits(task.request)
+        except Inadmissible as refusal:
+            raise put_aside(services, task, refusal) from None
+        return hint
 
     @app.task(name=TASK, bind=True, acks_late=True, ignore_result=True, throws=(StepFailed,))
     def step(self: Task, *args: Any, **kwargs: Any) -> str:
         """Do one step of a run: `(run_id, step)` is a hint, Redis holds the truth."""
-        try:
-            hint = step_hint(args, kwargs)
-            if gate:
-                gate.check(TASK, [hint.run_id, hint.step], self.request)
-            check_limits(self.request)
-        except Inadmissible as refusal:
-            raise put_aside(services, self, refusal) from None
+        hint = admitted(self, step_hint, args, kwargs)
         report = await_(services.limits.keep(self, services.run_step(hint)))
         services.crash("before-acknowledge")
-        return told(report)
+        return step_outcome(report)
 
     @app.task(name=TOOL_TASK, bind=True, acks_late=True, ignore_result=True, throws=(CallFailed,))
     def call(self: Task, *args: Any, **kwargs: Any) -> str:
         """Make one tool call of a step: a hint too; run and arguments are in Redis."""
-        try:
-            hint = call_hint(args, kwargs)
-            if gate:
-                gate.check(TOOL_TASK, [hint.run_id, hint.step, hint.index], self.request)
-            check_limits(self.request)
-        except Inadmissible as refusal:
-            raise put_aside(services, self, refusal) from None
+        hint = admitted(self, call_hint, args, kwargs)
         report = await_(services.limits.keep(self, services.run_call(hint)))
         services.crash("before-acknowledge")
-        return told_of_call(report)
+        return call_outcome(report)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
     """Tell whether to keep a log record of Celery's tracer.
 
-    A message that a stopping worker puts back is none: Celery would add a traceback to each.
+    A message that a stopping worker puts back is none: Celery adds a traceback to each.
     """
     raised = record.exc_info[1] if record.exc_info else None
     return not (isinstance(raised, Reject) and raised.requeue)
 
 
-def told(report: StepReport) -> str:
+def step_outcome(report: StepReport) -> str:
     """Return what Celery shows as the task's result.
 
-    Raises `StepFailed` for a failed step, `StepRetried` for one that is tried again later, and
+    Raises `StepFailed` for a failed step, `StepRetried` for one that is retried later, and
     `Reject` to put a hint back that a stopping worker does not take.
     """
     if report.refusal:
-        if report.refusal.why is Refused.DRAINING:
-            raise Reject("the worker is stopping", requeue=True)
-        return _dropped(report.hint.run_id, report.refusal)
+        return _refused(report.hint.run_id, report.refusal)
     verdict = report.verdict
     if report.status == ISOLATED:
         return ISOLATED
@@ -103,17 +104,16 @@ def told(report: StepReport) -> str:
         raise StepFailed(_shown(verdict.failure))
     if verdict.error is not None:
         raise StepFailed(verdict.error[:SHOWN])
-    if verdict.move is Move.FINISH:
-        return str(verdict.stop_reason)
-    return str(verdict.move)
+    return str(verdict.stop_reason if verdict.move is Move.FINISH else verdict.move)
 
 
-def told_of_call(report: CallReport) -> str:
-    """Return what Celery shows as a tool task's result. Raises `CallFailed` for a failed call."""
+def call_outcome(report: CallReport) -> str:
+    """Return what Celery shows as a tool task's result.
+
+    Raises `CallFailed` for a failed call, and `Reject` as `step_outcome` does.
+    """
     if report.refusal:
-        if report.refusal.why is Refused.DRAINING:
-            raise Reject("the worker is stopping", requeue=True)
-        return _dropped(report.hint.run_id, report.refusal)
+        return _refused(report.hint.run_id, report.refusal)
     if report.isolated:
         return ISOLATED
     if report.record is None:
@@ -125,7 +125,9 @@ def told_of_call(report: CallReport) -> str:
     return "delivered"
 
 
-def _dropped(run_id: str, refusal: Refusal) -> str:
+def _refused(run_id: str, refusal: Refusal) -> str:
+    if refusal.why is Refused.DRAINING:
+        raise Reject("the worker is stopping", requeue=True)
     if refusal.why is Refused.UNREADABLE:
         log.warning("run %s is left to other workers: %s", run_id, refusal.detail)
     return f"dropped: {refusal.why}"
@@ -137,7 +139,7 @@ def _shown(failure: Any) -> str:
 
 
 def put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
-    """Put a message into quarantine that may not be acted on; return how Celery is told."""
+    """Quarantine a message that may not be acted on; return how Celery is to reject it."""
     request = task.request
     queue = str((request.delivery_info or {}).get("routing_key"))[:SHOWN]
     log.warning("a message of queue %s was put aside: %s", queue, refusal)

@@ -267,7 +267,7 @@ class Services:
             self._made.be_patient(min(seconds, self._settings.patience))
 
     async def _started(self) -> None:
-        self.stopping.heed(self.drain, self.hand_back)
+        self.stopping.connect(self.drain, self.hand_back)
         logged = ""
         while True:
             try:

@@ -1,10 +1,10 @@
 """How a worker process ends: in bounded time, whatever its pool is and whatever its steps do.
 
 The first request to stop drains: steps go on for `drain` seconds, and are handed back then. The
-next one hands them back at once. What still runs when the bound has passed is left behind: other
-workers take it up when its leases have run out.
+next one hands them back at once. Steps that still run when the bound has passed are left behind:
+other workers take them over when their leases have run out.
 
-Decides when these things happen. Knows neither steps nor Redis: what is told to stop are callables.
+Decides when these things happen. Knows neither steps nor Redis: each stage calls a function.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 HAND_BACK_SECONDS = 8.0
 """How long handing back, and ending after it, may take; the bound is the drain and this."""
 NOTICE_SECONDS = 3.0
-"""So long a child that is ended waits for the news that its worker stops."""
+"""So long a child that is ended waits for the notice that its worker stops."""
 EX_FAILURE = 1
 
 
 class Notice:
-    """Something that a process tells its event loop, and those of all its forked children, once.
+    """A one-time signal to the event loops of a process and of all its forked children.
 
-    A pipe with a byte that nobody reads: it is there for whoever looks, also for a child that is
-    forked later, and writing it is allowed in a signal handler, whatever locks are held.
+    A pipe with a byte that nobody reads: children that are forked later find it, too, and writing
+    it is allowed in a signal handler, whatever locks are held.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Notice:
             self._ends = os.pipe()
 
     def give(self) -> None:
-        """Tell it."""
+        """Give the signal."""
         if not self.given and self._ends is not None:
             self.given = True
             os.write(self._ends[1], b"\0")
@@ -56,17 +56,17 @@ class Notice:
         """Wait for it, at most so long, in a thread that has no event loop."""
         return self._ends is not None and bool(select.select([self._ends[0]], [], [], seconds)[0])
 
-    def heed(self, act: Callable[[], None]) -> None:
-        """Have `act` called in the running loop when it is told, or soon where it was already."""
+    def connect(self, act: Callable[[], None]) -> None:
+        """Have `act` called in the running loop when it is given, or soon where it was already."""
         if self._ends is None:
             return
         loop, reader = asyncio.get_running_loop(), self._ends[0]
 
-        def told() -> None:
+        def receive() -> None:
             loop.remove_reader(reader)
             act()
 
-        loop.add_reader(reader, told)
+        loop.add_reader(reader, receive)
 
 
 class Stopping:
@@ -81,7 +81,7 @@ class Stopping:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the worker was asked to stop."""
+        """Whether the stop was requested."""
         return self._begun.given
 
     def open(self) -> None:
@@ -89,21 +89,21 @@ class Stopping:
         self._begun.open()
         self._urged.open()
 
-    def heed(self, drain: Callable[[], None], hand_back: Callable[[], None]) -> None:
+    def connect(self, drain: Callable[[], None], hand_back: Callable[[], None]) -> None:
         """Have these called in the running loop: when the stop begins, and when it must hurry."""
-        self._begun.heed(drain)
-        self._urged.heed(hand_back)
+        self._begun.connect(drain)
+        self._urged.connect(hand_back)
 
     def why_ended(self) -> tuple[str, ...]:
-        """Say why a signal ends a child of the pool: nothing where the worker stops.
+        """Return why a signal ends a child of the pool: nothing where the worker stops.
 
-        A worker whose whole process group is asked to stop may hear it after its children.
+        A stop of the whole process group may reach the worker after its children.
         """
         return () if self._begun.comes_within(NOTICE_SECONDS) else (TERMINATED,)
 
-    def ask(self, *, at_once: bool = False) -> None:
-        """Hear a signal: the first begins the drain, the next ends it."""
-        # Counted in one go: a signal may arrive while the one before it is being heard.
+    def request(self, *, at_once: bool = False) -> None:
+        """Handle a signal: the first begins the drain, the next ends it."""
+        # Counted in one go: a signal may arrive while the one before it is being handled.
         if next(self._signals) or at_once or self._begun.given:
             self.hurry()
         else:
@@ -129,11 +129,11 @@ class Stopping:
 
 
 def leave_behind(seconds: float) -> None:
-    """End this process and its pool's children without asking them."""
+    """End this process and its pool's children by force."""
     log.error(
-        "the worker did not end within %g s of being asked to stop: a step or a tool cannot be"
-        " broken off, or Redis is away. It ends now; what it holds is taken up by other workers"
-        " when its leases have run out",
+        "the worker did not end within %g s of the request to stop: a step or a tool cannot be"
+        " interrupted, or Redis is away. It ends now; other workers take its runs over when its"
+        " leases have run out",
         seconds,
     )
     for child in active_children():

@@ -10,7 +10,7 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint, gave_up
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.step import ISOLATED
-from stepfleet.worker.tasks import CallFailed, told_of_call
+from stepfleet.worker.tasks import CallFailed, call_outcome
 
 HINT = ToolHint("run", 0, 0)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -28,16 +28,16 @@ DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestam
     ],
 )
 def test_what_became_of_a_tool_task_is_told_in_words(report: CallReport, told: str) -> None:
-    assert told_of_call(report) == told
+    assert call_outcome(report) == told
 
 
 def test_a_call_that_failed_is_a_failed_task() -> None:
     call = ToolCall(id="c0", name="measure", arguments={})
     report = CallReport(HINT, record=gave_up(call, NOW, 3), applied=True)
     with pytest.raises(CallFailed, match="'measure' ended its worker 3 times"):
-        told_of_call(report)
+        call_outcome(report)
 
 
 def test_what_a_stopping_worker_does_not_take_goes_back_into_the_queue() -> None:
     with pytest.raises(Reject):
-        told_of_call(CallReport(HINT, refusal=Refusal(Refused.DRAINING)))
+        call_outcome(CallReport(HINT, refusal=Refusal(Refused.DRAINING)))

@@ -22,8 +22,8 @@ def stay(seconds: float) -> None:
     del seconds
 
 
-def heed(stopping: Stopping, told: list[str]) -> None:
-    stopping.heed(lambda: told.append("drain"), lambda: told.append("hand back"))
+def connect(stopping: Stopping, told: list[str]) -> None:
+    stopping.connect(lambda: told.append("drain"), lambda: told.append("hand back"))
 
 
 async def what_is_ready() -> None:
@@ -43,12 +43,12 @@ async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]
     """DIST-11"""
     stopping = Stopping(600.0, stay)
     stopping.open()
-    heed(stopping, told)
-    stopping.ask()
+    connect(stopping, told)
+    stopping.request()
     await eventually(told, "drain")
-    stopping.ask()
+    stopping.request()
     await eventually(told, "drain", "hand back")
-    stopping.ask()
+    stopping.request()
     stopping.begin()
     await what_is_ready()
     assert told == ["drain", "hand back"]
@@ -57,8 +57,8 @@ async def test_the_first_signal_drains_and_the_second_hands_back(told: list[str]
 async def test_a_cold_stop_does_both_at_once(told: list[str]) -> None:
     stopping = Stopping(600.0, stay)
     stopping.open()
-    heed(stopping, told)
-    stopping.ask(at_once=True)
+    connect(stopping, told)
+    stopping.request(at_once=True)
     await eventually(told, "drain", "hand back")
 
 
@@ -66,8 +66,8 @@ async def test_who_listens_late_is_told_as_well(told: list[str]) -> None:
     """A worker that is stopped while it starts, and a child that is forked later."""
     stopping = Stopping(600.0, stay)
     stopping.open()
-    stopping.ask()
-    heed(stopping, told)
+    stopping.request()
+    connect(stopping, told)
     await eventually(told, "drain")
 
 
@@ -81,20 +81,20 @@ async def test_a_signal_that_comes_while_the_first_is_heard_is_the_second(
 
     def interrupted_begin() -> None:
         monkeypatch.setattr(stopping, "begin", begin)
-        stopping.ask()
+        stopping.request()
         begin()
 
     monkeypatch.setattr(stopping, "begin", interrupted_begin)
-    stopping.ask()
-    heed(stopping, told)
+    stopping.request()
+    connect(stopping, told)
     await eventually(told, "drain", "hand back")
 
 
 async def test_without_pipes_nothing_is_told(told: list[str]) -> None:
     """In a process that is no worker."""
     stopping = Stopping(600.0, stay)
-    heed(stopping, told)
-    stopping.ask()
+    connect(stopping, told)
+    stopping.request()
     await what_is_ready()
     assert told == []
 
@@ -150,5 +150,5 @@ def _forked_listener(notice: Notice) -> int:
 
 async def _hearing(notice: Notice) -> None:
     heard = asyncio.Event()
-    notice.heed(heard.set)
+    notice.connect(heard.set)
     await heard.wait()
