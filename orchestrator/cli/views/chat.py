@@ -11,8 +11,13 @@ from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
 from stepfleet.orchestrator.cli.terminal.output import print_json, print_json_line, screen
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.rendering import ErrorBanner, RunView, UIMessage, UIRole
-from stepfleet.orchestrator.client.rendering.rules import indicator
+from stepfleet.orchestrator.client.rendering import (
+    ErrorBanner,
+    RunView,
+    UIMessage,
+    UIRole,
+    indicator,
+)
 
 _LINE = 160
 _STYLES = {UIRole.USER: "bold", UIRole.TOOL: "cyan", UIRole.STATUS: "dim"}

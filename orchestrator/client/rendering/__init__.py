@@ -4,7 +4,7 @@ Decides what is shown and in which form; knows no terminal, no HTTP and no store
 """
 
 from stepfleet.orchestrator.client.rendering.history import Recorded, rendered
-from stepfleet.orchestrator.client.rendering.live import LiveMessages
+from stepfleet.orchestrator.client.rendering.live import LiveMessages, reconciled
 from stepfleet.orchestrator.client.rendering.messages import (
     StatusType,
     UIContinuation,
@@ -13,9 +13,9 @@ from stepfleet.orchestrator.client.rendering.messages import (
     UIRetry,
     UIRole,
     UIToolCall,
+    indicator,
+    should_render_assistant_content,
 )
-from stepfleet.orchestrator.client.rendering.reconciliation import reconciled
-from stepfleet.orchestrator.client.rendering.rules import should_render_assistant_content
 from stepfleet.orchestrator.client.rendering.view import ErrorBanner, RunView, view_of
 
 __all__ = [
@@ -36,5 +36,6 @@ __all__ = [
     # live
     "LiveMessages",
     "reconciled",
+    "indicator",
     "should_render_assistant_content",
 ]

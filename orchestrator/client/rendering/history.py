@@ -1,6 +1,6 @@
 """The history that a chat window shows, from a run's stored inputs and steps. Pure.
 
-Only what was said: instructions, what the fleet itself put in between, and statuses are left out.
+The conversation alone: instructions, the fleet's own messages and statuses are left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from stepfleet.orchestrator.client.rendering.messages import (
     UIRole,
     UIToolCall,
     answer_id,
-    group_of,
+    of_step,
+    should_render_assistant_content,
     step_id,
     tool_id,
 )
-from stepfleet.orchestrator.client.rendering.rules import should_render_assistant_content
 from stepfleet.orchestrator.events.envelope import args_summary
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.steps import LoggedStep
@@ -27,10 +27,10 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is stored of a conversation: inputs by the step that they stand before, and the steps.
+    """A stored conversation: inputs by the step that they precede, and the steps.
 
-    `started_at` is when the run was created (UTC). The log may begin behind step 1, where a
-    run's memory has let earlier steps go.
+    `started_at` is when the run was created (UTC). The log may begin after step 1, where a run's
+    memory has trimmed it.
     """
 
     run_id: str
@@ -46,26 +46,24 @@ def rendered(run: Recorded) -> tuple[UIMessage, ...]:
 
 def _in_order(run: Recorded) -> Iterator[UIMessage]:
     waiting = sorted(run.inputs)
-    said_at = run.started_at
+    at = run.started_at
     for logged in run.log:
         while waiting and waiting[0] < logged.result.step:
-            yield from _inputs(run, waiting.pop(0), said_at)
+            yield from _inputs(run, waiting.pop(0), at)
         yield from _step(run.run_id, logged)
-        said_at = logged.committed_at or logged.result.started_at
+        at = logged.committed_at or logged.result.started_at
     for place in waiting:
-        yield from _inputs(run, place, said_at)
+        yield from _inputs(run, place, at)
 
 
-def _inputs(run: Recorded, place: int, said_at: datetime) -> Iterator[UIMessage]:
-    """Yield an input's messages. It has no time of its own: it came behind the step before it."""
+def _inputs(run: Recorded, place: int, at: datetime) -> Iterator[UIMessage]:
+    """Yield an input's messages, with the time of the step before it: inputs have none."""
     for number, message in enumerate(run.inputs[place]):
         identity = f"{run.run_id}:input:{place}:{number}"
         if message.is_prompt():
-            yield UIMessage(id=identity, role=UIRole.USER, content=message.text, timestamp=said_at)
+            yield UIMessage(id=identity, role=UIRole.USER, content=message.text, timestamp=at)
         elif message.is_assistant() and message.text:
-            yield UIMessage(
-                id=identity, role=UIRole.ASSISTANT, content=message.text, timestamp=said_at
-            )
+            yield UIMessage(id=identity, role=UIRole.ASSISTANT, content=message.text, timestamp=at)
 
 
 def _step(run_id: str, logged: LoggedStep) -> Iterator[UIMessage]:
@@ -80,7 +78,7 @@ def _step(run_id: str, logged: LoggedStep) -> Iterator[UIMessage]:
 
 def _parts(run_id: str, logged: LoggedStep) -> Iterator[UIMessage]:
     result = logged.result
-    common = UIMetadata(step=result.step, group=group_of(result.step))
+    common = UIMetadata(**of_step(result.step))
     calls = tuple(_call(one) for one in result.tool_calls)
     text = _text(logged)
     spoken = text is not None and should_render_assistant_content(text, has_tool_calls=bool(calls))
@@ -105,7 +103,7 @@ def _parts(run_id: str, logged: LoggedStep) -> Iterator[UIMessage]:
 
 
 def _text(logged: LoggedStep) -> str | None:
-    """Return the model's text, or what stands for it for people; None where it said nothing.
+    """Return the model's text, or the text shown in its place; None where there is none.
 
     A model call that failed has left no message.
     """

@@ -1,6 +1,6 @@
-"""A chat window while its run goes on: event envelopes in, messages out. Keeps no clock.
+"""A chat window of an active run: event envelopes in, messages out. Keeps no clock.
 
-Events may come twice, and text late: what was seen before changes nothing.
+Events may arrive twice, and text late: duplicates change nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,25 +8,25 @@ from datetime import datetime
 from typing import Any
 
 from stepfleet.orchestrator.client.rendering.event_messages import (
+    Payload,
     continuation_message,
-    error_message,
+    ended_tool,
     retry_message,
     started_tool,
-    thinking,
-    tool_of,
+    status_message,
 )
 from stepfleet.orchestrator.client.rendering.messages import (
     StatusType,
-    UIContinuation,
     UIMessage,
     UIMetadata,
     UIRole,
     answer_id,
     group_of,
+    of_step,
+    should_render_assistant_content,
     step_id,
+    tool_id,
 )
-from stepfleet.orchestrator.client.rendering.reconciliation import reconciled
-from stepfleet.orchestrator.client.rendering.rules import should_render_assistant_content
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
 from stepfleet.orchestrator.records.state import TERMINAL, Lifecycle
@@ -35,9 +35,9 @@ from stepfleet.orchestrator.records.state import TERMINAL, Lifecycle
 class LiveMessages:
     """The messages of one run, folded from its events and the chunks of its text.
 
-    `shown` is what is in view already: a history, or the user's own message. `attempts` is the
-    agent's `model_attempts`, for the retry indicator. With `continuation` the decision that ends
-    the run is told where its events have it (`include_continuation_trace`).
+    `shown` are messages in view already: a history, or the user's own. `attempts` is the
+    agent's `model_attempts`, for the retry indicator. `continuation` shows the decision that ends
+    the run, where its events include it (`include_continuation_trace`).
     """
 
     def __init__(
@@ -61,17 +61,18 @@ class LiveMessages:
 
     @property
     def messages(self) -> tuple[UIMessage, ...]:
-        """What is shown now, in order; the last one may be a status that says what goes on."""
+        """The messages in view, in order; the last one may be a status of the run's activity."""
         every = self._messages.values()
-        working = {_group(one) for one in every if one.tool_call_id is not None}
+        working = {one.group for one in every if one.tool_call_id is not None}
         shown = tuple(one for one in every if self._is_shown(one, working))
         if self._status is not Lifecycle.IN_PROGRESS or self._text.is_open or self._now is None:
             return shown
-        return (*shown, thinking(self._run_id, self._now))
+        identity = f"{self._run_id}:thinking"
+        return (*shown, status_message(identity, "Thinking...", self._now, StatusType.THINKING))
 
     @property
     def sequence(self) -> int:
-        """The number of the newest event that was taken; 0 before the first."""
+        """The number of the newest event that was applied; 0 before the first."""
         return self._sequence
 
     @property
@@ -80,118 +81,110 @@ class LiveMessages:
         return self._status in TERMINAL
 
     def reconcile(self, history: Sequence[UIMessage]) -> tuple[UIMessage, ...]:
-        """Put the stored history in the place of what was streamed, and return what is shown."""
+        """Replace the streamed messages by the stored history, and return the messages in view."""
         self._messages = {one.id: one for one in reconciled(self._messages.values(), history)}
         return self.messages
 
     def add(self, envelope: Mapping[str, Any]) -> bool:
-        """Take an envelope of any type; return whether there may be something new to show."""
+        """Apply an envelope of any type; return whether there may be something new to show."""
         at = datetime.fromisoformat(envelope["timestamp"])
         if envelope["type"] == EventType.STREAM_CHUNK:
             return self._add_chunk(envelope, at)
         if envelope["sequence"] <= self._sequence:
             return False
         self._sequence, self._now = envelope["sequence"], at
-        told = envelope["payload"]
+        payload = envelope["payload"]
         match envelope["type"]:
             case EventType.STATUS:
-                self._add_status(told, at)
+                self._add_status(payload, at)
             case EventType.STEP_STARTED:
-                self._begin(told["step_number"])
+                self._begin(payload["step_number"])
             case EventType.STEP_RETRIED:
-                self._put(retry_message(self._run_id, told, at, self._attempts))
+                self._put(retry_message(self._run_id, payload, at, self._attempts))
             case EventType.TOOL_STARTED:
-                self._put(started_tool(self._run_id, self._step, told, at))
+                self._put(started_tool(self._run_id, self._step, payload, at))
             case EventType.TOOL_COMPLETED:
-                known = self._messages.get(started_tool(self._run_id, self._step, told, at).id)
-                self._put(tool_of(self._run_id, self._step, told, at, known))
+                known = self._messages.get(
+                    tool_id(self._run_id, self._step, payload["tool_call_id"])
+                )
+                self._put(ended_tool(self._run_id, self._step, payload, at, known))
             case EventType.STEP_COMPLETED:
-                self._complete(told, at)
+                self._complete(payload, at)
             case EventType.CONTINUATION:
-                self._decide(told, at)
+                self._decide(payload, at)
             case _:
                 return False
         return True
+
+    def _decide(self, payload: Payload, at: datetime) -> None:
+        if self._shows_continuation and not payload["should_continue"]:
+            self._put(continuation_message(self._run_id, payload, at))
 
     def _add_chunk(self, envelope: Mapping[str, Any], at: datetime) -> bool:
         if not self._text.add(envelope):
             return False
         step = envelope["payload"]["step_number"]
         known = self._messages.get(step_id(self._run_id, step))
-        message = known or self._said(step_id(self._run_id, step), step, "", at)
+        message = known or _text(step_id(self._run_id, step), step, "", at)
         self._put(message.model_copy(update={"content": self._text.of(step)}), ahead=True)
         return True
 
     def _begin(self, step: int) -> None:
-        """Forget what was said of earlier attempts at a step."""
+        """Drop the messages of earlier attempts at a step."""
         self._step = step
-        for identity in [one for one in self._messages if _is_of_attempt(one, self._run_id, step)]:
-            del self._messages[identity]
+        prefix = step_id(self._run_id, step)
+        earlier = (f"{prefix}:error:", f"{prefix}:retry", f"{prefix}:tool:")
+        kept = [one for one in self._messages.items() if not one[0].startswith(earlier)]
+        self._messages = dict(kept)
 
-    def _complete(self, told: Mapping[str, Any], at: datetime) -> None:
-        step = told["step_number"]
-        group = [one for one in self._messages.values() if _group(one) == group_of(step)]
+    def _complete(self, payload: Payload, at: datetime) -> None:
+        step = payload["step_number"]
+        group = [one for one in self._messages.values() if one.group == group_of(step)]
         in_tools = {one.metadata.tool_error for one in group if one.metadata}
         if group:
-            timing = {"step_duration_ms": told["duration_ms"], "usage": told["usage"]}
+            timing = {"step_duration_ms": payload["duration_ms"], "usage": payload["usage"]}
             known = group[0].metadata or UIMetadata()
             metadata = UIMetadata.model_validate({**known.model_dump(), **timing})
             self._put(group[0].model_copy(update={"metadata": metadata}))
-        failed = [error for error in told["errors"] if error not in in_tools]
+        failed = [error for error in payload["errors"] if error not in in_tools]
         for number, error in enumerate(failed):
             identity = f"{step_id(self._run_id, step)}:error:{number}"
-            self._put(error_message(identity, error, at, step))
+            self._put(status_message(identity, error, at, StatusType.ERROR, step=step))
 
-    def _add_status(self, told: Mapping[str, Any], at: datetime) -> None:
+    def _add_status(self, payload: Payload, at: datetime) -> None:
         if self.is_over:
             self._turn = self._step
-        self._status = Lifecycle(told["status"])
+        self._status = Lifecycle(payload["status"])
         identity = f"{self._run_id}:status"
         self._messages.pop(identity, None)
         if self._status in (Lifecycle.PAUSED, Lifecycle.CANCELLED, Lifecycle.STOPPED):
-            metadata = UIMetadata(status_type=StatusType.INFO)
-            word = self._status.value.capitalize()
-            self._put(
-                UIMessage(
-                    id=identity, role=UIRole.STATUS, content=word, timestamp=at, metadata=metadata
-                )
-            )
+            text = self._status.value.capitalize()
+            self._put(status_message(identity, text, at, StatusType.INFO))
         if not self.is_over:
             return
-        if told["last_response"] and self._status in (Lifecycle.COMPLETED, Lifecycle.STOPPED):
-            self._answer(told["last_response"], at)
+        if payload["last_response"] and self._status in (Lifecycle.COMPLETED, Lifecycle.STOPPED):
+            self._answer(payload["last_response"], at)
         shown = {one.content for one in self._messages.values() if one.is_error}
-        if told["error_message"] and told["error_message"] not in shown:
+        if payload["error_message"] and payload["error_message"] not in shown:
             identity = f"{self._run_id}:error:{self._sequence}"
-            self._put(error_message(identity, told["error_message"], at))
+            self._put(status_message(identity, payload["error_message"], at, StatusType.ERROR))
 
     def _answer(self, text: str, at: datetime) -> None:
-        """Show the turn's last text, where no chunk has told it."""
+        """Show the turn's last text, where no chunk has."""
         own = {group_of(step) for step in range(self._turn + 1, self._step + 1)}
-        said = (one for one in self._messages.values() if _group(one) in own)
-        if not own or text in {one.content for one in said if one.role is UIRole.ASSISTANT}:
+        texts = (one for one in self._messages.values() if one.group in own)
+        if not own or text in {one.content for one in texts if one.role is UIRole.ASSISTANT}:
             return
-        calls = any(_group(one) == group_of(self._step) for one in self._messages.values())
+        calls = any(one.group == group_of(self._step) for one in self._messages.values())
         identity = (answer_id if calls else step_id)(self._run_id, self._step)
-        self._put(self._said(identity, self._step, text, at))
-
-    def _decide(self, told: Mapping[str, Any], at: datetime) -> None:
-        if self._shows_continuation and not told["should_continue"]:
-            known = {name: told[name] for name in UIContinuation.model_fields}
-            self._put(continuation_message(self._run_id, UIContinuation(**known), at))
-
-    def _said(self, identity: str, step: int, text: str, at: datetime) -> UIMessage:
-        metadata = UIMetadata(step=step, group=group_of(step))
-        return UIMessage(
-            id=identity, role=UIRole.ASSISTANT, content=text, timestamp=at, metadata=metadata
-        )
+        self._put(_text(identity, self._step, text, at))
 
     def _is_shown(self, message: UIMessage, working: set[str | None]) -> bool:
         """Return whether a text is for people, now that its step calls tools or not."""
         step = message.metadata.step if message.metadata else None
         if step is None or message.id != step_id(self._run_id, step):
             return True
-        calls = _group(message) in working
+        calls = message.group in working
         return should_render_assistant_content(message.content, has_tool_calls=calls)
 
     def _put(self, message: UIMessage, *, ahead: bool = False) -> None:
@@ -201,16 +194,45 @@ class LiveMessages:
             return
         placed: dict[str, UIMessage] = {}
         for identity, one in self._messages.items():
-            if message.id not in placed and _group(one) == _group(message):
+            if message.id not in placed and one.group == message.group:
                 placed[message.id] = message
             placed[identity] = one
         self._messages = {**placed, message.id: message}
 
 
-def _is_of_attempt(identity: str, run_id: str, step: int) -> bool:
-    prefix = step_id(run_id, step)
-    return identity.startswith((f"{prefix}:error:", f"{prefix}:retry", f"{prefix}:tool:"))
+def _text(identity: str, step: int, text: str, at: datetime) -> UIMessage:
+    metadata = UIMetadata(**of_step(step))
+    return UIMessage(
+        id=identity, role=UIRole.ASSISTANT, content=text, timestamp=at, metadata=metadata
+    )
 
 
-def _group(message: UIMessage) -> str | None:
-    return message.metadata.group if message.metadata else None
+def reconciled(shown: Iterable[UIMessage], history: Sequence[UIMessage]) -> tuple[UIMessage, ...]:
+    """Return the history with the errors that were shown, each at its place.
+
+    Stored messages replace streamed ones of the same id or tool call. Statuses that are no
+    errors are dropped, and so are messages that the history does not have: it is the truth.
+    """
+    behind: dict[int, list[UIMessage]] = {}
+    place = -1
+    for message in shown:
+        if not message.is_status:
+            place = max(place, _place_of(message, history))
+        elif message.is_error:
+            behind.setdefault(place, []).append(message)
+    merged = list(behind.get(-1, ()))
+    for number, message in enumerate(history):
+        merged += [message, *behind.get(number, ())]
+    return tuple(merged)
+
+
+def _place_of(message: UIMessage, history: Sequence[UIMessage]) -> int:
+    """Return the place of the same message in the history; -1 where it has none."""
+    for number, stored in enumerate(history):
+        if stored.id == message.id:
+            return number
+    call = message.tool_call_id
+    if call is None:
+        return -1
+    calls = [number for number, stored in enumerate(history) if stored.tool_call_id == call]
+    return calls[-1] if calls else -1

@@ -1,5 +1,6 @@
-"""What a chat window shows: one message and what is known of it. Pure values."""
+"""What a chat window shows: one message with its metadata, and which texts are shown. Pure."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -9,7 +10,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 
 class UIRole(StrEnum):
-    """Who a message is from; `status` is from the fleet itself, and never part of a history."""
+    """The sender; `status` is the fleet itself, and never part of a history."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -18,7 +19,7 @@ class UIRole(StrEnum):
 
 
 class StatusType(StrEnum):
-    """What a status tells. `error` stays in view; the others go when the run has ended."""
+    """The kind of a status. `error` stays in view; the others go when the run has ended."""
 
     THINKING = "thinking"
     TOOL_CALL = "tool_call"
@@ -29,7 +30,7 @@ class StatusType(StrEnum):
 
 
 class UIToolCall(Record):
-    """A tool call as its indicator names it; live events tell `args` or their summary."""
+    """A tool call as its indicator names it; live events have `args` or their summary."""
 
     id: str | None = None
     name: str
@@ -46,11 +47,10 @@ class UIContinuation(Record):
 
 
 class UIRetry(Record):
-    """A step's model call that is made again: the attempt to come, from 2.
+    """A step's repeated model call: the coming attempt, from 2.
 
-    `of` is how many there are at most. It is None where that does not say when it ends: refusals
-    for the moment (429) cost time and no attempt. `retry_in_seconds` counts from the message's
-    timestamp.
+    `of` is the most that there are. It is None where attempts are not counted: rate limits (429)
+    cost time and no attempt. `retry_in_seconds` counts from the message's timestamp.
     """
 
     attempt: int
@@ -59,11 +59,11 @@ class UIRetry(Record):
 
 
 class UIMetadata(Record):
-    """What is known of a message beyond its text. Times are milliseconds.
+    """A message's metadata. Times are milliseconds.
 
-    The messages of one step share `step` (from 1) and `group`. Its duration and the tokens of its
-    model call stand on the first of them alone, so that sums count nothing twice. What is
-    `collapsed` shows its details only when asked.
+    The messages of one step share `step` (from 1) and `group`. Only the first of them has the
+    step's duration and the tokens of its model call, so that sums count nothing twice.
+    `collapsed` messages show their details on request.
     """
 
     tool_calls: tuple[UIToolCall, ...] = ()
@@ -102,7 +102,7 @@ class UIMessage(Record):
 
     @property
     def is_status(self) -> bool:
-        """Whether it is the fleet's own word, and no part of the history."""
+        """Whether it is the fleet's own, and no part of the history."""
         return self.role is UIRole.STATUS
 
     @property
@@ -114,6 +114,11 @@ class UIMessage(Record):
     def tool_call_id(self) -> str | None:
         """The tool call that it shows, if it shows one."""
         return self.metadata.tool_call_id if self.metadata else None
+
+    @property
+    def group(self) -> str | None:
+        """The group of its step, if it is of a step."""
+        return self.metadata.group if self.metadata else None
 
     def with_metadata(self, **fields: Any) -> "UIMessage":
         """Return a copy with some of its metadata changed."""
@@ -139,3 +144,23 @@ def answer_id(run_id: str, step: int) -> str:
 def group_of(step: int) -> str:
     """Return the name of the group that a step's messages form."""
     return f"step-{step}"
+
+
+def of_step(step: int) -> dict[str, Any]:
+    """Return the metadata that the messages of a step share."""
+    return {"step": step, "group": group_of(step)}
+
+
+def should_render_assistant_content(content: str, *, has_tool_calls: bool) -> bool:
+    """Return whether a model's text is shown.
+
+    Without tool calls it always is; beside them only natural language: not empty, and not the
+    beginning of JSON.
+    """
+    trimmed = content.strip()
+    return not has_tool_calls or (bool(trimmed) and not trimmed.startswith(("{", "[")))
+
+
+def indicator(calls: Iterable[UIToolCall]) -> str:
+    """Return calls on one line, as `search(query: "lamps"), stock(product: "lamp")`."""
+    return ", ".join(f"{call.name}({call.args_summary or ''})" for call in calls)
