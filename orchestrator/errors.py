@@ -1,8 +1,8 @@
-"""The exception tree: one root, a code and a retryable flag on each, messages that say the fix.
+"""The exception tree: one root, a code and a retryable flag on each, messages with the fix.
 
 Inside a run failures travel as `ErrorInfo` values; these exceptions cross the edges. `code` is
-one of the eleven codes that models are told, or one that no model ever sees: `STORE_ERROR`, and
-those of `ModelErrorCode`, which tell failures of model calls apart.
+one of the eleven codes that models see, or one that no model ever sees: `STORE_ERROR`, and those
+of `ModelErrorCode`, which distinguish failures of model calls.
 `MemoryError` is importable by its name and left out of `import *`, so that Python's own is never
 shadowed unasked.
 """
@@ -52,7 +52,7 @@ class SerializationError(AgentException):
 
 
 class StoreError(AgentException):
-    """Redis cannot be reached, refuses, or holds something that it should not."""
+    """Redis cannot be reached, refuses, or holds unexpected data."""
 
     code = "STORE_ERROR"
     retryable = True
@@ -98,10 +98,10 @@ class ModelError(AgentException):
     """A model call failed.
 
     `retryable` marks a transient failure, which is tried again as the same step;
-    `retry_after` is the provider's wish in seconds, if it sent one. `code` says why; one of
-    `PERMANENT` is met by no retry, whatever the policy. `received` is set where the provider was
-    at work when the call failed, so that it may charge for it: about how many tokens had arrived;
-    `usage` is what it says that it charges for, where it came so far. The worker adds `spent`.
+    `retry_after` is the provider's wish in seconds, if it sent one. `code` is the cause; those of
+    `PERMANENT` are never retried. `received` is set where the provider was at work when the call
+    failed, so that it may charge for it: the approximate number of tokens that had arrived;
+    `usage` is the usage that it reported, if any. The worker adds `spent`.
     """
 
     code = ModelErrorCode.OTHER.value

@@ -1,8 +1,9 @@
-"""An agent in code: its configuration, and what cannot be stored: tools, criteria, models.
+"""An agent in code: its configuration, and the parts that cannot be stored, such as tools.
 
 A run stores the configuration it started with; workers find the code by the agent's name.
 """
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -49,10 +50,10 @@ class Agent:
 
     Every field of `AgentConfig` is a keyword argument. `model` is a `provider:name` string or
     an object with the `LLM` protocol. `criteria` are appended to the base set. `context` is
-    what it remembers beyond its conversations, asked before each model call. `strategy` is an
+    its memory beyond conversations, read before each model call. `strategy` is an
     object, a registered name or a `module:attribute` reference, made with `strategy_options`.
-    `output_type` is what its answer's data must be: a type that pydantic knows, or a JSON
-    Schema. `special_tools` are calls that may end a run, answered by their own handlers.
+    `output_type` is the type of its answer's data: one that pydantic knows, or a JSON Schema.
+    `special_tools` are calls that may end a run, answered by their own handlers.
     `middleware` goes around its model and tool calls, the first one outermost. `earlier_tools`
     are for runs that began with them; new runs are not offered any.
     Raises `ConfigurationError` that names the field and the fix.
@@ -109,24 +110,23 @@ class Agent:
         try:
             stored = AgentConfig.model_validate(fields)
         except ValidationError as error:
-            told = explain_invalid(error, record=AgentConfig)
-            raise ConfigurationError(f"agent {name!r}: {told}") from None
+            why = explain_invalid(error, record=AgentConfig)
+            raise ConfigurationError(f"agent {name!r}: {why}") from None
         stored.check_models()
         check_contract(stored, specials)
-        for attribute, value in (
-            ("config", stored),
-            ("tools", registry),
-            ("criteria", tuple(criteria)),
-            ("llm", model if custom else None),
-            ("failures", failures),
-            ("subscribers", subscribers),
-            ("context", context),
-            ("strategy", strategy_of(stored, strategy)),
-            ("special_tools", specials),
-            ("middleware", tuple(middleware)),
-            ("earlier_tools", tools_of(earlier_tools)),
-        ):
-            object.__setattr__(self, attribute, value)
+        vars(self).update(
+            config=stored,
+            tools=registry,
+            criteria=tuple(criteria),
+            llm=model if custom else None,
+            failures=failures,
+            subscribers=subscribers,
+            context=context,
+            strategy=strategy_of(stored, strategy),
+            special_tools=specials,
+            middleware=tuple(middleware),
+            earlier_tools=tools_of(earlier_tools),
+        )
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class Agent:
 
     @property
     def queues(self) -> frozenset[str]:
-        """The queues of its tools, for which there have to be workers."""
+        """The queues of its tools; each needs workers."""
         tools = (*self.tools, *self.earlier_tools)
         return frozenset(one.options.queue for one in tools if one.options.queue)
 
@@ -148,25 +148,18 @@ class Agent:
         return self._with(cumulative_timeout=seconds)
 
     def _with(self, **overrides: Any) -> "Agent":
-        changed = replace_frozen(self, config=self.config.with_overrides(overrides))
+        changed = copy.copy(self)
+        vars(changed)["config"] = self.config.with_overrides(overrides)
         check_reasoning(changed.config, changed.strategy)
         check_contract(changed.config, changed.special_tools)
         return changed
 
 
-def replace_frozen(agent: Agent, **changes: Any) -> Agent:
-    """Return a copy of `agent` with some attributes changed, its constructor not run again."""
-    copied = object.__new__(Agent)
-    for name in Agent.__dataclass_fields__:
-        object.__setattr__(copied, name, changes.get(name, getattr(agent, name)))
-    return copied
-
-
 def reasoner_of(config: AgentConfig, agent: Agent) -> Reasoner | None:
-    """Return how runs of `config` ask and read: planning around answer contract and strategy.
+    """Return the reasoner of runs of `config`: planning around answer contract and strategy.
 
-    None for a plain agent. Raises `ConfigurationError` where the agent's code lacks what the
-    configuration names.
+    None for a plain agent. Raises `ConfigurationError` where the configuration names a part that
+    the agent's code lacks.
     """
     contract = contract_of(config, agent.special_tools)
     return reasoning_of(config, agent.config, agent.strategy, contract)
@@ -177,8 +170,8 @@ def criteria_of(
 ) -> ContinuationCriteria:
     """Return the criteria of a run: the base set with the configured limits, then the agent's.
 
-    What the reasoner says of the answer comes before the limits: a run that has answered with
-    its last step has completed.
+    The reasoner's criteria stand before the limits: a run that has answered with its last step
+    has completed.
     """
     return base_criteria(
         max_steps=config.max_steps,

@@ -1,6 +1,6 @@
-"""How a run reasons: its strategy, template and planning put together around its contract.
+"""Assembles a run's reasoner: its strategy, template and planning around its answer contract.
 
-Decides whose strategy counts: a run keeps the one that it started with. Knows no worker.
+Decides which strategy counts: a run keeps the one that it started with. Knows no worker.
 """
 
 from collections.abc import Sequence
@@ -98,8 +98,8 @@ def check_reasoning(config: AgentConfig, strategy: Strategy | None) -> None:
         return
     if config.answer_mode == "native" and config.output_schema is not None:
         msg = (
-            f"field 'answer_mode': 'native' and the JSON mode of strategy {name} both say how a "
-            "message is written; use answer_mode 'tool', or strategy_options={'mode': 'text'}"
+            f"field 'answer_mode': 'native' and the JSON mode of strategy {name} both set the form "
+            "of messages; use answer_mode 'tool', or strategy_options={'mode': 'text'}"
         )
         raise ConfigurationError(msg)
     for field in ("response_format", "tools"):
@@ -117,7 +117,7 @@ def reasoning_of(
     strategy: Strategy | None,
     contract: Reasoner | None = None,
 ) -> Reasoner | None:
-    """Return how a run of `config` reasons within `contract`; None where it does neither.
+    """Return the reasoner of a run of `config`, around `contract`; None for a plain agent.
 
     `own` is the configuration of the agent's code here and `strategy` its strategy. Raises
     `ConfigurationError` where the run started with another one that is not here.
@@ -139,7 +139,7 @@ def _chosen(config: AgentConfig, own: AgentConfig, strategy: Strategy | None) ->
     if (config.strategy, config.strategy_options) == (own.strategy, own.strategy_options):
         return strategy
     if is_reference(config.strategy):
-        # What is imported here says this worker's code, and never the store.
+        # This worker's code decides about imports, never the store.
         msg = (
             f"the run of agent {config.name!r} was started with strategy {config.strategy!r}, "
             f"which its code on this worker does not name any more; deploy it again"

@@ -1,6 +1,6 @@
-"""Builds an agent call by call, over what a file and the environment say of it.
+"""Builds an agent call by call, over its table in a file and the environment.
 
-Decides precedence alone: what code says wins over the environment, that over the file, and that
+Decides precedence alone: code wins over the environment, the environment over the file, the file
 over the defaults. Checks nothing itself: `build` does as `Agent` does.
 """
 
@@ -26,7 +26,7 @@ class AgentBuilder:
     """An agent in the making; every method returns a further builder and leaves this one alone.
 
     `with_fields` takes every argument of `Agent`; the other methods name the usual ones. Wrong
-    values are told by `build`. Times are seconds, costs US dollars.
+    values are refused by `build`. Times are seconds, costs US dollars.
     """
 
     name: str
@@ -46,7 +46,7 @@ class AgentBuilder:
         return self.with_settings(base_url=url, **key)
 
     def with_settings(self, **settings: Any) -> Self:
-        """Set how the model is called: fields of `ModelSettings`, as `temperature=0`."""
+        """Set fields of `ModelSettings`, as `temperature=0`."""
         return self.with_fields(settings=settings)
 
     def with_max_tokens(self, tokens: int | None) -> Self:
@@ -66,7 +66,7 @@ class AgentBuilder:
         return self.with_fields(tools=(*self.given.get("tools", ()), *tools))
 
     def with_criteria(self, *criteria: CanDecideToContinue) -> Self:
-        """Add criteria behind the base set."""
+        """Add criteria to the base set."""
         return self.with_fields(criteria=(*self.given.get("criteria", ()), *criteria))
 
     def with_max_iterations(self, steps: int) -> Self:
@@ -74,11 +74,11 @@ class AgentBuilder:
         return self.with_fields(max_steps=steps)
 
     def with_token_limit(self, tokens: int | None) -> Self:
-        """Limit the tokens of an execution; None for no limit (32,768 where nothing is said)."""
+        """Limit the tokens of an execution; None for no limit (default 32,768)."""
         return self.with_fields(token_limit=tokens)
 
     def with_time_limit(self, seconds: float | None) -> Self:
-        """Limit the time since an execution began; None for no limit (300 if nothing is said)."""
+        """Limit the time since an execution began; None for no limit (default 300)."""
         return self.with_fields(time_limit=seconds)
 
     def with_cumulative_timeout(self, seconds: float | None) -> Self:
@@ -86,44 +86,44 @@ class AgentBuilder:
         return self.with_fields(cumulative_timeout=seconds)
 
     def with_budget(self, usd: float | None) -> Self:
-        """Limit what an execution may cost."""
+        """Limit the cost of an execution."""
         return self.with_fields(budget_usd=usd)
 
     def with_pricing(self, prices: Mapping[str, Any]) -> Self:
-        """Set what tokens cost, in USD per million: one price, or prices by model.
+        """Set the prices of tokens, in USD per million: one price, or prices by model.
 
         As `{"input": 0.15, "output": 0.6}`, or `{"gpt-4o": {"input": 2.5, "output": 10}}`.
         """
         return self._with_whole(pricing=prices)
 
     def with_error_policy(self, policy: ErrorPolicy | str | Mapping[str, Any]) -> Self:
-        """Set what follows from failures: a policy, or a preset's name as `retry_tool_errors`."""
+        """Set the error policy: a policy, or the name of a preset such as `retry_tool_errors`."""
         return self._with_whole(error_policy=policy)
 
     def with_memory(self, policy: MemoryPolicy | Mapping[str, Any]) -> Self:
-        """Set how much of its conversation the model is shown."""
+        """Set how much of its conversation is sent to the model."""
         return self._with_whole(memory=policy)
 
     def with_cache(self, policy: CachePolicy | Mapping[str, Any] | bool = True) -> Self:
-        """Share answers with all runs that ask the same; False for an agent that does not."""
+        """Share answers among all runs with equal requests; False switches that off."""
         return self._with_whole(cache=policy)
 
     def with_strategy(self, strategy: Strategy | str | None, **options: Any) -> Self:
-        """Set how the agent reasons; `options` are for a strategy that is named."""
+        """Set the strategy; `options` are for a strategy that is given by name."""
         return self._with_whole(strategy=strategy, strategy_options=options)
 
     def with_output_type(self, output_type: Any, *, mode: str = "tool") -> Self:
-        """Ask for an answer of that type or JSON Schema: by a `tool`, or `native` JSON."""
+        """Require an answer of that type or JSON Schema: by a `tool`, or `native` JSON."""
         return self._with_whole(output_type=output_type, answer_mode=mode)
 
     def without_output_type(self) -> Self:
-        """Ask for no data any more: text is an answer again."""
+        """Require no data any more: text is an answer again."""
         dropped = ("output_type", "output_schema", "answer_mode")
         kept = {name: value for name, value in self.given.items() if name not in dropped}
         return type(self)(self.name, kept)
 
     def with_events(self, events: BroadcastConfig | str | Mapping[str, Any] | Subscribers) -> Self:
-        """Set which events runs tell (a preset's name will do), or who listens on the worker."""
+        """Set the events that runs publish (or a preset's name), or subscribers on the worker."""
         if isinstance(events, Subscribers):
             return self.with_fields(subscribers=events)
         return self._with_whole(broadcast=events)
@@ -140,5 +140,5 @@ class AgentBuilder:
         return Agent(self.name, **fields)
 
     def _with_whole(self, **fields: Any) -> Self:
-        """Set arguments, nothing of what was said of them before being kept."""
+        """Set arguments, in place of all their earlier values."""
         return type(self)(self.name, {**self.given, **fields})

@@ -1,4 +1,4 @@
-"""The storable configuration of an agent: what a run keeps for as long as it lives."""
+"""The storable configuration of an agent, which a run keeps for as long as it lives."""
 
 import hashlib
 from collections.abc import Mapping
@@ -53,12 +53,12 @@ class AgentConfig(Record):
     `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
     off. `model_attempts` bounds how often one step's model call is tried. `mcp_servers` names
     the servers whose tools workers add. `pricing` holds prices in USD per million tokens, by model
-    or one for all, that win over the workers' own. With a `cache` policy equal requests of all
+    or one for all, which win over the workers' own. With a `cache` policy equal requests of all
     runs share their answers; True stands for its defaults.
 
     With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
     ends only when the model gives its answer: by a tool, or in `native` mode as a message that
-    the provider is asked to write as JSON of that schema.
+    the provider writes as JSON of that schema.
     """
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][\w.\- ]*$")
@@ -126,8 +126,8 @@ class AgentConfig(Record):
             raise ConfigurationError(msg)
         if self.answer_mode == "native" and self.output_schema is None:
             msg = (
-                f"agent {self.name!r}: answer_mode 'native' needs an output_type: the schema that "
-                "the provider is asked to write"
+                f"agent {self.name!r}: answer_mode 'native' needs an output_type: the schema of "
+                "the provider's JSON"
             )
             raise ConfigurationError(msg)
 
@@ -179,7 +179,7 @@ class AgentConfig(Record):
         """Return the configuration with some fields changed; `settings` field by field.
 
         Raises `ConfigurationError` that names the field when one is unknown or invalid, or may
-        not be set per run: whoever may submit a line must not choose where keys are sent.
+        not be set per run: a submitter of lines must not choose where keys are sent.
         """
         if not overrides:
             return self

@@ -1,4 +1,4 @@
-"""A model asked directly, outside of runs: for its answer, or for JSON of a schema.
+"""Direct calls of a model, outside of runs: for its answer, or for JSON of a schema.
 
 A thin layer over `LLM`; agents need none of it. Knows no provider and no worker.
 """
@@ -26,7 +26,7 @@ from stepfleet.orchestrator.tools.schemas.handles import schema_of
 
 
 class Model(ABC):
-    """What may be asked of a model."""
+    """The calls of a model."""
 
     @abstractmethod
     async def get_text(
@@ -37,7 +37,7 @@ class Model(ABC):
         *,
         tool_choice: str = "auto",
     ) -> LLMResponse:
-        """Return the answer: its text, and the tool calls that it asks for.
+        """Return the answer: its text and its tool calls.
 
         Raises `ModelError` or one of its subclasses.
         """
@@ -53,14 +53,14 @@ class Model(ABC):
 
     @abstractmethod
     async def update_config(self, **changes: Any) -> None:
-        """Change how this object calls the model: fields of `ModelSettings`, or its `model`.
+        """Change the settings of this object: fields of `ModelSettings`, or its `model`.
 
         No other object and no run is touched. Raises `ConfigurationError` that names the field.
         """
 
 
 class LLMModel(Model):
-    """Asks an `LLM`. `model` is the name that is sent; `settings` begin as given."""
+    """Calls an `LLM`. `model` is the name that is sent; `settings` begin as given."""
 
     def __init__(self, llm: LLM, model: str = "", settings: ModelSettings | None = None) -> None:
         self._llm = llm
@@ -69,7 +69,7 @@ class LLMModel(Model):
 
     @property
     def settings(self) -> ModelSettings:
-        """How the model is called now."""
+        """The current settings."""
         return self._settings
 
     async def get_text(
@@ -80,10 +80,10 @@ class LLMModel(Model):
         *,
         tool_choice: str = "auto",
     ) -> LLMResponse:
-        """Return the answer: its text, and the tool calls that it asks for."""
+        """Return the answer: its text and its tool calls."""
         request = self._request(messages, system_prompt)
         update = {"tools": tuple(tool_specs), "tool_choice": tool_choice}
-        return await self._ask(request.model_copy(update=update))
+        return await self._generate(request.model_copy(update=update))
 
     async def get_json(
         self, messages: Sequence[Message], schema: Any, system_prompt: str = ""
@@ -92,7 +92,7 @@ class LLMModel(Model):
         handle = schema_of(schema)
         wanted = OutputFormat(name=handle.name or "response", json_schema=handle.schema)
         request = self._request(messages, system_prompt).model_copy(update={"output": wanted})
-        response = await self._ask(request)
+        response = await self._generate(request)
         try:
             data = read_data(response.content, limit=256 * 1024)
         except BoundsError as error:
@@ -102,7 +102,7 @@ class LLMModel(Model):
         return dict(data)
 
     async def update_config(self, **changes: Any) -> None:
-        """Change how this object calls the model."""
+        """Change the settings of this object."""
         model = changes.pop("model", self._model)
         fields: Mapping[str, Any] = {**self._settings.model_dump(), **changes}
         try:
@@ -117,7 +117,7 @@ class LLMModel(Model):
             model=self._model, messages=(*system, *messages), settings=self._settings
         )
 
-    async def _ask(self, request: ModelRequest) -> LLMResponse:
+    async def _generate(self, request: ModelRequest) -> LLMResponse:
         seconds = request.settings.timeout
         try:
             async with asyncio.timeout(seconds):

@@ -1,6 +1,6 @@
-"""Agents that a TOML file describes, as tables `[agents.NAME]`, with what the environment says.
+"""Agents of a TOML file: tables `[agents.NAME]`, with the values of the environment over them.
 
-Reads the file and imports the code that it names; `agent_layers` puts the layers together.
+Reads the file and imports the code that it names; `layers` merges the layers.
 """
 
 import os
@@ -44,25 +44,25 @@ def agents_of_file(
 def builder_of(
     name: str, file: str | Path | None = None, environment: Mapping[str, str] | None = None
 ) -> AgentBuilder:
-    """Return a builder that begins with what `file` says of the agent, and the environment over it.
+    """Return a builder that begins with the agent's table in `file`, and the environment over it.
 
     Without a file, with the environment alone; `environment` replaces the process's own. Raises
     `ConfigurationError` that names the file or the variable, and the fix.
     """
-    told: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     if file is not None:
         tables = _tables(Path(file))
         if name not in tables:
             known = ", ".join(tables) or "none"
             raise ConfigurationError(f"{file}: no table [{TABLE}.{name}]; agents there: {known}")
-        told = tables[name]
-        if unknown := sorted(set(told) - FIELDS):
+        table = tables[name]
+        if unknown := sorted(set(table) - FIELDS):
             close = meant(unknown[0], FIELDS)
             msg = f"{file}: [{TABLE}.{name}]: field {unknown[0]!r} is not known{close}"
             raise ConfigurationError(msg)
         see_folder(str(Path(file).resolve().parent))
     own = from_environment(name, os.environ if environment is None else environment)
-    fields = with_limits_off(layered(told, own))
+    fields = with_limits_off(layered(table, own))
     code = {one: _code(one, fields[one]) for one in CODE if one in fields}
     return AgentBuilder(name, {**fields, **code})
 
@@ -71,8 +71,8 @@ def _built(file: str | Path, name: str, environment: Mapping[str, str] | None) -
     try:
         return builder_of(name, file, environment).build()
     except ConfigurationError as error:
-        told = error.message
-        raise ConfigurationError(told if str(file) in told else f"{file}: {told}") from None
+        text = error.message
+        raise ConfigurationError(text if str(file) in text else f"{file}: {text}") from None
 
 
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
@@ -90,7 +90,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _code(field: str, value: Any) -> Any:
-    """Return what a field's references name; a schema that is written out stays as it is."""
+    """Return the objects that a field references; a schema that is written out stays as it is."""
     if field == "output_type" and isinstance(value, dict):
         return value
     references = value if isinstance(value, list) and field in SEVERAL else [value]

@@ -1,6 +1,6 @@
-"""What file, environment and code say of an agent, put together: the later layer wins. Pure.
+"""Merges an agent's fields from file, environment and code: the later layer wins. Pure.
 
-Tables are put together field by field; everything else is replaced as a whole.
+Tables are merged field by field; everything else is replaced as a whole.
 """
 
 import json
@@ -17,7 +17,7 @@ from stepfleet.orchestrator.records.text.validation import meant
 PREFIX = "STEPFLEET_AGENT__"
 """`STEPFLEET_AGENT__SOLVER__MAX_STEPS` is the field `max_steps` of the agent `solver`."""
 NONE = "none"
-"""What switches a limit off, in a file and in the environment."""
+"""Switches a limit off, in a file and in the environment."""
 POLICIES = ("stop_on_any_error", "retry_tool_errors", "ignore_tool_errors", "retry_all")
 CODE = ("output_type", "criteria", "context", "subscribers", "special_tools", "middleware")
 """Arguments of `Agent` that a file names as `module:attribute`."""
@@ -37,12 +37,12 @@ def layered(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 
 def prefix_of(agent: str) -> str:
-    """Return how the variables of an agent begin."""
+    """Return the prefix of an agent's variables."""
     return f"{PREFIX}{re.sub(r'[^A-Z0-9]', '_', agent.upper())}__"
 
 
 def from_environment(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the environment says of the agent `name`, in the form of a file's table.
+    """Return the fields of the agent `name` in the environment, in the form of a file's table.
 
     Values are text, JSON where they begin with a bracket, or `none`. Raises `ConfigurationError`
     that names the variable.
@@ -73,7 +73,7 @@ def with_limits_off(fields: Mapping[str, Any]) -> dict[str, Any]:
 def with_presets(agent: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields with an error policy that is named by its preset made a policy.
 
-    Raises `ConfigurationError` for a name that there is not.
+    Raises `ConfigurationError` for an unknown name.
     """
     policy = fields.get("error_policy")
     if isinstance(policy, str):
@@ -97,7 +97,7 @@ def _value(variable: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{variable} begins like JSON and is none: {error}") from None
+        raise ConfigurationError(f"{variable} is no valid JSON: {error}") from None
 
 
 def _table(value: Any) -> Mapping[str, Any] | None:

@@ -17,7 +17,7 @@ _OPTION = "--agents"
 
 
 def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
-    """Return the agents at the top level of what `reference` names, by name.
+    """Return the agents at the top level of the modules of `reference`, by name.
 
     `reference` is `package.module`, `path/to/file.py` or `path/to/agents.toml`, or several of
     them with commas between, or a list; agents in lists, tuples and dicts at the top level count

@@ -53,7 +53,7 @@ def with_stored_overrides(config: AgentConfig, stored: str | None) -> AgentConfi
 def read_overrides(stored: str | None) -> dict[str, Any]:
     """Return the overrides that a run's header holds.
 
-    Raises `SerializationError` where those are not what a version of ours has stored.
+    Raises `SerializationError` for other data than a version of ours has stored.
     """
     if not stored:
         return {}

@@ -46,7 +46,7 @@ class Reasoner:
         return request
 
     def interpret(self, response: LLMResponse, state: AgentState) -> LLMResponse:  # noqa: ARG002
-        """Return the answer to take and store: with calls that were read from its text, say.
+        """Return the answer to take and store, for example with calls that its text holds.
 
         Must not raise, since the call has been paid for: `read` reports a wrong answer.
         """
@@ -91,7 +91,7 @@ class ReasonerChain(Reasoner):
         return reduce(lambda read, one: one.interpret(read, state), self.reasoners, response)
 
     def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:
-        """Return what any of them handles."""
+        """Return the calls that any of them handles."""
         return reduce(both, (one.handle(response, state) for one in self.reasoners), None)
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
@@ -113,7 +113,7 @@ def chain_of(*reasoners: Reasoner | None) -> Reasoner | None:
 
 
 def both(first: HandledCalls | None, second: HandledCalls | None) -> HandledCalls | None:
-    """Return what either handles; a call belongs to `first`."""
+    """Return the calls that either handles; a call belongs to `first`."""
     if first is None or second is None:
         return first or second
     records = {**second.records, **first.records}

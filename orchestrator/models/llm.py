@@ -1,4 +1,4 @@
-"""What a language model is to an agent: one protocol that any object can have.
+"""A language model as an agent sees it: one protocol that any object can have.
 
 Knows no provider, no HTTP and no worker; adapters live in `stepfleet.worker.models`.
 """

@@ -44,17 +44,17 @@ class Settings(BaseSettings):
     task is pushed by the commit itself; store and broker must be one Redis), `publish`
     (sent after the commit) or `auto`. `transport` is how workers read a Redis broker: in
     batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run,
-    `blocked_limit` how long one does whose event loop is blocked;
-    `grace` is how long a ready run may wait before it is looked at again; `drain` how long a
-    stopping worker lets its steps finish. `retention` is how long ended runs are kept.
+    `blocked_limit` bounds the same for one whose event loop is blocked;
+    `grace` is the wait of a ready run before it is checked again; `drain` is the time that a
+    stopping worker gives its steps. `retention` is how long ended runs are kept.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
-    small, tasks of your own may not be. `cache_bytes` is what answers may take that agents with
-    a cache policy keep.
+    small, tasks of your own may not be. `cache_bytes` bounds the
+    answers that agents with a cache policy keep.
     Workers post all events to `webhooks`, signed with `webhook_secret`, and publish them on
     the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
     (several keys are separated by commas; the first signs) task messages are signed, and workers
-    put those aside that are not. `log_format` is how workers log: text, or lines of JSON with the
-    ids of run, step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
+    set unsigned ones aside. `log_format` of workers is text, or lines of JSON with the ids of run,
+    step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
     collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
     serve metrics at `metrics_host`, each process at the next port that is free.
     """
@@ -179,14 +179,14 @@ def load_settings(**given: Any) -> Settings:
 
 
 def _check_file(path: Path) -> None:
-    """Raise `ConfigurationError` for what is neither a setting nor the agents' table."""
+    """Raise `ConfigurationError` for a key that is neither a setting nor the agents' table."""
     try:
         with path.open("rb") as file:
-            told = tomllib.load(file)
+            table = tomllib.load(file)
     except (OSError, ValueError):
-        return  # read once more where the settings are made, which says what is wrong
+        return  # pydantic reads it again and reports the problem
     known = {*Settings.model_fields, AGENTS}
-    if unknown := sorted(set(told) - known):
+    if unknown := sorted(set(table) - known):
         msg = f"{path.name}: {unknown[0]!r} is no setting{meant(unknown[0], known)}"
         raise ConfigurationError(msg)
 
@@ -196,7 +196,7 @@ def _same_redis(store: str, broker: str) -> bool:
 
 
 def _address(url: str) -> str:
-    """Return where `url` points to, whatever transport it names in front."""
+    """Return the address of `url` without the name of its transport."""
     for scheme, plain in (
         ("rediss-batch://", "rediss://"),
         ("redis-batch://", "redis://"),

@@ -1,8 +1,8 @@
 """Signs task messages and checks signatures: HMAC-SHA256 over task, queue and arguments. Pure.
 
-A signature says that somebody with a key of the fleet asked for this task on this queue. It says
-nothing of when: a message that is sent again is harmless, because the claim refuses it. Must not
-know Celery, nor what becomes of messages that are refused.
+A signature proves that the owner of a key of the fleet requested this task on this queue. It holds
+no time: a repeated message is harmless, because the claim refuses it. Must not know Celery, nor the
+fate of refused messages.
 """
 
 import hmac
@@ -31,7 +31,7 @@ class SigningKeys:
         return _digest(self.keys[0], _signed(task, queue, args))
 
     def accepts(self, signature: object, task: str, queue: object, args: object) -> bool:
-        """Tell whether one of the keys made `signature`. Takes whatever a stranger sent."""
+        """Return whether one of the keys made `signature`. Accepts data of any type."""
         if not isinstance(signature, str) or not signature.isascii():
             return False
         try:
@@ -42,7 +42,7 @@ class SigningKeys:
 
 
 def signing_keys(setting: str | None) -> SigningKeys | None:
-    """Return the keys that a setting names, separated by commas; None where it names none.
+    """Return the keys of a setting, separated by commas; None where it has none.
 
     Raises `ValueError` that names the fix for a key that is too short to be a secret.
     """

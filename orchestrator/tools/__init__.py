@@ -1,9 +1,8 @@
-"""Tools: what they are, how their calls are parsed, what a running one may know.
+"""Tools: their definition, the parsing of their calls, the context of a running one.
 
 Neither Celery nor Redis nor HTTP. Execution lives in the worker.
 """
 
-from stepfleet.orchestrator.tools.call_status import CallStatus, Done
 from stepfleet.orchestrator.tools.calls import (
     bounded_calls,
     drop_leaked_arguments,
@@ -17,7 +16,7 @@ from stepfleet.orchestrator.tools.lazy import lazy_tool
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
 from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of, tools_of
-from stepfleet.orchestrator.tools.results import StateUpdate, WithMedia
+from stepfleet.orchestrator.tools.results import CallStatus, Done, StateUpdate, WithMedia
 from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 
 __all__ = [
@@ -46,7 +45,7 @@ __all__ = [
     "bounded_calls",
     "drop_leaked_arguments",
     "canonical_json",
-    # what became of a lost call
+    # the outcome of a lost call
     "CallStatus",
     "Done",
     # inside a running tool

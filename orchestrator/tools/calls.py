@@ -21,7 +21,7 @@ UNKNOWN = "unknown"
 """The name of a call that has none."""
 
 MOST_CALLS = 256
-"""So many calls of one answer are executed; one more tells the model so, others are dropped."""
+"""So many calls of one answer are executed; one more reports the limit, others are dropped."""
 
 _MAX_NAME = 200
 _MAX_ID = 512
@@ -31,7 +31,7 @@ _EXCERPT = 80
 def parse_tool_call(
     raw: Any, *, new_id: Callable[[], str], max_arguments: int = MAX_SIZE
 ) -> ToolCall:
-    """Return the call that `raw` stands for; `error` is set where it cannot be executed.
+    """Return the call of `raw`; `error` is set where it cannot be executed.
 
     `raw` is a `ToolCall`, an object with `.function` (itself an object or a dict), a dict with
     or without a nested `function`, or an object with `.name` and `.arguments`. Arguments are
@@ -70,9 +70,9 @@ def parse_tool_calls(raw: Sequence[Any], *, new_id: Callable[[], str]) -> tuple[
 
 
 def bounded_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
-    """Return `MOST_CALLS` of the calls at most, and behind them one that tells of the others.
+    """Return at most `MOST_CALLS` of the calls, followed by one that reports the others.
 
-    That one is never executed and answered with its error. The others are no part of the
+    That one is never executed and answered with its error. The others are left out of the
     conversation, so that every call in it has a result.
     """
     if len(calls) <= MOST_CALLS:
@@ -82,7 +82,7 @@ def bounded_calls(calls: tuple[ToolCall, ...]) -> tuple[ToolCall, ...]:
 
 def _surplus(call: ToolCall) -> ToolCall:
     error = (
-        f"the answer asked for more than {MOST_CALLS} tool calls; this call and all behind it "
+        f"the answer asked for more than {MOST_CALLS} tool calls; this call and all after it "
         f"were not executed: ask for them again, at most {MOST_CALLS} at a time"
     )
     return ToolCall(id=call.id, name=call.name, error=error)
@@ -101,7 +101,7 @@ def drop_leaked_arguments(text: str, calls: Iterable[ToolCall]) -> str:
 
 
 def _are_same(leaked: Any, call: ToolCall) -> bool:
-    """Compare at once what differs at once; equal values may still be 1 and true."""
+    """Compare the values first, which is fast; equal ones may still be 1 and true."""
     if leaked != call.arguments:
         return False
     try:

@@ -27,7 +27,7 @@ def _installed() -> Iterable[EntryPoint]:
 
 
 class ToolCatalog:
-    """Tools by name and version. `installed` tells the entry points of installed packages."""
+    """Tools by name and version. `installed` returns the entry points of installed packages."""
 
     def __init__(self, installed: Callable[[], Iterable[EntryPoint]] = _installed) -> None:
         self._tools: dict[str, dict[str, Tool[..., Any]]] = {}
@@ -50,7 +50,7 @@ class ToolCatalog:
         return tool
 
     def find(self, name: str, version: str | None = None) -> Tool[..., Any] | None:
-        """Return the tool with that version, or the newest one; None where there is none."""
+        """Return the tool with that version, or the newest one; None if unknown."""
         found = self._known(name, version)
         if found is None and not self._discovered:
             self.discover()
@@ -58,7 +58,7 @@ class ToolCatalog:
         return found
 
     def get(self, name: str, version: str | None = None) -> Tool[..., Any]:
-        """Return what `find` does. Raises `ConfigurationError` that names what there is."""
+        """Return the result of `find`. Raises `ConfigurationError` that lists the known ones."""
         found = self.find(name, version)
         if found is None:
             there = ", ".join(self.versions(name))
@@ -93,7 +93,7 @@ class ToolCatalog:
     def discover(self) -> tuple[Tool[..., Any], ...]:
         """Register the tools of installed packages, and return them.
 
-        A package whose tools cannot be loaded is told in the log, and keeps no others out.
+        A package whose tools cannot be loaded is logged, and keeps no others out.
         """
         self._discovered = True
         found: list[Tool[..., Any]] = []
@@ -110,9 +110,9 @@ class ToolCatalog:
         return tuple(found)
 
     def resolve(self, reference: str) -> list[Tool[..., Any]]:
-        """Return what `name`, `name@version`, `module:attribute` or `package.module` names.
+        """Return the tools of `name`, `name@version`, `module:attribute` or `package.module`.
 
-        Raises `ConfigurationError` where there is nothing of the kind.
+        Raises `ConfigurationError` where there are none.
         """
         if ":" in reference or "." in reference.partition("@")[0]:
             return _tools_in(load_reference(reference, "field 'tools'"), f"tool {reference!r}")
@@ -127,7 +127,7 @@ class ToolCatalog:
 
 
 def _package(point: EntryPoint) -> str:
-    """Return what installed an entry point: the distribution, or else the module's package."""
+    """Return the distribution of an entry point, or else the package of its module."""
     return point.dist.name if point.dist else point.value.partition(":")[0].partition(".")[0]
 
 
@@ -140,7 +140,7 @@ def tool_catalog() -> ToolCatalog:
 def _tools_in(found: Any, named: str) -> list[Tool[..., Any]]:
     """Return the tools that an object is or holds: a tool, a list of them, or a module.
 
-    Raises `ConfigurationError` where it holds none; `named` says where it came from.
+    Raises `ConfigurationError` where it holds none; `named` is its source.
     """
     tools = list(_tools(found))
     if not tools:

@@ -1,6 +1,6 @@
-"""What a tool is, and the `@tool` decorator that makes one of a function.
+"""The definition of a tool, and the `@tool` decorator that makes one of a function.
 
-Knows nothing of runs; how calls are executed, timed and recorded is the worker's business.
+Knows nothing of runs; workers execute, time and record calls.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _MAX_TIMEOUT = 7 * 24 * 3600
 
 @runtime_checkable
 class ToolLike(Protocol):
-    """What a class must have to serve as a tool. `schema` is the JSON Schema of an object.
+    """The attributes of a class that serves as a tool. `schema` is the JSON Schema of an object.
 
     `execute` may be a coroutine function or a plain one. The attributes of `ToolOptions` are
     read too where the object has them.
@@ -47,11 +47,11 @@ class ToolOptions:
     """How a tool may be executed.
 
     `timeout` is in seconds; None means the worker's default. An idempotent tool may be run
-    again when the outcome of an earlier start is unknown; by default that holds for tools that
-    say they only read. `queue` makes each call a Celery task of its own on that queue; the run
+    again when the outcome of an earlier start is unknown; by default that holds for tools that are
+    `read_only`. `queue` makes each call a Celery task of its own on that queue; the run
     waits for it without a worker's slot, and `timeout` counts from the call's start there.
     `thread=False` runs a plain function inside the event loop: only for those that take
-    microseconds. `status`, a plain or coroutine function, is asked for a call that is not
+    microseconds. `status`, a plain or coroutine function, is called for a call that is not
     idempotent and whose worker was lost: it gets the `ToolInvocation` as `invocation`, with the
     call's `arguments`. It returns `Done(result)`, `CallStatus.NOT_DONE` (the call is run) or
     `CallStatus.UNKNOWN`; any other value is the result too, and None means unknown.
@@ -106,7 +106,7 @@ class Tool(Generic[P, R]):
 
     @property
     def blocking(self) -> bool:
-        """Whether calls belong into a thread."""
+        """Whether calls run in a thread."""
         return self.options.thread and not self.is_async
 
     @property
@@ -119,13 +119,13 @@ class Tool(Generic[P, R]):
 
     @property
     def spec(self) -> ToolSpec:
-        """What a model is told of the tool."""
+        """The tool as a model sees it."""
         return ToolSpec(name=self.name, description=self.description, parameters=dict(self.schema))
 
     async def execute(self, /, **kwargs: Any) -> Any:
         """Check the JSON arguments and run the function, in a thread if it blocks.
 
-        Raises `ToolArgumentsError`, and whatever the function raises.
+        Raises `ToolArgumentsError`, and all exceptions of the function.
         """
         bound = self.check(kwargs)
         function: Callable[..., Any] = self.function
@@ -228,7 +228,7 @@ def _check_function(function: Any, name: str) -> None:
 def _check_tool(tool: Tool[..., Any]) -> None:
     if not isinstance(tool.name, str) or not _NAME.fullmatch(tool.name):
         raise ConfigurationError(
-            f"tool {tool.name!r}: name must be 1 to 64 letters, digits, _ or -, as providers ask; "
+            f"tool {tool.name!r}: name must be 1 to 64 letters, digits, _ or -; "
             'give another by @tool(name="...")'
         )
     timeout = tool.options.timeout

@@ -1,4 +1,4 @@
-"""What a running tool may know of its call: who calls, which attempt, which idempotency key.
+"""The context of a running tool: its run, attempt and idempotency key.
 
 Pure but for one context variable, which the executor sets around a tool's code.
 """
@@ -26,9 +26,9 @@ class ToolInvocation(Record):
     `attempt` counts the starts of this call from 1. `idempotency_key` is the same for every
     attempt, so that a tool can hand it to a service that ignores repetitions. `deadline` is
     the UTC time at which the tool's timeout ends. `custom_state` is the run's before this step,
-    for reading; a tool changes it by what it returns (`StateUpdate`). `metadata` is the run's own,
+    for reading; a tool changes it by a `StateUpdate` that it returns. `metadata` is the run's own,
     `batch_id` and `line_id` are set for a run of a batch. `arguments` are the call's, as the model
-    gave them, where a status hook is asked; a tool has them already.
+    gave them, for a status hook; a tool has them already.
     """
 
     run_id: str
@@ -68,14 +68,14 @@ class ToolInvocation(Record):
             tool=call.name,
             idempotency_key=_key(call, run_id, execution, step, index),
             attempt=attempt,
-            # A copy, since what a tool does to it must not reach the run's state.
+            # A copy: a tool's changes to it must not reach the run's state.
             custom_state=copy.deepcopy(dict(custom_state)) if custom_state else {},
         )
 
     def within(
         self, metadata: Mapping[str, Any], batch_id: str | None, line_id: str | None
     ) -> "ToolInvocation":
-        """Return the invocation with what its run is to its submitter."""
+        """Return the invocation with the submitter's metadata and the place in its batch."""
         known = copy.deepcopy(dict(metadata)) if metadata else {}
         return self.model_copy(update={"metadata": known, "batch_id": batch_id, "line_id": line_id})
 
@@ -85,7 +85,7 @@ class ToolInvocation(Record):
 
 
 def _key(call: ToolCall, run_id: str, execution: int, step: int, index: int) -> str:
-    # The call's id is left out: a call that is asked for again may get another one.
+    # The call's id is left out: a repeated request of the model may have another one.
     parts = [run_id, execution, step, index, call.name, call.arguments]
     return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
 

@@ -1,6 +1,6 @@
-"""Tools whose code is imported at their first call: what a model is told of them stands here.
+"""Tools whose code is imported at their first call; name, description and schema are given here.
 
-For tools whose imports are slow or large, or there only on the machines that serve their queue.
+For tools whose imports are slow or large, or installed only on the machines of their queue.
 """
 
 import threading
@@ -24,7 +24,7 @@ def lazy_tool(
     """Return a tool that `module:attribute` names, without importing it.
 
     `schema` is the JSON Schema of its arguments, `options` are the fields of `ToolOptions`; the
-    code's own options count for nothing. The first call imports it, in a thread, and its own
+    code's own options are ignored. The first call imports it, in a thread, and its own
     check sees the arguments as well. Raises `ConfigurationError` for a reference without `:`.
     """
     module, _, attribute = reference.partition(":")
@@ -34,13 +34,13 @@ def lazy_tool(
         name=name,
         description=description,
         schema=schema,
-        function=_Late(reference),
+        function=_LazyFunction(reference),
         check=checker_of(name, schema),
         options=ToolOptions(**options),
     )
 
 
-class _Late:
+class _LazyFunction:
     """The function of a tool that is not imported yet."""
 
     takes_time = True

@@ -1,6 +1,6 @@
-"""What an agent says of an MCP server whose tools it offers: where it is, how far it is trusted.
+"""The definition of an MCP server whose tools an agent offers: its place, the trust in it.
 
-Knows no protocol and connects to nothing: who submits runs needs no server. Workers connect.
+Knows no protocol and connects to nothing: submitting runs needs no server. Workers connect.
 """
 
 import re
@@ -17,14 +17,14 @@ _MAX_SECONDS = 7 * 24 * 3600
 
 
 class ToolSourceError(ToolExecutionError):
-    """An MCP server is away, or what it offers is not known yet; another attempt may reach it."""
+    """An MCP server is away, or its tools are not known yet; another attempt may reach it."""
 
     retryable = True
 
 
 @dataclass(frozen=True, slots=True)
 class McpServer:
-    """An MCP server as a source of tools; made by `mcp_server`, which says what the fields are."""
+    """An MCP server as a source of tools; made by `mcp_server`, which documents the fields."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class McpServer:
     version: str = "1"
 
 
-def mcp_server(  # noqa: PLR0913 - one argument per thing that a user may say of a server
+def mcp_server(  # noqa: PLR0913 - one argument per setting of a server
     name: str,
     *,
     command: Sequence[str] = (),
@@ -71,13 +71,13 @@ def mcp_server(  # noqa: PLR0913 - one argument per thing that a user may say of
     command's working directory.
 
     `only` names the tools to offer, `pinned` maps tools to the digest of their definition: one
-    that reads differently is not offered. Names that another tool has get `<name>__` in front;
+    with another definition is not offered. Names that another tool has get `<name>__` in front;
     all do with `prefix`.
 
     Tools named in `read_only` or `idempotent` may run again when a worker was lost;
-    `trust_annotations` believes what the server says of that. `timeout` bounds a call and
-    `connect_timeout` a connection, in seconds; `refresh` is the seconds between two looks at what
-    is on offer. `version` is yours, and stored with each run.
+    `trust_annotations` accepts the server's own annotations of that. `timeout` bounds a call and
+    `connect_timeout` a connection, in seconds; `refresh` is the seconds between two listings of
+    its tools. `version` is yours, and stored with each run.
 
     Raises `ConfigurationError` that names the field and the fix.
     """
@@ -126,9 +126,7 @@ def _check_name(server: McpServer) -> None:
 
 def _check_place(server: McpServer) -> None:
     if bool(server.command) == bool(server.url):
-        raise _wrong(
-            server.name, "command", "or 'url': give one of them, where the server is to be found"
-        )
+        raise _wrong(server.name, "command", "or 'url': give one of them, the place of the server")
     if server.command:
         if server.header_env:
             raise _wrong(server.name, "header_env", "is for a url; a command gets env")

@@ -22,13 +22,13 @@ class Middleware:
     """
 
     async def around_model(self, request: ModelRequest, call_next: NextModel) -> LLMResponse:
-        """Make a model call. What is raised here is the step's error."""
+        """Make a model call. An exception is the step's error."""
         return await call_next(request)
 
     async def around_tool(
         self, call: ToolCall, invocation: ToolInvocation, call_next: NextTool
     ) -> ToolCallRecord:
-        """Make a tool call. What is raised here is the call's error."""
+        """Make a tool call. An exception is the call's error."""
         del invocation
         return await call_next(call)
 

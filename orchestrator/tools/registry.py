@@ -18,7 +18,7 @@ class ToolRegistry:
     """Tools by unique names, in the order in which they were registered.
 
     `middleware` goes around every call of a run's tools. `servers` have tools that only workers
-    know; where they are in, `late` is true and `listed()` is awaited before any tool is looked up.
+    know; a registry with their tools is `late`: `listed()` is awaited before each look-up.
     """
 
     middleware: tuple[Middleware, ...] = ()
@@ -46,7 +46,7 @@ class ToolRegistry:
         return self
 
     async def listed(self) -> None:
-        """Return when all tools are known; they are, but for those of servers."""
+        """Return when all tools are known, those of servers included."""
 
     def digest_of(self, name: str) -> str | None:
         """Return the digest of a server's tool, None for all others."""
@@ -56,7 +56,7 @@ class ToolRegistry:
     def register(self, given: Any) -> Tool[..., Any]:
         """Add one tool and return it.
 
-        Raises `ConfigurationError` for what is no tool, and for a name that is taken.
+        Raises `ConfigurationError` for other objects, and for a name that is taken.
         """
         tool = as_tool(given)
         if tool.name in self._tools:
@@ -68,7 +68,7 @@ class ToolRegistry:
         return tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Return what a model is told of each tool."""
+        """Return each tool as a model sees it."""
         if self._specs is None:
             self._specs = tuple(one.spec for one in self)
         return self._specs
@@ -97,7 +97,7 @@ class ToolRegistry:
     async def execute(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Check `arguments` (JSON data) and run the tool called `name`; returns its value.
 
-        Raises `ToolNotFoundError`, `ToolArgumentsError`, and whatever the tool raises.
+        Raises `ToolNotFoundError`, `ToolArgumentsError`, and all exceptions of the tool.
         """
         return await self.get(name).execute(**arguments)
 
@@ -129,9 +129,9 @@ class ToolRegistry:
 
 
 def tools_of(given: Iterable[Any]) -> tuple[Tool[..., Any], ...]:
-    """Return tools and what references name, as they are: several versions of one name too.
+    """Return tools, and those of references, as they are: several versions of one name too.
 
-    Raises `ConfigurationError` for what is no tool, also for MCP servers.
+    Raises `ConfigurationError` for other objects, also for MCP servers.
     """
     catalog = tool_catalog()
     named = (catalog.resolve(one) if isinstance(one, str) else (one,) for one in given)

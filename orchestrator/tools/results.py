@@ -1,7 +1,8 @@
-"""What a tool returns that also shows the model images or documents. Pure."""
+"""Values that a tool or its status hook returns beside plain results. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from stepfleet.orchestrator.records.messages import Block
@@ -9,10 +10,10 @@ from stepfleet.orchestrator.records.messages import Block
 
 @dataclass(frozen=True, slots=True)
 class WithMedia:
-    """A tool's result together with content blocks that the model is shown.
+    """A tool's result together with content blocks for the model.
 
     Providers take no images in a tool's answer: the blocks (`{"image": {"format": "png",
-    "source": {"bytes": "<base64>"}}}`, see `records.blocks`) stand in a user message behind the
+    "source": {"bytes": "<base64>"}}}`, see `records.blocks`) stand in a user message after the
     results of the turn. `result` and the blocks are bounded as any result is.
     """
 
@@ -31,3 +32,22 @@ class StateUpdate:
 
     result: Any
     custom_state: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CallStatus(Enum):
+    """The outcome of a call whose worker was lost, as far as a status hook knows it.
+
+    Members are no text, so that a result of the same words is never taken for one.
+    """
+
+    NOT_DONE = "not done"
+    """It took no effect, and none is still to come: it is run (again)."""
+    UNKNOWN = "unknown"
+    """Nobody knows: it is not run again, and the model reads `OUTCOME_UNKNOWN`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It was done, and returned `result`, None included."""
+
+    result: Any = None

@@ -15,15 +15,15 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, ModelError
-from stepfleet.orchestrator.models.caching.answers import (
+from stepfleet.orchestrator.models.caching.entries import (
     Cost,
     answer_of,
     entry_of,
     is_keepable,
+    key_of,
     marked,
 )
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
-from stepfleet.orchestrator.models.caching.requests import key_of
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest

@@ -1,6 +1,6 @@
-"""The answer contract: what counts as a run's answer, and what the model is told until it gives it.
+"""The answer contract: the forms of a run's answer, and the reminders until the model gives it.
 
-Knows neither workers nor stores. `contract` is the reasoner that runs follow.
+Knows neither workers nor stores. `contract` is the reasoner of runs.
 """
 
 from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, MessagesSink, RecordsSink

@@ -1,4 +1,4 @@
-"""What calls of `final_answer` and `structured_response` mean. Pure; reports go to a sink."""
+"""Handlers of `final_answer` and `structured_response`. Pure; reports go to a sink."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ class FinalAnswer:
     schema: SchemaHandle | None
 
     def __call__(self, call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
-        """Return what the call means."""
+        """Return the outcome of the call."""
         if state.answer is not None and state.answer.text is not None:
             sink.report_error(call, invalid(call.name, TWICE))
             return Continue()
@@ -62,7 +62,7 @@ class StructuredResponse:
     schema: SchemaHandle | None
 
     def __call__(self, call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:  # noqa: ARG002
-        """Return what the call means."""
+        """Return the outcome of the call."""
         if self.schema is None:
             sink.report_error(call, InvalidToolCallError(NO_SCHEMA).to_info())
             return Continue()
@@ -74,7 +74,7 @@ class StructuredResponse:
 
 
 def problems_of_data(schema: SchemaHandle | None, data: Any) -> str | None:
-    """Return what is wrong with an answer's data, or None."""
+    """Return the problems of an answer's data, or None."""
     try:
         plain = plain_json(data, limit=LARGEST)
     except BoundsError as error:

@@ -1,6 +1,6 @@
-"""The answer contract as a reasoner: what is on offer, which calls answer, when text is enough.
+"""The answer contract as a reasoner: the tools on offer, the calls that answer, answers as text.
 
-Knows neither stores nor workers. What a run has answered so far is in its state.
+Knows neither stores nor workers. The answer so far is in the run's state.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,10 +45,10 @@ NOTED = "noted"
 
 
 class AnswerContract(Reasoner):
-    """Holds a model to an answer: text by `final_answer`, or data of a schema.
+    """Requires an answer of a model: text by `final_answer`, or data of a schema.
 
-    `native` takes data from the message itself, which the provider is asked to write as JSON
-    of the schema. `specials` are the agent's own; alone they demand nothing.
+    `native` takes data from the message itself, which the provider writes as JSON of the schema.
+    `specials` are the agent's own; alone they require nothing.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AnswerContract(Reasoner):
         self._check = AnswerContractCheck(required=required)
 
     async def prepare(self, request: ModelRequest, state: AgentState) -> ModelRequest:  # noqa: ARG002
-        """Offer the special tools, say how to answer, and ask for JSON in native mode."""
+        """Offer the special tools, add the instructions, and request JSON in native mode."""
         return request.model_copy(
             update={
                 "tools": (*request.tools, *self._specs),
@@ -102,18 +102,18 @@ class AnswerContract(Reasoner):
         return HandledCalls(_by_index(calls, [sink]), progress_of(outcome, state))
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
-        """Take text that stands alone as the answer in native mode, else remind of the tool."""
+        """Take text without calls as the answer in native mode, else send the reminder."""
         if turn.response.tool_calls or not self._required:
             return None
         if not self._native or self._schema is None:
             return Progress(messages=(Message.added(self._reminder, "contract"),))
-        return self._said(turn.response.content, self._schema, state)
+        return self._from_text(turn.response.content, self._schema, state)
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
-        """Return the one that ends a run which has answered, and only then."""
+        """Return the criterion that ends a run once it has answered."""
         return (self._check,)
 
-    def _said(self, text: str, schema: SchemaHandle, state: AgentState) -> Progress:
+    def _from_text(self, text: str, schema: SchemaHandle, state: AgentState) -> Progress:
         try:
             data = read_data(text, limit=LARGEST)
         except BoundsError as error:
@@ -128,7 +128,7 @@ class AnswerContract(Reasoner):
 class AnswerContractCheck:
     """Forbids more work, as completed, once the answer is given; requests it until then.
 
-    Where no answer is `required`, it has no word before one is given.
+    Where no answer is `required`, it allows more work before one is given.
     """
 
     def __init__(self, *, required: bool) -> None:
@@ -141,7 +141,7 @@ class AnswerContractCheck:
         return REQUEST if self.required else ALLOW
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:
-        """Return the decision with what there is of the answer."""
+        """Return the decision with the state of the answer."""
         decision = self.decide(state)
         answer = state.answer
         given = answer is not None and answer.text is not None
@@ -157,7 +157,7 @@ class AnswerContractCheck:
 
 
 def refuse_mixed(call: ToolCall, specials: Iterable[str], sink: ErrorSink) -> None:
-    """Tell one call of a turn that mixes an answer with other calls that none of them counts."""
+    """Report the error of one call of a turn that mixes an answer with other calls."""
     if call.name in specials:
         why = "must be the only call of its turn; nothing was run. Call it again, alone"
         sink.report_error(call, invalid(call.name, why))
@@ -167,7 +167,7 @@ def refuse_mixed(call: ToolCall, specials: Iterable[str], sink: ErrorSink) -> No
 
 
 def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
-    """Return what an outcome changes in the state."""
+    """Return the changes of an outcome to the state."""
     if isinstance(outcome, Continue):
         pending = outcome.pending
         return Progress(answer=Answer(text=pending)) if pending is not None else None

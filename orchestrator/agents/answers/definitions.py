@@ -1,4 +1,4 @@
-"""The two built-in special tools, and the texts that ask a model for its answer. Pure."""
+"""The two built-in special tools, and the texts that request an answer of a model. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -81,22 +81,22 @@ def embedded(schema: Schema) -> Schema:
 
 
 def paragraph(schema: SchemaHandle | None, *, native: bool) -> str:
-    """Return how the model is to answer. `native`: as a message, not by a tool."""
+    """Return the instructions for answers. `native`: as a message, not by a tool."""
     if schema and native:
         return (
             "Give your answer as one JSON object that fits this JSON Schema, and nothing else: "
             f"{canonical_json(schema.schema)}"
         )
     tool = STRUCTURED_RESPONSE if schema else FINAL_ANSWER
-    what = "data that fits its schema" if schema else "your complete answer"
+    content = "data that fits its schema" if schema else "your complete answer"
     return (
-        f"When you have the answer, call the tool {tool} with {what}, alone in its turn. "
+        f"When you have the answer, call the tool {tool} with {content}, alone in its turn. "
         "Text without that call is not taken as an answer."
     )
 
 
 def reminder(schema: SchemaHandle | None) -> str:
-    """Return what text without a call is answered with."""
+    """Return the reply to text without a call."""
     tool = STRUCTURED_RESPONSE if schema else FINAL_ANSWER
     return (
         "That was not taken as an answer: text alone does not end the task. "
@@ -105,7 +105,7 @@ def reminder(schema: SchemaHandle | None) -> str:
 
 
 def correction(problems: str) -> str:
-    """Return what a message that is no valid answer is answered with."""
+    """Return the reply to a message that is no valid answer."""
     return (
         f"That was not taken as an answer: {problems}. "
         "Answer again with one JSON object that fits the schema, and nothing else."

@@ -1,6 +1,6 @@
-"""Where a special tool reports to: the records of a step, or the messages of a conversation.
+"""Sinks for the reports of special tools: records of a step, or messages of a conversation.
 
-One handler serves both; what the model reads is the same text.
+One handler serves both; the model reads the same text.
 """
 
 from datetime import datetime
@@ -13,13 +13,13 @@ from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refus
 
 
 class ErrorSink(Protocol):
-    """Takes what the model is told about a call; the last report of a call counts."""
+    """Receives reports about calls, for the model to read; the last report of a call counts."""
 
     def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
-        """Tell the model that the call was wrong, and why."""
+        """Report that the call was wrong, and why."""
 
     def report_observation(self, call: ToolCall, result: Any) -> None:
-        """Tell the model what came of the call: text or JSON data."""
+        """Report the result of the call: text or JSON data."""
 
 
 class RecordsSink:
@@ -59,12 +59,12 @@ class MessagesSink:
         return tuple(self._messages.values())
 
     def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
-        """Keep a message that tells the error."""
+        """Keep a message with the error."""
         text = ERROR_PREFIX + value_text(error_data(error))
         self._messages[call.id] = Message.tool(call, text)
 
     def report_observation(self, call: ToolCall, result: Any) -> None:
-        """Keep a message that tells the result."""
+        """Keep a message with the result."""
         self._messages[call.id] = Message.tool(call, value_text(result))
 
 

@@ -1,6 +1,6 @@
 """Calls that the framework answers itself, such as `final_answer`; agents can add their own.
 
-A special tool is never run like a tool: its handler decides what the call means for the run.
+A special tool is never run like a tool: its handler decides the outcome of the call for the run.
 """
 
 import re
@@ -57,14 +57,14 @@ Outcome = Continue | ReturnAnswer | ReturnResult
 
 
 class SpecialHandler(Protocol):
-    """Decides what a call of a special tool means; its arguments fit the tool's parameters.
+    """Decides the outcome of a special tool's call; its arguments fit the tool's parameters.
 
-    Must be pure: a step that is done again after a crash asks it again. What it raises is told
-    to the model as an error of the call, and the run goes on.
+    Must be pure: a step that is repeated after a crash calls it again. The model reads an
+    exception as an error of the call, and the run goes on.
     """
 
     def __call__(self, call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
-        """Report to `sink` what the model shall read, and return what follows."""
+        """Report to `sink` for the model to read, and return the outcome."""
         ...
 
 
@@ -99,13 +99,13 @@ class SpecialTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """What a model is told of it."""
+        """The tool as a model sees it."""
         return ToolSpec(
             name=self.name, description=self.description, parameters=dict(self.parameters)
         )
 
     def take(self, call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
-        """Return what `call` means; whatever is wrong with it is reported, never raised."""
+        """Return the outcome of `call`; its errors are reported, never raised."""
         if call.error is not None:
             sink.report_error(call, InvalidToolCallError(call.error).to_info())
             return Continue()
@@ -133,9 +133,9 @@ class SpecialTool:
 
 
 def invalid(tool: str, problems: str) -> ErrorInfo:
-    """Return the failure of a call whose arguments or data are wrong; the model can mend it."""
+    """Return the error of a call with wrong arguments or data; the model can correct it."""
     return ToolArgumentsError(f"{tool}: {problems}").to_info()
 
 
-def _failed(what: str) -> ErrorInfo:
-    return ToolExecutionError(redact(what[:_LONGEST])).to_info()
+def _failed(message: str) -> ErrorInfo:
+    return ToolExecutionError(redact(message[:_LONGEST])).to_info()

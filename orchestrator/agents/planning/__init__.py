@@ -1,6 +1,6 @@
-"""Planning: when a run makes a plan, what the model is asked then, and the plan that is kept.
+"""Planning: the turns in which a run plans, their prompts, and the plan that is kept.
 
-Decides what belongs to a planning turn; must not know workers, stores or providers.
+Decides the form of a planning turn; must not know workers, stores or providers.
 """
 
 from stepfleet.orchestrator.agents.planning.plan import (

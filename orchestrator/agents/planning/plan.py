@@ -19,7 +19,7 @@ LONGEST_TEXT = 100_000
 
 
 class PlanStepState(StrEnum):
-    """How far a step of a plan is."""
+    """The progress of a step of a plan."""
 
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
@@ -110,7 +110,7 @@ class Plan(Record):
 
 
 def plan_of(state: AgentState) -> Plan:
-    """Return the run's plan; it has no steps where none was made in this execution."""
+    """Return the run's plan; it has no steps where this execution made none."""
     return Plan.model_validate({"steps": state.strategy_state.get(PLAN, [])})
 
 
@@ -120,7 +120,7 @@ def stored_plan(plan: Plan) -> dict[str, Any]:
 
 
 def is_planning_response(text: str) -> bool:
-    """Return whether one of the indicator words stands in `text`, in upper or lower case.
+    """Return whether `text` holds one of the indicator words, in upper or lower case.
 
     Of a longer text the first 64 K characters count.
     """

@@ -1,4 +1,4 @@
-"""What a model is asked in a planning turn. Pure text; knows no runs and no providers."""
+"""The prompts of planning turns. Pure text; knows no runs and no providers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ _FORM = (
 
 
 def initial_prompt(task: str, tools: Iterable[ToolSpec]) -> str:
-    """Return the question for an approach to `task`, asked before anything was done."""
+    """Return the prompt for an approach to `task`, sent before the first step."""
     return (
         f"Task: {task}\n"
         f"Tools: {_names(tools)}.\n"
@@ -26,7 +26,7 @@ def initial_prompt(task: str, tools: Iterable[ToolSpec]) -> str:
 def next_prompt(
     task: str, iteration: int, tools: Iterable[ToolSpec], plan: Plan | None = None
 ) -> str:
-    """Return the question for the next step of `task`, asked in iteration `iteration` (from 1)."""
+    """Return the prompt for the next step of `task`, in iteration `iteration` (from 1)."""
     known = f"Your plan so far:\n{plan.as_text()}\n" if plan and plan.steps else ""
     return (
         f"Task: {task}\n"

@@ -35,9 +35,9 @@ _ONLY_PLANS = "this turn only plans; make the call again when you carry out the 
 
 
 class PlanningReasoner(Reasoner):
-    """Makes the planning turns that `planning` asks for; `inner` leads all other turns.
+    """Makes the planning turns of `planning`; `inner` leads all other turns.
 
-    A planning turn offers no tools and is no answer, whatever `inner` makes of answers.
+    A planning turn offers no tools and is never an answer.
     `calls_as_text` is true where conversations are sent without native calls.
     """
 
@@ -55,18 +55,18 @@ class PlanningReasoner(Reasoner):
             return await self.inner.prepare(request.model_copy(update={"tools": offered}), state)
         task = prompt_of(request.messages) or prompt_of(state.messages) or _TASK
         if state.step_count == 0:
-            question = initial_prompt(task, request.tools)
+            prompt = initial_prompt(task, request.tools)
         else:
-            question = next_prompt(task, state.step_count + 1, request.tools, plan_of(state))
+            prompt = next_prompt(task, state.step_count + 1, request.tools, plan_of(state))
         messages = request.messages
         changes: dict[str, Any] = {"tool_choice": "none" if request.tools else "auto"}
         if self._calls_as_text:
             messages, changes = tuple(as_text(messages)), {"tools": (), "tool_choice": "auto"}
-        changes["messages"] = (*messages, Message.user(question))
+        changes["messages"] = (*messages, Message.user(prompt))
         return request.model_copy(update={**changes, "parallel_tool_calls": None})
 
     def interpret(self, response: LLMResponse, state: AgentState) -> LLMResponse:
-        """Return the answer; a plan is read as it stands."""
+        """Return the answer; a plan is read unchanged."""
         if _is_planning_turn(state, self.planning):
             return response
         return self.inner.interpret(response, state)

@@ -11,7 +11,7 @@ class Planning(Record):
     """Planning turns of a run: `at_start` of each execution, and after `every` k other steps.
 
     `every` 0 plans at the start alone. With `tracked` the model is offered the tool
-    `update_plan`, by which it says how far a step of the plan is.
+    `update_plan`, which sets the state of a step of the plan.
     """
 
     at_start: bool = True

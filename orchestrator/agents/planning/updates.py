@@ -34,9 +34,9 @@ SPEC = ToolSpec(
 
 
 def updated(plan: Plan, call: ToolCall, at: datetime) -> tuple[Plan, ToolCallRecord]:
-    """Return the plan behind a call of `update_plan`, and the call's record.
+    """Return the plan after a call of `update_plan`, and the call's record.
 
-    A call that does not fit is an error that the model reads, and leaves the plan as it is.
+    An invalid call is an error that the model reads, and leaves the plan as it is.
     """
     try:
         given = _read(call)

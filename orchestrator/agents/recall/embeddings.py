@@ -46,8 +46,8 @@ class OpenAIEmbeddings:
             ordered = sorted(data, key=lambda one: one["index"])
             return [list(map(float, one["embedding"])) for one in ordered]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            told = redact(f"{type(error).__name__}: {error}"[:500])
-            raise AgentMemoryError(f"embeddings of {self._model!r} failed: {told}") from error
+            why = redact(f"{type(error).__name__}: {error}"[:500])
+            raise AgentMemoryError(f"embeddings of {self._model!r} failed: {why}") from error
 
     async def aclose(self) -> None:
         """Disconnect in this event loop."""

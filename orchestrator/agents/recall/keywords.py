@@ -9,13 +9,13 @@ from stepfleet.orchestrator.agents.recall.notes import IndexSync, InMemoryNotes,
 
 _WORD = re.compile(r"\w+")
 MOST = 100
-"""Notes that are looked at for one answer, the best first."""
+"""Notes that are considered for one answer, the best first."""
 
 
 class KeywordMemory:
     """Notes that are found again by their words; rare words count more, newer notes win ties.
 
-    `notes` says where they are kept: in this process, or with `RedisNotes` for a whole fleet.
+    `notes` keeps them: in this process, or with `RedisNotes` for a whole fleet.
     """
 
     def __init__(self, notes: Notes | None = None) -> None:

@@ -22,25 +22,24 @@ Take = Callable[[Sequence[str]], None]
 
 @dataclass(frozen=True, slots=True)
 class NotesPage:
-    """Notes behind a place, and the place behind them.
+    """Notes after a position, and the position after them.
 
-    `anew` is true where everything from before was cleared; then these are all notes from the
-    start.
+    `cleared` is true where all earlier notes were cleared; then these begin at the start.
     """
 
     notes: tuple[str, ...]
     place: str
-    anew: bool = False
+    cleared: bool = False
 
 
 class Notes(Protocol):
     """A store of notes. `START` is the place before the first."""
 
     async def append(self, note: str) -> None:
-        """Put a note behind the others."""
+        """Append a note."""
 
     async def after(self, place: str) -> NotesPage:
-        """Return some notes behind `place`; none when there are no more."""
+        """Return some notes after `place`; none at the end."""
 
     async def clear(self) -> None:
         """Remove all notes."""
@@ -54,16 +53,16 @@ class InMemoryNotes:
         self._generation = 0
 
     async def append(self, note: str) -> None:
-        """Put a note behind the others."""
+        """Append a note."""
         self._notes.append(note)
 
     async def after(self, place: str) -> NotesPage:
-        """Return the notes behind `place`."""
+        """Return the notes after `place`."""
         generation, _, number = place.partition(":")
-        anew = place != START and generation != str(self._generation)
-        start = int(number or 0) if not anew else 0
+        cleared = place != START and generation != str(self._generation)
+        start = int(number or 0) if not cleared else 0
         notes = tuple(self._notes[start:])
-        return NotesPage(notes, f"{self._generation}:{start + len(notes)}", anew)
+        return NotesPage(notes, f"{self._generation}:{start + len(notes)}", cleared)
 
     async def clear(self) -> None:
         """Remove all notes."""
@@ -94,7 +93,7 @@ class OnePerLoop(Generic[T]):
 
 
 class IndexSync:
-    """Reads what is new in `notes` and hands it to `take`, once each; `forget` comes before all.
+    """Passes each new note of `notes` to `take` once; `forget` is called when they were cleared.
 
     For the coroutines of one event loop.
     """
@@ -108,7 +107,7 @@ class IndexSync:
 
     @asynccontextmanager
     async def current(self) -> AsyncIterator[None]:
-        """Hold the index still, with every note in it that is there by now."""
+        """Bring the index up to date and lock it for the block."""
         async with self._locks.get():
             await self._catch_up()
             yield
@@ -116,14 +115,14 @@ class IndexSync:
     async def _catch_up(self) -> None:
         while True:
             page = await self._notes.after(self._place)
-            if page.anew:
+            if page.cleared:
                 self._forget()
             if not page.notes:
                 self._place = page.place
                 return
             if len(page.notes) <= AT_ONCE:
                 self._take(page.notes)
-            else:  # the event loop has other steps to do meanwhile
+            else:  # other steps use the event loop meanwhile
                 await asyncio.to_thread(self._take, page.notes)
             self._place = page.place
 

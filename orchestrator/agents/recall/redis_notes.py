@@ -29,18 +29,18 @@ class RedisNotes:
         )
 
     async def append(self, note: str) -> None:
-        """Put a note behind the others."""
+        """Append a note."""
         await self._clients.get().xadd(self._key, {"note": note}, maxlen=self._most)
 
     async def after(self, place: str) -> NotesPage:
-        """Return up to a thousand notes behind `place`."""
+        """Return up to a thousand notes after `place`."""
         generation, _, seen = place.partition(":")
         found, now = await self._read(f"({seen}" if seen else "-")
-        anew = place != START and generation != now
-        if anew:
+        cleared = place != START and generation != now
+        if cleared:
             found, now = await self._read("-")
-        last = found[-1][0] if found else ("" if anew else seen)
-        return NotesPage(tuple(fields["note"] for _, fields in found), f"{now}:{last}", anew)
+        last = found[-1][0] if found else ("" if cleared else seen)
+        return NotesPage(tuple(fields["note"] for _, fields in found), f"{now}:{last}", cleared)
 
     async def clear(self) -> None:
         """Remove all notes."""

@@ -14,14 +14,14 @@ from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
 
 Embed = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
 NEAREST = 50
-"""Notes that are looked at for one answer, the nearest first."""
+"""Notes that are considered for one answer, the nearest first."""
 
 
 class VectorMemory:
     """Notes that are found again by nearness of meaning (cosine).
 
-    `embed` returns a vector for each text, all of one length. `notes` says where notes are
-    kept: in this process, or with `RedisNotes` for a whole fleet. Needs the extra `vector`;
+    `embed` returns a vector for each text, all of one length. `notes` keeps the notes:
+    in this process, or with `RedisNotes` for a whole fleet. Needs the extra `vector`;
     raises `ConfigurationError` without it.
     """
 
@@ -91,6 +91,6 @@ class VectorMemory:
         if len(vector) != self._index.ndim:
             msg = (
                 f"a vector has {len(vector)} numbers, the notes' have {self._index.ndim}: notes of "
-                "another embedding model are there; clear them or use another name"
+                "another embedding model are stored; clear them or use another name"
             )
             raise AgentMemoryError(msg)

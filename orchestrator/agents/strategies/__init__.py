@@ -1,6 +1,6 @@
-"""Reasoning strategies: how an agent is asked to think, and what it keeps of its turns.
+"""Reasoning strategies: the prompts of an agent, and its record of its turns.
 
-Decides what is sent and noted for a strategy; must not know workers, stores or providers.
+Decides what a strategy sends and notes; must not know workers, stores or providers.
 """
 
 from stepfleet.orchestrator.agents.strategies.chain_of_thought import ChainOfThought

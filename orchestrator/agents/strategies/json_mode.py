@@ -1,7 +1,7 @@
 """JSON mode: answers are JSON objects whose actions become tool calls, and the way back.
 
-A call that a model wrote into its object is executed as any other. On the wire there are no
-native calls: the conversation is told as text, so that any model can read it. Pure.
+A call in a model's object is executed as any other. On the wire there are no native calls: the
+conversation is sent as text, so that any model can read it. Pure.
 """
 
 import json
@@ -16,16 +16,16 @@ from stepfleet.orchestrator.tools.calls import parse_tool_call
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, load_bounded
 
 MOST_CALLS = 32
-"""Actions of one answer that are looked at; one more is refused as the last."""
+"""Actions of one answer that are read."""
 
 _NAMES = ("tool", "name", "tool_name", "action")
 _ARGUMENTS = ("arguments", "input", "args", "parameters", "action_input")
 
 
 def parsed_object(text: str) -> dict[str, Any]:
-    """Return the JSON object that `text` is, or that stands alone in prose or a code fence.
+    """Return the JSON object that `text` is, or the only one in prose or a code fence.
 
-    Raises `BoundsError` that says what is wrong.
+    Raises `BoundsError` that names the problem.
     """
     stripped = text.strip()
     begin, end = stripped.find("{"), stripped.rfind("}")
@@ -38,7 +38,7 @@ def parsed_object(text: str) -> dict[str, Any]:
 
 
 def calls_of(parsed: Mapping[str, Any], step: int) -> tuple[ToolCall, ...]:
-    """Return the calls that an answer's `action` (or list of `actions`) asks for.
+    """Return the calls of an answer's `action` (or list of `actions`).
 
     Their ids are the same whenever `step` (from 1, of the session) is read again. A malformed
     action is a call with its `error`.
@@ -55,7 +55,7 @@ def calls_of(parsed: Mapping[str, Any], step: int) -> tuple[ToolCall, ...]:
 
 
 def with_calls(response: LLMResponse, step: int) -> LLMResponse:
-    """Return the answer with the calls that its text asks for; an unreadable one as it is."""
+    """Return the answer with the calls of its text; an unreadable one as it is."""
     if response.tool_calls:
         return response
     try:
@@ -70,7 +70,7 @@ def with_calls(response: LLMResponse, step: int) -> LLMResponse:
 
 
 def in_json_mode(request: ModelRequest, messages: tuple[Message, ...]) -> ModelRequest:
-    """Return the request in JSON mode with `messages` told as text, and no native tools."""
+    """Return the request in JSON mode with `messages` as text, and no native tools."""
     return request.model_copy(
         update={
             "messages": tuple(as_text(messages)),
@@ -93,7 +93,7 @@ def tools_paragraph(tools: Iterable[ToolSpec]) -> str:
 
 
 def as_text(messages: Iterable[Message]) -> Iterator[Message]:
-    """Tell a conversation without calls: the results of a turn become one user message."""
+    """Yield a conversation without calls: the results of a turn become one user message."""
     results: list[Message] = []
     for message in messages:
         if message.is_tool():
@@ -102,12 +102,12 @@ def as_text(messages: Iterable[Message]) -> Iterator[Message]:
         if results:
             yield _observations(results)
             results = []
-        yield _told(message) if message.tool_calls else message
+        yield _call_as_text(message) if message.tool_calls else message
     if results:
         yield _observations(results)
 
 
-def _told(message: Message) -> Message:
+def _call_as_text(message: Message) -> Message:
     content = message.content
     if not content:
         actions = [{"tool": call.name, "arguments": call.arguments} for call in message.tool_calls]

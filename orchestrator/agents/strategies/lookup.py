@@ -1,4 +1,4 @@
-"""Finds the strategy that a name or a reference stands for, and makes it with its options."""
+"""Finds the strategy of a name or a reference, and makes it with its options."""
 
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -14,7 +14,7 @@ from stepfleet.orchestrator.references import load_reference
 ENTRY_POINTS = "stepfleet.strategies"
 """Packages register strategies by entry points of this group: `name = "package:Class"`."""
 OBJECT = "object:"
-"""What a configuration remembers of a strategy that was given as an object."""
+"""Prefix of the stored name of a strategy that was given as an object."""
 BUILT_IN: Mapping[str, type[Strategy]] = {
     "noop": NoOp,
     "react": ReAct,
@@ -29,7 +29,7 @@ def is_reference(name: str) -> bool:
 
 
 def stored_name(strategy: Strategy | str) -> str:
-    """Return what a run's configuration remembers of a strategy."""
+    """Return the name of a strategy in a run's configuration."""
     return strategy if isinstance(strategy, str) else f"{OBJECT}{type(strategy).__name__}"
 
 

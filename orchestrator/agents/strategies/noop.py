@@ -1,4 +1,4 @@
-"""The strategy that keeps no track: an agent is done when it calls no tool."""
+"""The strategy without a record: an agent is done when it calls no tool."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.state import AgentState
 
 
 class NoOp(Strategy):
-    """Tracks nothing and never asks for a step; a tool loop still runs to its end."""
+    """Records nothing and never requests a step; a tool loop still runs to its end."""
 
     modes: ClassVar[frozenset[OutputMode]] = frozenset({OutputMode.TEXT})
 

@@ -42,7 +42,7 @@ def text_field(parsed: Mapping[str, Any], name: str) -> str:
 
 
 def says_yes(value: Any) -> bool:
-    """Return whether a field means true; models write it as a text as well."""
+    """Return whether a field means true; models write it as text as well."""
     return value is True or (isinstance(value, str) and value.strip().lower() in {"true", "yes"})
 
 

@@ -1,4 +1,4 @@
-"""ReAct: the model thinks, acts and observes until it says that it is done."""
+"""ReAct: the model thinks, acts and observes until its answer is marked `done`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ _TEXT_FORM = (
 class ReAct(Strategy):
     """Appends thought, action and observation of each step to `react_history`.
 
-    In JSON mode (the default) it goes on until the model says `done`; in text mode, with native
-    tool calls, until the model calls no tool. `verbose` logs each step at level INFO. An
+    In JSON mode (the default) it goes on until an answer is marked `done`; in text mode, with
+    native tool calls, until the model calls no tool. `verbose` logs each step at level INFO. An
     observation is kept up to `observation_limit` characters; the conversation has it whole.
     """
 
@@ -65,9 +65,9 @@ class ReAct(Strategy):
         context: StrategyContext,
     ) -> StateChange | None:
         """Append the turn."""
-        said = parsed_output if isinstance(parsed_output, Mapping) else {"thought": parsed_output}
+        fields = parsed_output if isinstance(parsed_output, Mapping) else {"thought": parsed_output}
         entry = {
-            "thought": text_field(said, "thought"),
+            "thought": text_field(fields, "thought"),
             "action": action_of(context.calls),
             "observation": observation_of(tool_result_blocks, self.observation_limit),
         }

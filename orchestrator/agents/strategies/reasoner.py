@@ -1,6 +1,6 @@
 """A strategy as a reasoner: words its requests, reads its turns, keeps its state with the run.
 
-Knows no particular strategy. Whatever a strategy raises becomes a `StrategyError`, and with it
+Knows no particular strategy. Every exception of a strategy becomes a `StrategyError`, and with it
 an error of the step, for the run's policy to decide on.
 """
 
@@ -38,7 +38,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain
 GOES_ON = "should_continue"
 """The key of the strategy state: the strategy's answer for the newest turn; missing means no."""
 MOST_CORRECTIONS = 2
-"""How often in a row a model is told that its answer could not be read."""
+"""Corrections in a row for answers that cannot be read."""
 _CORRECTED = "unreadable_answers"
 _JSON = "Answer with one JSON object and nothing else."
 
@@ -59,12 +59,12 @@ class StrategyReasoner(Reasoner):
         """Return the request in the strategy's words. Raises `StrategyError`."""
         messages = request.messages
         if self.template is not None:
-            history = self._asked("get_history", lambda: self.strategy.get_history(state))
+            history = self._called("get_history", lambda: self.strategy.get_history(state))
             messages = with_prompt(messages, self.template, history)
-        messages = self._asked(
+        messages = self._called(
             "prepare_messages", lambda: tuple(self.strategy.prepare_messages(messages, state))
         )
-        words = self._asked("instructions", self.strategy.instructions)
+        words = self._called("instructions", self.strategy.instructions)
         if self._json:
             words = f"{words or _JSON}{self._tools_in_words(request.tools)}"
             return in_json_mode(request, with_paragraph(messages, words))
@@ -75,7 +75,7 @@ class StrategyReasoner(Reasoner):
         return with_calls(response, state.session_steps + 1) if self._json else response
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
-        """Return what the strategy makes of the turn. Raises `StrategyError`."""
+        """Return the progress of the turn. Raises `StrategyError`."""
         try:
             parsed = self._parsed(turn.response)
         except BoundsError as error:
@@ -94,12 +94,12 @@ class StrategyReasoner(Reasoner):
             change = _checked(await self.strategy.process_step(parsed, blocks, state, seen))
         except Exception as error:
             raise self._failure("process_step", error) from error
-        goes_on = self._asked("should_continue", lambda: self.strategy.should_continue(parsed))
-        answer = self._asked("answer", lambda: self.strategy.answer(parsed))
+        goes_on = self._called("should_continue", lambda: self.strategy.should_continue(parsed))
+        answer = self._called("answer", lambda: self.strategy.answer(parsed))
         return self._progress(change, bool(goes_on), answer, turn, state)
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
-        """Return the driver that states what the strategy says."""
+        """Return the criterion that follows the strategy."""
         return (StrategyContinuation(self._name),)
 
     def _tools_in_words(self, tools: tuple[ToolSpec, ...]) -> str:
@@ -144,15 +144,15 @@ class StrategyReasoner(Reasoner):
         return None if progress == Progress() else progress
 
     def _correction(self, error: BoundsError, state: AgentState) -> Progress:
-        """Return what tells the model that its answer is no JSON object; raises after some."""
-        told = int(state.strategy_state.get(_CORRECTED, 0))
-        if told >= MOST_CORRECTIONS:
-            msg = f"{self._name}: {told + 1} answers in a row could not be read: {error}"
+        """Return a message that the answer is no JSON object; raises after some."""
+        corrected = int(state.strategy_state.get(_CORRECTED, 0))
+        if corrected >= MOST_CORRECTIONS:
+            msg = f"{self._name}: {corrected + 1} answers in a row could not be read: {error}"
             raise StrategyError(msg)
         message = f"Your answer could not be read: {error}. {_JSON}"
         return Progress(
             messages=(Message.added(message, "strategy"),),
-            strategy_state={_CORRECTED: told + 1, GOES_ON: True},
+            strategy_state={_CORRECTED: corrected + 1, GOES_ON: True},
         )
 
     def _storable(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class StrategyReasoner(Reasoner):
             ) from None
         return stored
 
-    def _asked(self, method: str, call: Callable[[], T]) -> T:
+    def _called(self, method: str, call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:
@@ -180,7 +180,7 @@ class StrategyReasoner(Reasoner):
 
 
 class StrategyContinuation:
-    """Requests a step when the strategy asked for one, else says stop.
+    """Requests a step where the strategy wants one, else stops.
 
     A stop ends no tool loop: a request for tools that ran counts more.
     """

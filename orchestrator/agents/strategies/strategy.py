@@ -1,4 +1,4 @@
-"""What a reasoning strategy is: how an agent keeps track of its turns and when it goes on.
+"""The interface of a reasoning strategy: an agent's record of its turns, and when it goes on.
 
 One object serves all runs of an agent at once, so it holds options and never a run's data: that
 lives in `AgentState.strategy_state`, which moves with the run from worker to worker and begins
@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 
 class OutputMode(StrEnum):
-    """How a model is asked to answer.
+    """The form of a model's answers.
 
     `text`: prose, with tools called natively. `json`: one JSON object per answer, in which an
     `action` names the tool to call; it needs no tool calling of the model.
@@ -31,7 +31,7 @@ class OutputMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StrategyContext:
-    """What a strategy may know of the turn that it looks at.
+    """The turn that a strategy processes.
 
     `step` counts the session's steps from 1, `iteration` those of this execution. `calls` has
     a record in `records` and a text, as the model reads it, in `texts`, each in call order.
@@ -48,7 +48,7 @@ class StrategyContext:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """What a turn changes: keys that are set, and items that are put at the end of lists.
+    """The changes of a turn: keys that are set, and items that are appended to lists.
 
     `strategy` is merged into `strategy_state` and `custom` into `custom_state`; `append` names
     lists of `strategy_state`. Appending writes only the new items to the run's log. All values
@@ -63,7 +63,7 @@ class StateChange:
 class Strategy(ABC):
     """A way to reason. Subclass it, or name a built-in one: `Agent(strategy="react")`.
 
-    `mode` is how the model answers; `modes` are those that a strategy can read. Raises
+    `mode` is the form of the model's answers; `modes` are those that a strategy can read. Raises
     `ConfigurationError` for another one.
     """
 
@@ -81,7 +81,7 @@ class Strategy(ABC):
         state: AgentState,
         context: StrategyContext,
     ) -> StateChange | None:
-        """Take note of a turn and return what it changes; `state` is the one before the turn.
+        """Return the changes of a turn; `state` is the one before the turn.
 
         `parsed_output` is the answer's text, or in JSON mode its object. `tool_result_blocks`
         are the `toolResult` blocks of the turn's calls.
@@ -89,11 +89,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def should_continue(self, parsed_output: Any) -> bool:
-        """Return whether this answer asks for another step, tools or not."""
+        """Return whether another step follows this answer, tools or not."""
 
     @abstractmethod
     def get_history(self, state: AgentState) -> list[Any]:
-        """Return what was noted so far in this execution."""
+        """Return the entries of this execution."""
 
     def prepare_messages(
         self,
@@ -104,18 +104,18 @@ class Strategy(ABC):
         return messages
 
     def instructions(self) -> str:
-        """Return the paragraph that tells the model how to answer; may be empty."""
+        """Return the instructions for the form of answers; may be empty."""
         return ""
 
     def answer(self, parsed_output: Any) -> str | None:
         """Return the answer for people, or None where the output is that already."""
         if isinstance(parsed_output, Mapping):
-            said = parsed_output.get("answer")
-            return said if isinstance(said, str) else None
+            text = parsed_output.get("answer")
+            return text if isinstance(text, str) else None
         return None
 
     def nudge(self) -> str:
-        """Return what the model is told when it shall go on and called no tool."""
+        """Return the message for a model that shall go on and called no tool."""
         return "Go on with the next step."
 
     def _checked(self, mode: OutputMode | str) -> OutputMode:

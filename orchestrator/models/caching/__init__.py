@@ -1,7 +1,7 @@
-"""The response cache as it decides: who takes part, which requests are the same, what is kept.
+"""Decisions of the response cache: the agents that take part, equal requests, answers to keep.
 
 Pure: knows no store and makes no call. `store.response_cache` keeps the entries, the worker's
-`response_cache` asks for them.
+`response_cache` reads them.
 """
 
 from stepfleet.orchestrator.models.caching.policy import CachePolicy

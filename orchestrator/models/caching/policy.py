@@ -1,4 +1,4 @@
-"""Whether, and for how long, an agent's model calls are answered from the response cache."""
+"""Whether, and for how long, the response cache answers an agent's model calls."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ LONGEST_SECONDS = 366 * 24 * 3600
 
 
 class CachePolicy(Record):
-    """An agent with such a policy shares its model's answers with all runs that ask the same.
+    """An agent with such a policy shares its model's answers among all runs with equal requests.
 
     An entry lives for `ttl` seconds. Answers above `max_entry_bytes` (JSON) are not kept. With
     `models` only calls of these models take part, as `provider:name`; without, whichever model the

@@ -1,4 +1,4 @@
-"""What the response cache holds and how often it helped, in all and by model. Pure."""
+"""Size and hits of the response cache, in all and by model. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -19,10 +19,10 @@ class ModelCacheStatistics(Record):
 
 
 class CacheStatistics(Record):
-    """The fleet's response cache. `max_bytes` is what its entries may take in all.
+    """The fleet's response cache. `max_bytes` bounds its entries together.
 
-    Reads are counted as they happen: a step that is done again after a crash reads again. What
-    steps made of it stands in their records, `usage.cached_calls` of runs.
+    Reads are counted as they happen: a step that is repeated after a crash reads again. The steps'
+    own counts are in their records, `usage.cached_calls` of runs.
     """
 
     entries: int = 0

@@ -1,7 +1,7 @@
-"""What a model call costs: prices per million tokens, where they come from, a ledger of calls.
+"""Costs of model calls: prices per million tokens, their sources, a ledger of calls.
 
 Knows no provider and no store. Prices change without notice: the shipped table is a starting
-point, a file of your own (see `search`) is the truth.
+point, a file of your own (see `loading`) is the truth.
 """
 
 from stepfleet.orchestrator.models.pricing.agent_prices import Pricing, StatedPrice, stated_cost
@@ -44,5 +44,5 @@ __all__ = [
 
 
 def cost_of(model: str, usage: UsageStats) -> float:
-    """Return what `usage` of `model` costs in USD, by the prices that the search finds."""
+    """Return the cost of `usage` of `model` in USD, by the prices that the search finds."""
     return current_prices().cost_of(model, usage)

@@ -1,7 +1,7 @@
 """Prices that an agent states for its own model calls; they win over every table. Pure.
 
-Decides which of them a call has. Knows no file and no worker: what an agent does not state, the
-worker's prices say.
+Decides the price of a call. Knows no file and no worker: calls without a stated price have the
+worker's.
 """
 
 import re
@@ -19,7 +19,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class StatedPrice(Record):
-    """USD per million tokens; without `cached_input` cached tokens cost what others cost."""
+    """USD per million tokens; without `cached_input` cached tokens have the price `input`."""
 
     input: Amount
     output: Amount
@@ -31,7 +31,7 @@ class StatedPrice(Record):
 
 
 def _by_model(given: Any) -> Any:
-    """Read one price as that of all models: what stands at the top is the default."""
+    """Read a price without a model as the default of all models."""
     if not isinstance(given, Mapping):
         return given
     models = {
@@ -62,9 +62,9 @@ Pricing = Annotated[dict[str, StatedPrice], BeforeValidator(_by_model)]
 def stated_cost(
     pricing: Mapping[str, StatedPrice], models: Iterable[str], usage: UsageStats
 ) -> float | None:
-    """Return what `usage` costs in USD by the first of `models` that has a price; None without.
+    """Return the cost of `usage` in USD by the first of `models` with a price; None without.
 
-    `models` are the names that a call's model has: as the provider tells it, as it was asked for.
+    `models` are the names of a call's model: the provider's, and that of the request.
     """
     for model in models:
         if (key := fitting_key(model, pricing)) is not None and _is_version(model, key):
@@ -74,5 +74,5 @@ def stated_cost(
 
 
 def _is_version(model: str, key: str) -> bool:
-    """Tell whether `model` is `key` or one of its versions: gpt-4o-2024-08-06, not gpt-4o-mini."""
+    """Return whether `model` is `key` or a version of it: gpt-4o-2024-08-06, not gpt-4o-mini."""
     return _VERSION.fullmatch(model.rpartition(key)[2]) is not None

@@ -23,7 +23,7 @@ VARIABLES = ("STEPFLEET_PRICING_CONFIG", "SPARK_PRICING_CONFIG")
 FILE_NAME = "model_pricing.json"
 FOLDERS = (".", "~/.stepfleet", "~/.spark")
 SHIPPED = "default_prices.json"
-GLANCE_SECONDS = 1.0
+RECENT_SECONDS = 1.0
 
 
 def find_pricing_file() -> Path | None:
@@ -87,7 +87,7 @@ def current_prices() -> Prices:
 
 
 class RecentPrices:
-    """The current prices for whoever needs them at every step: looked for once a second at most."""
+    """The current prices for callers at every step: the file is checked once a second at most."""
 
     def __init__(self) -> None:
         self._prices = Prices()
@@ -96,7 +96,7 @@ class RecentPrices:
     def prices(self) -> Prices:
         """Return the prices as of a second ago or later."""
         now = time.monotonic()
-        if now - self._looked > GLANCE_SECONDS:
+        if now - self._looked > RECENT_SECONDS:
             self._prices, self._looked = current_prices(), now
         return self._prices
 

@@ -1,6 +1,6 @@
 """A table of prices and the cost of a call by it. Pure but for a warning per unknown model.
 
-Does not know where tables come from; `search` does.
+Knows no sources of tables; `loading` does.
 """
 
 import logging
@@ -22,7 +22,7 @@ DEFAULT = "default"
 class Price:
     """USD per million tokens. `cached_input` holds for prompt tokens read from a cache.
 
-    Without it, cached tokens cost what other prompt tokens cost.
+    Without it, cached tokens cost as much as other prompt tokens.
     """
 
     input: float
@@ -38,7 +38,7 @@ class Price:
 
 
 FALLBACK = Price(input=5.0, output=15.0)
-"""What a model costs when no table says anything, not even a default."""
+"""The price of a model that no table has, where there is no default either."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Prices:
         return price
 
     def cost_of(self, model: str, usage: UsageStats) -> float:
-        """Return what `usage` of `model` costs in USD."""
+        """Return the cost of `usage` of `model` in USD."""
         return self.price_of(model).cost(usage)
 
     def _find(self, model: str) -> Price:

@@ -42,7 +42,7 @@ def calculator(expression: str) -> str:
 def evaluate(expression: str) -> Number:
     """Return the value of an arithmetic expression, as Python would compute it.
 
-    Raises `ToolArgumentsError` that says what is wrong with the expression.
+    Raises `ToolArgumentsError` that names the problem of the expression.
     """
     if len(expression) > MAX_LENGTH:
         raise _refused(f"the expression is longer than {MAX_LENGTH} characters; split it")
@@ -118,8 +118,8 @@ def _power(base: Number, exponent: Number) -> Number:
 
 def _call(node: ast.Call, depth: int) -> Number:
     if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
-        said = ast.unparse(node.func)[:50]
-        raise _refused(f"the function {said} is not known; use {', '.join(_FUNCTIONS)}")
+        name = ast.unparse(node.func)[:50]
+        raise _refused(f"the function {name} is not known; use {', '.join(_FUNCTIONS)}")
     if node.keywords:
         raise _refused("functions take no named arguments here")
     arguments = [_value(one, depth + 1) for one in node.args]

@@ -1,4 +1,4 @@
-"""Decodes a page's bytes, by a charset that a stranger names: one of those that pages have.
+"""Decodes a page's bytes by the charset that it names, if that is one of the usual ones.
 
 Python knows others too. Some take quadratic time (`punycode`: 90 s for 1 MB), and some are no
 charsets at all; a page in one of those is read as UTF-8.
@@ -51,9 +51,9 @@ def charset_of(content_type: str) -> str:
 
 
 async def decoded(body: bytes, charset: str) -> str:
-    """Return the text of a body, with U+FFFD for what cannot be read; a byte order mark decides.
+    """Return the text of a body, with U+FFFD for unreadable bytes; a byte order mark decides.
 
-    Others have their turn in between. `charset` is what `charset_of` returned.
+    Yields to the event loop between chunks. `charset` is the result of `charset_of`.
     """
     marked = next((codec for mark, codec in _MARKS.items() if body.startswith(mark)), charset)
     decoder = codecs.getincrementaldecoder(marked)("replace")

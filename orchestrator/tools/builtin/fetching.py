@@ -1,7 +1,7 @@
 """Fetches text by HTTP from hosts that may be reached, and from nowhere else.
 
 Each hop resolves the host's name once, has every address judged (`addresses`), and connects to
-the address that was judged, so that a name which changes its mind in between (rebinding) gains
+the address that was judged, so that a name which changes its address in between (rebinding) gains
 nothing. Redirects are followed here and not by the client, each as a hop of its own. Proxies of
 the environment are not used: they would resolve names themselves.
 
@@ -19,9 +19,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urljoin
 
 from stepfleet.orchestrator.errors import ToolArgumentsError, ToolExecutionError
-from stepfleet.orchestrator.tools.builtin.addresses import IPAddress, Reach, literal_address
+from stepfleet.orchestrator.tools.builtin.addresses import (
+    PORTS,
+    IPAddress,
+    Reach,
+    checked_url,
+    literal_address,
+    pinned,
+)
 from stepfleet.orchestrator.tools.builtin.charsets import charset_of, decoded
-from stepfleet.orchestrator.tools.builtin.urls import PORTS, checked_url, pinned
 
 if TYPE_CHECKING:
     import httpx
@@ -50,8 +56,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Page:
-    """What a fetch brought. `url` is the address after redirects."""
+class WebPage:
+    """A fetched page. `url` is the address after redirects."""
 
     status: int
     url: str
@@ -84,11 +90,11 @@ class Fetcher:
     tls: ssl.SSLContext | None = None
     resolve: Resolve = resolve_host
 
-    async def fetch(self, url: str) -> Page:
+    async def fetch(self, url: str) -> WebPage:
         """Return the page at `url`.
 
         Raises `ToolArgumentsError` for addresses that may not be fetched, `ToolExecutionError`
-        for what went wrong on the way.
+        for failures of the fetch.
         """
         scope = asyncio.timeout(self.timeout)
         try:
@@ -101,15 +107,15 @@ class Fetcher:
                 f"{url[:200]} was not fetched within {self.timeout:g} s", retryable=True
             ) from None
 
-    async def _follow(self, url: str) -> Page:
+    async def _follow(self, url: str) -> WebPage:
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._hop(url)
-            if isinstance(answer, Page):
+            if isinstance(answer, WebPage):
                 return answer
             url = answer
         raise ToolExecutionError(f"more than {MAX_REDIRECTS} redirects; last to {url[:200]}")
 
-    async def _hop(self, url: str) -> Page | str:
+    async def _hop(self, url: str) -> WebPage | str:
         """Return the page, or the address to which the server redirects."""
         target = checked_url(url)
         host, port = str(target.hostname), target.port or PORTS[target.scheme]
@@ -122,7 +128,7 @@ class Fetcher:
         self.reach.check_addresses(host, addresses)
         return await self._get(target, addresses)
 
-    async def _get(self, target: SplitResult, addresses: Sequence[IPAddress]) -> Page | str:
+    async def _get(self, target: SplitResult, addresses: Sequence[IPAddress]) -> WebPage | str:
         httpx = _httpx()
         async with httpx.AsyncClient(
             verify=self.tls or _trust(), trust_env=False, timeout=self.timeout, headers=_HEADERS
@@ -144,7 +150,7 @@ class Fetcher:
 
     async def _request(
         self, client: "httpx.AsyncClient", target: SplitResult, address: IPAddress
-    ) -> Page | str:
+    ) -> WebPage | str:
         # The address in the URL, the name in Host, in SNI and in the check of the certificate.
         async with client.stream(
             "GET",
@@ -158,7 +164,7 @@ class Fetcher:
             content_type = _text_type(response)
             _check_plain(response.headers.get("content-encoding", ""))
             body = await self._body(response)
-            return Page(
+            return WebPage(
                 status=response.status_code,
                 url=target.geturl(),
                 content_type=content_type,
@@ -206,7 +212,7 @@ def _text_type(response: "httpx.Response") -> str:
 def _check_plain(encoding: str) -> None:
     if encoding.strip().lower() not in ("", "identity"):
         raise ToolExecutionError(
-            f"the response is compressed ({encoding[:50]}), although that was not asked for"
+            f"the response is compressed ({encoding[:50]}), although the request excludes that"
         )
 
 

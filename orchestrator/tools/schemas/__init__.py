@@ -1,4 +1,4 @@
-"""JSON Schemas of data that a stranger may write, and data checked against them, within bounds.
+"""JSON Schemas and data of strangers: checked against each other, within bounds.
 
 Knows neither tools nor runs.
 """

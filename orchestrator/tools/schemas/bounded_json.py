@@ -19,7 +19,7 @@ READABLE_LEVELS = 200
 MAX_DIGITS = 4300
 """Decimal digits of an integer; the limit of Python's own int-to-text conversion."""
 MAX_VALUES = 30_000
-"""Values in all: what is made and checked of each of them costs much more than its bytes."""
+"""Values in all: making and checking one costs much more than its bytes."""
 MAX_SIZE = 1024 * 1024
 """Default limit of a text, in bytes of UTF-8."""
 
@@ -33,7 +33,7 @@ class BoundsError(ValueError):
 def load_bounded(text: str, *, limit: int = MAX_SIZE) -> Any:
     """Return the value of JSON `text` of at most `limit` bytes.
 
-    Control characters may stand in its strings as they are. Raises `BoundsError` on anything else
+    Its strings may hold unescaped control characters. Raises `BoundsError` on anything else
     that is not standard JSON or is out of bounds.
     """
     if len(text) > limit or len(text.encode("utf-8", "surrogatepass")) > limit:
@@ -138,7 +138,7 @@ def is_too_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
     """Return whether a value has more levels; one that holds itself has."""
     level = [value]
     for _ in range(levels):
-        # By their identity: what stands in many places is looked into once per level.
+        # By identity: a value in many places is visited once per level.
         level = list({id(child): child for one in level for child in _children(one)}.values())
         if not level:
             return False
@@ -173,6 +173,6 @@ def _checked_float(value: float) -> float:
     return float(value)
 
 
-# Models and servers leave line breaks and tabs in texts unescaped: what is meant is clear.
+# Models and servers leave line breaks and tabs in texts unescaped: their meaning is clear.
 _DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_constant, strict=False)
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)

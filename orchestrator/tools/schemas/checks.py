@@ -1,4 +1,4 @@
-"""Checks data against a JSON Schema that somebody else wrote, and says what is wrong with it.
+"""Checks data against a JSON Schema that somebody else wrote, and describes the problems.
 
 Arguments of tools that bring their own schema instead of type hints, and the data of answers.
 Nothing is fetched: a schema that refers to another address is refused. No schema and no data make
@@ -75,7 +75,7 @@ def _validator(tool: str, schema: Mapping[str, Any], *, lenient: bool) -> Any:
 def _errors(
     tool: str, validator: Any, arguments: Mapping[str, Any], *, of_schema: bool = False
 ) -> list[Any]:
-    """Return what is wrong with arguments. What takes too long is their fault or the schema's."""
+    """Return the problems of arguments. Raises for a check that takes too long."""
     import referencing.exceptions  # noqa: PLC0415 - as above
 
     try:
@@ -94,14 +94,14 @@ def _errors(
         ) from None
     except (SlowCheckError, ConfigurationError):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a schema makes of two libraries
+    except Exception as error:  # noqa: BLE001 - any failure of two libraries
         raise ConfigurationError(
             f"tool {tool!r}: schema cannot be used: {_short(repr(error))}"
         ) from None
 
 
 def problems_of(validator: Any, data: Any) -> str | None:
-    """Return what is wrong with `data` as `path: message`, joined by `; `; None where it fits.
+    """Return the problems of `data` as `path: message`, joined by `; `; None where it fits.
 
     At most three problems are described, and the number of the others is given. The path of the
     data itself is `<root>`.

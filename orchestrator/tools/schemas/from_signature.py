@@ -2,10 +2,10 @@
 
 Knows nothing of calls, runs or models.
 
-Arguments are checked in pydantic's strict JSON mode: what the published schema allows is
-accepted, in the forms that JSON has for it (dates as text, lists for tuples and sets, 3.0 for
-3), and nothing else. Lax mode would turn "no" into False and "12" into 12 silently; a model
-that sends the wrong type is told so, and corrects itself.
+Arguments are checked in pydantic's strict JSON mode: it accepts the values that the published
+schema allows, in the forms that JSON has for them (dates as text, lists for tuples and sets, 3.0
+for 3), and nothing else. Lax mode would turn "no" into False and "12" into 12 silently; a model
+that reads an error corrects itself.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.tools.schemas.handles import Untitled
 
 _READ_OUT = 500
-"""Problems that are read out; of more, those in the beginning of each list and object."""
+"""Problems that are read out; of more, those at the beginning of each list and object."""
 _ITEMS, _NAMES = 20, 200
 """Items of each list, and names of each object, that make its beginning."""
 _EXACT_FLOAT = 2.0**53
@@ -60,7 +60,7 @@ class Parameters:
             checked = self.model.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise ToolArgumentsError(
-                f"tool {self.tool!r}: {self._told(error, arguments)}"
+                f"tool {self.tool!r}: {self._problems(error, arguments)}"
             ) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolArgumentsError(
@@ -72,8 +72,8 @@ class Parameters:
             if field in checked.model_fields_set or field not in self.optional
         }
 
-    def _told(self, error: ValidationError, arguments: Mapping[str, Any]) -> str:
-        """Return what is wrong: of very many problems the first ones.
+    def _problems(self, error: ValidationError, arguments: Mapping[str, Any]) -> str:
+        """Return the problems: of very many the first ones.
 
         Each costs some microseconds and a kilobyte to be read out, and pydantic reads out all.
         """
@@ -94,7 +94,7 @@ def parameters_of(function: Callable[..., Any], tool: str) -> Parameters:
     Raises `ConfigurationError` that names tool, parameter and fix.
     """
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
-    said = {one.arg_name: one.description for one in doc.params}
+    described = {one.arg_name: one.description for one in doc.params}
     hints = _hints(function, tool)
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -106,7 +106,7 @@ def parameters_of(function: Callable[..., Any], tool: str) -> Parameters:
         # Neutral field names, since pydantic reserves some that parameters may well have.
         field = f"p{place}"
         names[field] = parameter.name
-        fields[field] = _field(hints[parameter.name], parameter, said.get(parameter.name))
+        fields[field] = _field(hints[parameter.name], parameter, described.get(parameter.name))
         if parameter.default is not parameter.empty and not isinstance(
             parameter.default, FieldInfo
         ):

@@ -65,7 +65,7 @@ class SchemaHandle:
         return validator_of(bounded(jsonschema.Draft7Validator), changed(self.schema, _in_draft_7))
 
     def problems(self, data: Any) -> str | None:
-        """Return what is wrong with JSON data, or None. See `checks.problems_of`."""
+        """Return the problems of JSON data, or None. See `checks.problems_of`."""
         return problems_of(self._validator, data)
 
 
@@ -104,7 +104,7 @@ def handle_of(schema: Any) -> SchemaHandle:
 
 
 def _key(schema: Any) -> bytes | None:
-    """Return the text that equal schemas share; None for what is no JSON."""
+    """Return the text that equal schemas share; None for other data than JSON."""
     try:
         return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
     except (TypeError, ValueError):
@@ -126,7 +126,7 @@ def _of_type(output_type: Any) -> SchemaHandle:
 
 
 def _made(schema: Any) -> SchemaHandle:
-    """Return a new handle; refuses what could not be checked when the answer is there."""
+    """Return a new handle; refuses a schema that no answer could be checked against."""
     if not isinstance(schema, dict):
         raise ConfigurationError(_wrong("must be a JSON Schema, given as an object"))
     _check_references(schema)
@@ -143,7 +143,7 @@ def _made(schema: Any) -> SchemaHandle:
 
 
 def _without_dialect(schema: Schema) -> Schema:
-    """Leave out what would choose another draft, or another place for references."""
+    """Leave out the keywords that choose another draft, or another base of references."""
     return {key: one for key, one in schema.items() if key not in ("$schema", "$id")}
 
 
@@ -170,7 +170,7 @@ def _closed(schema: Schema) -> Schema:
 
 
 def _check_references(schema: Schema) -> None:
-    """Refuse references to what the walk over the schema does not reach, and so nobody checks."""
+    """Refuse references to parts outside the walk over the schema, which nobody checks."""
     inside = list(each(schema))
     known = {id(one) for one in inside}
     for one in inside:
@@ -228,7 +228,7 @@ def _in_draft_7(schema: Schema) -> Schema:
 def changed(schema: Any, change: Callable[[Schema], Schema]) -> Any:
     """Return a copy of `schema` in which each schema, the innermost first, went through `change`.
 
-    The schemas `true` and `false`, and whatever is no schema, stay as they are.
+    The schemas `true` and `false`, and other values, stay as they are.
     """
     if not isinstance(schema, dict):
         return schema

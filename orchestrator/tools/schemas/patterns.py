@@ -41,7 +41,7 @@ _OPENING = re.compile(r"\((?:\?(?:P?<[^>]*>|([a-zA-Z-]*)[:)]))?")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a pattern comes to: `atoms` that may be active at once, and `size` in bytes."""
+    """The cost of a pattern: `atoms` that may be active at once, and `size` in bytes."""
 
     atoms: int = 0
     size: int = 0
@@ -197,7 +197,7 @@ def _opened(pattern: str, at: int) -> int:
 
 
 def _atom(pattern: str, at: int) -> tuple[Cost, int]:
-    """Return the cost of what begins at `at`, and where it ends."""
+    """Return the cost of the atom at `at`, and its end."""
     if pattern[at] == "[":
         end = _class_end(pattern, at)
         inside = pattern[at:end]
@@ -215,7 +215,7 @@ def _escaped(escape: str) -> int:
 
 
 def _class_end(pattern: str, at: int) -> int:
-    """Return the place behind a class, which may hold others."""
+    """Return the place after a class, which may hold others."""
     depth = 0
     while at < len(pattern):
         one = pattern[at]
@@ -223,7 +223,7 @@ def _class_end(pattern: str, at: int) -> int:
             at += 2
             continue
         if one == "[":
-            if depth and pattern[at - 1] == "-":  # the end of a range, or a class behind a dash
+            if depth and pattern[at - 1] == "-":  # the end of a range, or a class after a dash
                 raise _unclear(pattern, r"write \[ in its class")
             depth += 1
             at = _class_begun(pattern, at)
@@ -241,7 +241,7 @@ def _unclear(pattern: str, fix: str) -> ConfigurationError:
 
 
 def _class_begun(pattern: str, at: int) -> int:
-    """Return the place behind the opening: a `]` that comes first is one of the class."""
+    """Return the place after the opening: a `]` that comes first belongs to the class."""
     at += 1
     if pattern.startswith("^", at):
         at += 1

@@ -1,6 +1,6 @@
 """How long a check of data may take, and checks that are continued off the event loop.
 
-Knows neither schemas nor data: whoever checks calls `tick` as often as it can.
+Knows neither schemas nor data: checks call `tick` as often as they can.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class TooMuchWorkError(Exception):
 
 
 class SlowCheckError(Exception):
-    """A check takes longer than the event loop can wait; it is to be made elsewhere."""
+    """A check takes longer than the event loop can wait; it is repeated in a thread."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ def tick() -> None:
 
 @contextmanager
 def limited(seconds: float | None = None) -> Iterator[None]:
-    """Bound the block by `seconds` of CPU time (None: `LONGEST_CHECK`), less within `unhurried`.
+    """Bound the block by `seconds` of CPU time (None: `LONGEST_CHECK`), less within `run_check`.
 
     `tick` raises where the time is up; so does the beginning where an allowance is used up.
     """
@@ -76,9 +76,9 @@ def allowed(seconds: float) -> Iterator[None]:
 
 
 async def run_check(check: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what `check` returns, made in a thread where it is not brief.
+    """Return the result of `check`, made in a thread where it is not brief.
 
-    `check` is begun again there, so it must change nothing. Raises what `check` raises.
+    `check` is restarted there, so it must change nothing. Raises the exceptions of `check`.
     """
     token = _is_brief.set(True)
     try:

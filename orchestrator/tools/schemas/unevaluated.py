@@ -1,7 +1,7 @@
-"""`unevaluatedProperties` and `unevaluatedItems` of JSON Schema, within the bounds of `check_time`.
+"""`unevaluatedProperties` and `unevaluatedItems` of JSON Schema, within the bounds of `time_limit`.
 
 jsonschema's own match names by Python's engine, and look each one up in a list. Here names are
-matched by what the caller brings, and looked up in sets. Knows no bounded classes: it goes into
+matched by the caller's function, and looked up in sets. Knows no bounded classes: it goes into
 schemas inside by the validator's own `evolve` and `descend`, which keep to theirs.
 """
 
@@ -19,7 +19,7 @@ _OTHER_NAMES = ("additionalProperties", "unevaluatedProperties")
 def unevaluated_properties(
     found: Callable[[str, str], bool], validator: Any, rule: Any, instance: Any, schema: Any
 ) -> Iterator[Any]:
-    """Yield what is wrong with the properties that no other keyword of `schema` has looked at.
+    """Yield the problems of the properties that no other keyword of `schema` covers.
 
     `found` decides whether a pattern is found in a name.
     """
@@ -27,18 +27,18 @@ def unevaluated_properties(
         return
     own = {keyword: value for keyword, value in schema.items() if keyword != _OTHER_NAMES[1]}
     names: set[str] = set()
-    _look_at_names(found, validator, own, instance, names)
+    _cover_names(found, validator, own, instance, names)
     left = [name for name in instance if name not in names]
     yield from _judged("properties", validator, rule, instance, left)
 
 
 def unevaluated_items(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """Yield what is wrong with the items that no other keyword of `schema` has looked at."""
+    """Yield the problems of the items that no other keyword of `schema` covers."""
     if not validator.is_type(instance, "array"):
         return
     own = {keyword: value for keyword, value in schema.items() if keyword != "unevaluatedItems"}
     places: set[int] = set()
-    _look_at_items(validator, own, instance, places)
+    _cover_items(validator, own, instance, places)
     left = [place for place in range(len(instance)) if place not in places]
     yield from _judged("items", validator, rule, instance, left)
 
@@ -54,14 +54,14 @@ def _judged(kind: str, validator: Any, rule: Any, instance: Any, left: list[Any]
             yield from validator.descend(instance[one], rule, path=one)
 
 
-def _look_at_names(
+def _cover_names(
     found: Callable[[str, str], bool],
     validator: Any,
     schema: Any,
     instance: Mapping[str, Any],
     names: set[str],
 ) -> None:
-    """Add the names that a schema looks at, for which `instance` is taken to be valid."""
+    """Add the names that a schema covers, for which `instance` is taken to be valid."""
     schema = _applied(validator, schema)
     if any(keyword in schema for keyword in _OTHER_NAMES):
         names.update(instance)
@@ -71,11 +71,11 @@ def _look_at_names(
     for pattern in schema.get("patternProperties", ()):
         names.update(one for one in instance if one not in names and found(pattern, one))
     for inner, part in _in_place(validator, schema, instance):
-        _look_at_names(found, inner, part, instance, names)
+        _cover_names(found, inner, part, instance, names)
 
 
-def _look_at_items(validator: Any, schema: Any, instance: list[Any], places: set[int]) -> None:
-    """Add the places that a schema looks at, for which `instance` is taken to be valid."""
+def _cover_items(validator: Any, schema: Any, instance: list[Any], places: set[int]) -> None:
+    """Add the places that a schema covers, for which `instance` is taken to be valid."""
     schema = _applied(validator, schema)
     items = schema.get("items")
     tuples = items if isinstance(items, list) else schema.get("prefixItems", ())
@@ -89,7 +89,7 @@ def _look_at_items(validator: Any, schema: Any, instance: list[Any], places: set
         inner = _inside(validator, schema["contains"])
         places.update(n for n, one in enumerate(instance) if inner.is_valid(one))
     for inner, part in _in_place(validator, schema, instance):
-        _look_at_items(inner, part, instance, places)
+        _cover_items(inner, part, instance, places)
 
 
 def _applied(validator: Any, schema: Any) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 Patterns match in linear time (`patterns`), and a check that takes too long is given up. No schema
 inside another one leads back to jsonschema's own classes, which know no such bounds. Knows
-neither tools nor answers; what is wrong with data is told elsewhere.
+neither tools nor answers; `checks` describes the problems of data.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ from stepfleet.orchestrator.tools.schemas.unevaluated import (
 )
 
 Found = Callable[[str, str], bool]
-"""Tells whether a pattern is found in a text."""
+"""Returns whether a pattern is found in a text."""
 
 MOST_PARTS = 5_000
 """Objects and arrays of a schema: to check its own form takes up to 0.3 ms for each."""
@@ -103,7 +103,7 @@ def bounded(kind: Any, *, lenient: bool = False) -> Any:
 def validator_of(kind: Any, schema: Mapping[str, Any]) -> Any:
     """Return a validator of `schema` by a bounded class. Nothing is ever fetched.
 
-    Raises `ConfigurationError` that says what is wrong with the schema.
+    Raises `ConfigurationError` that names the problem of the schema.
     """
     check_budget(schema)
     try:
@@ -115,7 +115,7 @@ def validator_of(kind: Any, schema: Mapping[str, Any]) -> Any:
         raise ConfigurationError("takes too long to be checked; make it smaller") from None
     except SlowCheckError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a schema makes of two libraries
+    except Exception as error:  # noqa: BLE001 - any failure of two libraries
         raise ConfigurationError(f"cannot be used: {repr(error)[:200]}") from None
     if wrong:
         place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
@@ -192,7 +192,7 @@ def _of_metaschema(kind: Any) -> Any:
 def errors_of(validator: Any, data: Any, most: int) -> list[Any]:
     """Return at most `most` errors of data under a bounded validator.
 
-    Raises `TooMuchWorkError` after two seconds of work, and what the validator raises.
+    Raises `TooMuchWorkError` after two seconds of work, and all exceptions of the validator.
     """
     with limited():
         try:

@@ -162,7 +162,7 @@ def test_a_file_or_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
     ("variable", "value", "said"),
     [
         ("STEPFLEET_AGENT__A__MAX_STEP", "1", "no field 'max_step'"),
-        ("STEPFLEET_AGENT__A__FINISH_REASONS", "[length", "begins like JSON and is none"),
+        ("STEPFLEET_AGENT__A__FINISH_REASONS", "[length", "is no valid JSON"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_told_with_the_variable(

@@ -5,8 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin.addresses import Reach, is_public, literal_address
-from stepfleet.orchestrator.tools.builtin.urls import checked_url
+from stepfleet.orchestrator.tools.builtin.addresses import (
+    Reach,
+    checked_url,
+    is_public,
+    literal_address,
+)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_run_may_have_a_schema_of_its_own() -> None:
         ({"answer_mode": "native"}, "needs an output_type"),
         (
             {"answer_mode": "native", "output_type": City, "strategy": "react"},
-            "both say how a message is written",
+            "both set the form of messages",
         ),
         ({"answer_mode": "loud", "output_type": City}, "field 'answer_mode'"),
         ({"tools": [own_answer], "require_final_answer": True}, "'final_answer' is there twice"),

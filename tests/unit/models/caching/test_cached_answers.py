@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.orchestrator.models.caching.answers import answer_of, entry_of, is_keepable, marked
+from stepfleet.orchestrator.models.caching.entries import answer_of, entry_of, is_keepable, marked
 from stepfleet.orchestrator.records.responses import LLMResponse, OutputFormat
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall

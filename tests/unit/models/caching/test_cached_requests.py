@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.models.caching.requests import canonical, key_of
+from stepfleet.orchestrator.models.caching.entries import canonical, key_of
 from stepfleet.orchestrator.records.messages import Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec

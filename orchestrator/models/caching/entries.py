@@ -1,15 +1,31 @@
-"""Which answers are kept, in which form, and what an answer from the cache says of itself. Pure."""
+"""Entries of the response cache: the key of a request, and the answer that is kept. Pure.
 
+A key is the hash of the request's canonical form. The form holds the question and its provider,
+and no credentials: no key, no header, no organization. How an answer is delivered (streaming,
+timeout) is no part of the question either.
+"""
+
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.responses import LLMResponse, OutputFormat
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
+
+FORM = 1
+"""Number of the form: entries of another one are never found."""
+
+_DELIVERY = {"base_url", "api_key_env", "organization", "timeout", "stream"}
+_LEFT_OUT: Mapping[str, Any] = {
+    "settings": _DELIVERY,
+    "messages": {"__all__": {"metadata": True, "tool_calls": {"__all__": {"error"}}}},
+}
 
 Cost = Callable[[str, UsageStats], float]
 """Prices a call of a model, in USD."""
@@ -18,11 +34,26 @@ _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 _NO_CALL = UsageStats(cached_calls=1)
 
 
+def canonical(request: ModelRequest, provider: str) -> str:
+    """Return the request's canonical form (JSON, keys sorted); `provider` answers it.
+
+    Raises `ValueError`, `TypeError` or `RecursionError` for what cannot be written as JSON.
+    """
+    question = request.model_dump(mode="json", exclude=dict(_LEFT_OUT), warnings=False)
+    form = {"form": FORM, "provider": provider, "request": question}
+    return json.dumps(form, sort_keys=True, separators=(",", ":"))
+
+
+def key_of(request: ModelRequest, provider: str) -> str:
+    """Return the key of a request: SHA-256 (hex) of its canonical form. Raises as `canonical`."""
+    return hashlib.sha256(canonical(request, provider).encode()).hexdigest()
+
+
 def is_keepable(response: LLMResponse, output: OutputFormat | None = None) -> bool:
     """Return whether an answer may be given again: a whole one, with something in it.
 
     Answers that were cut off, that a content filter has touched, whose tool calls cannot be read,
-    or that are not the `output` which was asked for, are not: the next try may do better.
+    or that do not fit the requested `output`, are not kept: the next try may do better.
     """
     calls = response.tool_calls or ()
     if response.finish_reason not in _WHOLE or any(call.error for call in calls):
@@ -42,12 +73,12 @@ def _fits(content: str, output: OutputFormat) -> bool:
 
 
 def entry_of(response: LLMResponse) -> str:
-    """Return what is stored of an answer (JSON): all that the model said, and what it took."""
+    """Return the stored form of an answer (JSON): its content and its usage."""
     return response.model_copy(update={"cache": None, "remembered": None}).to_json()
 
 
 def answer_of(entry: str, key: str, model: str, cost: Cost) -> LLMResponse | None:
-    """Return the answer that an entry holds, marked as a hit; None for what cannot be read.
+    """Return the answer of an entry, marked as a hit; None for an unreadable entry.
 
     It has no tokens; `model` is priced where the entry does not name its own.
     """
@@ -66,5 +97,5 @@ def answer_of(entry: str, key: str, model: str, cost: Cost) -> LLMResponse | Non
 
 
 def marked(response: LLMResponse, key: str) -> LLMResponse:
-    """Return the answer to a call that was made, with the key under which it may be kept."""
+    """Return the answer of a call, with the key under which it may be kept."""
     return response.model_copy(update={"cache": CacheUse(key=key)})
