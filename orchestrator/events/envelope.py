@@ -1,4 +1,4 @@
-"""Event envelopes: what happened in a run, as the commit's own output. Pure."""
+"""Event envelopes: the output of a commit beside its state. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ class EventType(StrEnum):
 class Event(NamedTuple):
     """One envelope; the store adds its sequence number and its id.
 
-    `parent_agent_id` is there for runs that another run has started.
+    `parent_agent_id` is set for runs that another run started.
     """
 
     type: EventType
@@ -59,8 +59,8 @@ class Events(tuple[Event, ...]):
 def numbered(events: list[dict[str, Any]], first: int, written: datetime) -> list[dict[str, Any]]:
     """Return stored envelopes of one write with their sequence numbers and ids.
 
-    `first` is the first one's number; `written` is Redis's time of the write, which stands for
-    the time of an event that a script has told.
+    `first` is the number of the first one; `written` is Redis's time of the write, and the time of
+    an event that a script has made.
     """
     return [
         {

@@ -1,4 +1,4 @@
-"""Folds chunks of text into the text so far, whatever was repeated, lost or came twice. Pure."""
+"""Folds chunks of text into the text so far; repeated and late chunks change nothing. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from stepfleet.orchestrator.events.envelope import EventType
 
 
 class StreamedText:
-    """The text of a run's model calls, by step, as its chunks tell it.
+    """The text of a run's model calls by step, folded from its chunks.
 
     A new attempt at a step starts its text anew; late chunks of an older attempt, and chunks
     that were seen before, change nothing.
@@ -41,14 +41,14 @@ class StreamedText:
         """Take an envelope of any type; return whether the text has changed."""
         if envelope["type"] != EventType.STREAM_CHUNK:
             return False
-        told = envelope["payload"]
-        step, attempt, index = told["step_number"], told["attempt"], told["chunk_index"]
+        chunk = envelope["payload"]
+        step, attempt, index = chunk["step_number"], chunk["attempt"], chunk["chunk_index"]
         known = self._attempts.get(step, 0)
         if attempt < known or (attempt == known and index < self._next[step]):
             return False
         before = self.of(step) if attempt == known else ""
-        is_new = before != self.of(step) or bool(told["chunk"])
-        self._texts[step] = before + told["chunk"]
+        is_new = before != self.of(step) or bool(chunk["chunk"])
+        self._texts[step] = before + chunk["chunk"]
         self._attempts[step], self._next[step] = attempt, index + 1
-        (self._open.discard if told["is_complete"] else self._open.add)(step)
+        (self._open.discard if chunk["is_complete"] else self._open.add)(step)
         return is_new

@@ -1,6 +1,6 @@
-"""Functions of this process that listen: to events by type, to all of them, to a step's stages.
+"""Subscribers: functions of this process for events by type, all events, or the stages of a step.
 
-Decides who is called; a function that fails is logged and hurts nobody else. Knows no transport.
+A function that fails is logged, and the others are called all the same. Knows no transport.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from stepfleet.orchestrator.records.steps import StepResult
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=DomainEvent)
-Answer = Awaitable[None] | None
+Returned = Awaitable[None] | None
 SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a callback is called from: a step of a run, counted from 1."""
+    """The step of a run at which a callback is called, counted from 1."""
 
     run_id: str
     agent: str
@@ -33,7 +33,7 @@ class Moment:
 
 
 class Subscribers:
-    """Who is told. Functions may be plain or coroutine functions.
+    """Functions to call, plain ones or coroutine functions.
 
     The four callbacks are called with a `Moment` and a value: `step_start` with the state before
     the step, `llm_response` with the model's answer (not when a journaled one is used again),
@@ -44,60 +44,56 @@ class Subscribers:
     def __init__(
         self,
         *,
-        step_start: Callable[[Moment, AgentState], Answer] | None = None,
-        llm_response: Callable[[Moment, LLMResponse], Answer] | None = None,
-        step_end: Callable[[Moment, StepResult], Answer] | None = None,
-        agent_finish: Callable[[Moment, AgentState], Answer] | None = None,
+        step_start: Callable[[Moment, AgentState], Returned] | None = None,
+        llm_response: Callable[[Moment, LLMResponse], Returned] | None = None,
+        step_end: Callable[[Moment, StepResult], Returned] | None = None,
+        agent_finish: Callable[[Moment, AgentState], Returned] | None = None,
     ) -> None:
-        self.callbacks: dict[str, Callable[[Moment, Any], Answer]] = {
-            name: function
-            for name, function in (
-                ("step_start", step_start),
-                ("llm_response", llm_response),
-                ("step_end", step_end),
-                ("agent_finish", agent_finish),
-            )
-            if function is not None
+        self.callbacks: dict[str, Callable[[Moment, Any], Returned] | None] = {
+            "step_start": step_start,
+            "llm_response": llm_response,
+            "step_end": step_end,
+            "agent_finish": agent_finish,
         }
-        self._by_type: list[tuple[type[DomainEvent], Callable[[Any], Answer]]] = []
+        self._by_type: list[tuple[type[DomainEvent], Callable[[Any], Returned]]] = []
         self.failures = 0
 
-    def on(self, kind: type[E], function: Callable[[E], Answer]) -> "Subscribers":
+    def on(self, kind: type[E], function: Callable[[E], Returned]) -> "Subscribers":
         """Call `function` with every event of that type; returns the subscribers."""
         self._by_type.append((kind, function))
         return self
 
-    def wiretap(self, function: Callable[[DomainEvent], Answer]) -> "Subscribers":
+    def wiretap(self, function: Callable[[DomainEvent], Returned]) -> "Subscribers":
         """Call `function` with every event; returns the subscribers."""
         return self.on(DomainEvent, function)
 
     async def broadcast(self, channel: str, envelope: Mapping[str, Any]) -> None:
-        """Tell what an envelope says. Raises nothing that a function raises."""
+        """Publish the events of an envelope. Raises nothing that a function raises."""
         del channel
         for event in from_envelope(envelope):
-            await self.tell(event)
+            await self.publish(event)
 
-    async def tell(self, event: DomainEvent, *, apart: bool = False) -> None:
-        """Tell one event to all whom it concerns; `apart` calls plain functions in a thread."""
+    async def publish(self, event: DomainEvent, *, in_thread: bool = False) -> None:
+        """Call all functions for its type; `in_thread` calls plain ones in a thread."""
         for kind, function in self._by_type:
             if isinstance(event, kind):
-                await self._call(function, event, apart=apart)
+                await self._call(function, event, in_thread=in_thread)
 
-    async def call(self, name: str, moment: Moment, value: Any, *, apart: bool = False) -> None:
+    async def call(self, name: str, moment: Moment, value: Any, *, in_thread: bool = False) -> None:
         """Call one of the four callbacks, if it is there."""
         function = self.callbacks.get(name)
         if function is not None:
-            await self._call(function, moment, value, apart=apart)
+            await self._call(function, moment, value, in_thread=in_thread)
 
-    async def _call(self, function: Callable[..., Answer], *args: Any, apart: bool) -> None:
+    async def _call(self, function: Callable[..., Returned], *args: Any, in_thread: bool) -> None:
         try:
             async with asyncio.timeout(SECONDS):
-                if apart and not inspect.iscoroutinefunction(function):
-                    answer = await asyncio.to_thread(function, *args)
+                if in_thread and not inspect.iscoroutinefunction(function):
+                    returned = await asyncio.to_thread(function, *args)
                 else:
-                    answer = function(*args)
-                if answer is not None:
-                    await answer
+                    returned = function(*args)
+                if returned is not None:
+                    await returned
         except Exception:
             self.failures += 1
             log.exception("a subscriber failed")

@@ -9,7 +9,7 @@ from typing import Protocol
 from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.worker.events.subscribers import Listening, moment_of
+from stepfleet.worker.events.subscribers import SubscriberQueue, moment_of
 from stepfleet.worker.events.text_chunks import ChunkSender
 
 Ask = Callable[[ModelRequest], Awaitable[LLMResponse]]
@@ -27,7 +27,7 @@ class Generate(Protocol):
 class Teller:
     """Makes the model calls of steps heard."""
 
-    def __init__(self, chunks: ChunkSender, listening: Listening) -> None:
+    def __init__(self, chunks: ChunkSender, listening: SubscriberQueue) -> None:
         self._chunks = chunks
         self._listening = listening
 
@@ -44,7 +44,7 @@ class Teller:
             if subscribers is not None:
                 moment = moment_of(claim)
                 self._listening.offer(
-                    lambda: subscribers.call("llm_response", moment, response, apart=True)
+                    lambda: subscribers.call("llm_response", moment, response, in_thread=True)
                 )
             return response
 
@@ -53,9 +53,9 @@ class Teller:
     async def _streamed(
         self, claim: Claim, request: ModelRequest, generate: Generate
     ) -> LLMResponse:
-        writing = self._chunks.begin(claim)
+        writer = self._chunks.begin(claim)
         settings = request.settings.model_copy(update={"stream": True})
         asked = request.model_copy(update={"settings": settings})
-        response = await generate(asked, writing.hear)
-        writing.complete()
+        response = await generate(asked, writer.add)
+        writer.complete()
         return response

@@ -1,4 +1,4 @@
-"""Says which envelopes are kept back: changes of status of runs that do not broadcast them.
+"""Filters envelopes: drops changes of status of runs that do not broadcast them.
 
 Reads the runs' configurations, each once; knows no transport.
 """
@@ -12,18 +12,18 @@ from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.keys import Keys
 
 
-class Quiet:
-    """Leaves out what a run's `BroadcastConfig` keeps to itself."""
+class EventFilter:
+    """Drops the events that a run's `BroadcastConfig` excludes."""
 
     def __init__(self, connection: Connection, keys: Keys, configs: Configs) -> None:
         self._connection = connection
         self._keys = keys
         self._configs = configs
 
-    async def broadcast_ones(self, envelopes: tuple[Envelope, ...]) -> list[Envelope]:
+    async def broadcast(self, envelopes: tuple[Envelope, ...]) -> list[Envelope]:
         """Return those that are broadcast, in order. Raises `StoreError` as the store does."""
-        told = {one["session_id"] for one in envelopes if one["type"] == EventType.STATUS}
-        quiet = await self._quiet(sorted(told))
+        changed = {one["session_id"] for one in envelopes if one["type"] == EventType.STATUS}
+        quiet = await self._quiet(sorted(changed))
         return [
             one
             for one in envelopes
@@ -44,5 +44,5 @@ class Quiet:
         try:
             config = with_stored_overrides(await self._configs.load(digest), overrides)
         except AgentException:
-            return True  # a newer version wrote it: telling more is the smaller harm
+            return True  # written by a newer version: one event too many is the smaller harm
         return config.broadcast.auto_status_tracking

@@ -1,6 +1,6 @@
-"""Calls an agent's subscribers beside its steps: in order, one after the other, never waited for.
+"""Calls an agent's subscribers beside its steps: in order, one after the other.
 
-What comes faster than functions take it is dropped and counted: listening must not cost a step.
+No step waits for them. Calls that find the queue full are dropped and counted.
 """
 
 import asyncio
@@ -18,19 +18,18 @@ from stepfleet.worker.ports import StepObserver
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 10_000
-Call = Callable[[], Awaitable[None]]
 
 
-class Listening:
-    """A queue of calls, at most `most` waiting. `dropped` counts those there was no room for."""
+class SubscriberQueue:
+    """A queue of at most `most` calls. `dropped` counts the calls that found it full."""
 
     def __init__(self, most: int = MOST_WAITING) -> None:
-        self._calls: asyncio.Queue[Call] = asyncio.Queue(most)
+        self._calls: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(most)
         self._calling: asyncio.Task[None] | None = None
         self.dropped = 0
 
-    def offer(self, call: Call) -> None:
-        """Have `call` made soon. Belongs to the running event loop."""
+    def offer(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Make `call` soon. Belongs to the running event loop."""
         if self._calling is None:
             self._calling = asyncio.get_running_loop().create_task(self._work())
         try:
@@ -38,7 +37,7 @@ class Listening:
         except asyncio.QueueFull:
             self.dropped += 1
             if self.dropped == 1:
-                log.warning("subscribers are too slow: what they are told is dropped")
+                log.warning("subscribers are too slow: some of their events are dropped")
 
     async def settle(self, seconds: float) -> None:
         """Return when all calls were made, or after `seconds`."""
@@ -58,7 +57,7 @@ class Listening:
             try:
                 await call()
             except Exception:
-                log.exception("subscribers could not be told")
+                log.exception("a call of subscribers failed")
             finally:
                 self._calls.task_done()
 
@@ -66,7 +65,7 @@ class Listening:
 class SubscriberObserver(StepObserver):
     """Calls subscribers (by agent) for steps that were claimed, and commits that were applied."""
 
-    def __init__(self, subscribers: Mapping[str, Subscribers], listening: Listening) -> None:
+    def __init__(self, subscribers: Mapping[str, Subscribers], listening: SubscriberQueue) -> None:
         self._subscribers = subscribers
         self._listening = listening
 
@@ -74,7 +73,7 @@ class SubscriberObserver(StepObserver):
         """Announce the step's start."""
         if isinstance(claim, Claim) and (found := self._subscribers.get(claim.config.name)):
             state, moment = claim.state, moment_of(claim)
-            self._listening.offer(lambda: found.call("step_start", moment, state, apart=True))
+            self._listening.offer(lambda: found.call("step_start", moment, state, in_thread=True))
 
     def committed(
         self, claim: Claim, verdict: Verdict, events: Events, committed: Committed
@@ -85,15 +84,15 @@ class SubscriberObserver(StepObserver):
 
 
 def moment_of(claim: Claim) -> Moment:
-    """Return where the claim's step is."""
+    """Return the moment of the claim's step."""
     return Moment(claim.run_id, claim.config.name, claim.number, claim.state.info.execution_id)
 
 
 async def _announce(found: Subscribers, claim: Claim, verdict: Verdict, events: Events) -> None:
     moment = moment_of(claim)
     if verdict.logged:
-        await found.call("step_end", moment, verdict.logged.result, apart=True)
+        await found.call("step_end", moment, verdict.logged.result, in_thread=True)
     for event in domain_events(verdict, events):
-        await found.tell(event, apart=True)
+        await found.publish(event, in_thread=True)
     if verdict.move is Move.FINISH:
-        await found.call("agent_finish", moment, verdict.state, apart=True)
+        await found.call("agent_finish", moment, verdict.state, in_thread=True)

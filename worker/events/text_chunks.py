@@ -1,7 +1,7 @@
-"""Tells the text of model calls while it is written, in coalesced chunks, beside the steps.
+"""Publishes the text of model calls while it is written, in coalesced chunks, beside the steps.
 
-A call only appends to a list. One task per process sends what has gathered, a round trip at a
-time: while Redis is slow, chunks grow longer instead of waiting in a queue. Knows no provider.
+A call only appends to a list. One task per process sends the gathered text, a round trip at a time:
+while Redis is slow, chunks grow longer instead of waiting in a queue. Knows no provider.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ GATHER_SECONDS = 0.05
 
 
 class ChunkStore(Protocol):
-    """Where chunks go."""
+    """The store of chunks."""
 
     async def begin(self, run_id: str, step: int) -> int:
         """Return the number of a new attempt at a step's text."""
@@ -31,10 +31,10 @@ class ChunkStore(Protocol):
         """Write and publish chunks."""
 
 
-class Writing:
-    """The text of one model call, as far as it is written and not yet sent."""
+class TextWriter:
+    """The text of one model call that is written and not yet sent."""
 
-    def __init__(self, claim: Claim, wake: "Callable[[Writing], None]") -> None:
+    def __init__(self, claim: Claim, wake: "Callable[[TextWriter], None]") -> None:
         self.claim = claim
         self.attempt = 0
         self._index = 0
@@ -43,14 +43,14 @@ class Writing:
         self._is_complete = False
         self._wake = wake
 
-    def hear(self, piece: str) -> None:
+    def add(self, piece: str) -> None:
         """Take a piece of text from the model; an empty one is dropped."""
         if piece:
             self._pieces.append(piece)
             self._wake(self)
 
     def complete(self) -> None:
-        """The model has answered; what is left is sent with the last chunk."""
+        """The model has answered; the rest is sent with the last chunk."""
         self._is_complete = True
         self._wake(self)
 
@@ -64,7 +64,7 @@ class Writing:
         self._pieces, self._taken = [*self._taken, *self._pieces], []
 
     def take(self, now: datetime) -> Event:
-        """Return what has gathered as the next chunk. A piece is about one token."""
+        """Return the gathered text as the next chunk. A piece is about one token."""
         self._taken, self._pieces = self._pieces, []
         payload = {
             "step_number": self.claim.number,
@@ -86,7 +86,7 @@ class Writing:
 
 
 class ChunkSender:
-    """Sends what all calls of this process write; what fails goes along with the next piece.
+    """Sends the text of all calls of this process; a failed chunk goes with the next piece.
 
     `failures` counts round trips that failed.
     """
@@ -94,21 +94,21 @@ class ChunkSender:
     def __init__(self, store: ChunkStore, clock: Callable[[], Awaitable[datetime]]) -> None:
         self._store = store
         self._clock = clock
-        self._waiting: dict[int, Writing] = {}
+        self._waiting: dict[int, TextWriter] = {}
         self._sending: asyncio.Task[None] | None = None
         self.failures = 0
 
-    def begin(self, claim: Claim) -> Writing:
-        """Return where a model call's text goes. Belongs to the running event loop."""
-        return Writing(claim, self._wake)
+    def begin(self, claim: Claim) -> TextWriter:
+        """Return the writer of a model call's text. Belongs to the running event loop."""
+        return TextWriter(claim, self._wake)
 
     async def settle(self, seconds: float) -> None:
-        """Return when all that has gathered is sent, or after `seconds`."""
+        """Return when all gathered text is sent, or after `seconds`."""
         if self._sending is not None and not self._sending.done():
             await asyncio.wait([self._sending], timeout=seconds)
 
-    def _wake(self, writing: Writing) -> None:
-        self._waiting[id(writing)] = writing
+    def _wake(self, writer: TextWriter) -> None:
+        self._waiting[id(writer)] = writer
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
@@ -121,7 +121,7 @@ class ChunkSender:
                 now = await self._clock()
                 await self._store.add([one.take(now) for one in ready])
             except (AgentException, RedisError, OSError) as error:
-                log.warning("%d chunks of text were not told: %s", len(ready), error)
+                log.warning("%d chunks of text were not sent: %s", len(ready), error)
                 self.failures += 1
                 for one in ready:
                     one.kept()
@@ -129,6 +129,6 @@ class ChunkSender:
                 for one in ready:
                     one.sent()
 
-    async def _number(self, writing: Writing) -> None:
-        claim = writing.claim
-        writing.attempt = await self._store.begin(claim.run_id, claim.number)
+    async def _number(self, writer: TextWriter) -> None:
+        claim = writer.claim
+        writer.attempt = await self._store.begin(claim.run_id, claim.number)

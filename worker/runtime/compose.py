@@ -19,7 +19,7 @@ from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.agents.mcp_sources import OpenSources, sources_of
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Teller
-from stepfleet.worker.events.subscribers import Listening, SubscriberObserver
+from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue
 from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.ports import Isolation, Ports
 from stepfleet.worker.runtime.crash_points import Visit
@@ -35,7 +35,7 @@ class Collaborators:
 
     def __init__(self, settings: Settings, agents: Sequence[Agent], worker: str) -> None:
         self.instrumentation = instrument(settings, worker)
-        self.listening = Listening()
+        self.listening = SubscriberQueue()
         self._agents = agents
         self._worker = worker
         self._models = self.instrumentation.models()

@@ -25,8 +25,8 @@ from stepfleet.worker.agents.mcp_sources import check_sources
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
-from stepfleet.worker.events.courier import Courier
-from stepfleet.worker.events.outlets import couriers
+from stepfleet.worker.events.delivery import EventDelivery
+from stepfleet.worker.events.sinks import deliveries
 from stepfleet.worker.leases.lease import HELD_HERE, Leases
 from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
@@ -73,7 +73,7 @@ class LoopServices:
         self._leases = leases
         self._crash = crash
         self._shared = Collaborators(settings, self._agents, worker_name())
-        self._couriers: list[Courier] = []
+        self._deliveries: list[EventDelivery] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[Ports] | None = None
         self._store: OpenStore | None = None
@@ -139,8 +139,8 @@ class LoopServices:
             await self._isolation.aclose()
         await self._leases.settle(LAST_SECONDS)  # claims whose reply nobody waited for go back
         await self._shared.aclose()
-        for courier in self._couriers:
-            await courier.aclose()
+        for delivery in self._deliveries:
+            await delivery.aclose()
         if self._store:
             await disconnect(self._store)
 
@@ -152,9 +152,9 @@ class LoopServices:
         except BaseException:
             # Nothing is left behind: the next try opens another.
             await end_tasks(self._tasks)
-            for courier in self._couriers:
-                await courier.aclose()
-            self._tasks, self._couriers, self._store = [], [], None
+            for delivery in self._deliveries:
+                await delivery.aclose()
+            self._tasks, self._deliveries, self._store = [], [], None
             await opened.aclose()
             raise
 
@@ -164,7 +164,7 @@ class LoopServices:
         self._renewal = Renewal.over(opened, store, leases, app if self._consumes else None)
         isolation = None
         if self._consumes:
-            self._couriers = await couriers(opened, worker_name(), random.random)
+            self._deliveries = await deliveries(opened, worker_name(), random.random)
             processes = None
             if self._isolates:
                 processes = IsolatedProcesses(draining=lambda: leases.draining)
@@ -177,7 +177,7 @@ class LoopServices:
             self._tasks += background_tasks(
                 opened, self._agents, leases, app, self._crash, instrumentation
             )
-        self._tasks += [asyncio.create_task(one.watch()) for one in self._couriers]
+        self._tasks += [asyncio.create_task(one.watch()) for one in self._deliveries]
         return ports
 
 

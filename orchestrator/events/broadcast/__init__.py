@@ -1,4 +1,1 @@
-"""Carries events out of the fleet: to pub/sub channels, to webhooks, to functions.
-
-Decides who is told, how often and in which order. Knows no step: what is told was committed before.
-"""
+"""Ways of events out of the fleet: pub/sub channels, webhooks, functions. Knows no step."""

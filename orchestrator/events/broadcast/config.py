@@ -1,4 +1,4 @@
-"""Which events a run tells beyond the usual ones, and how much they say. Pure values."""
+"""Which events a run publishes beyond the usual ones, and in which detail. Pure values."""
 
 from typing import Any, ClassVar, Self
 
@@ -8,14 +8,15 @@ from stepfleet.orchestrator.records.base import Record
 
 
 class BroadcastConfig(Record):
-    """What an agent's runs tell; the default is the preset `minimal`.
+    """The events of an agent's runs; the default is the preset `minimal`.
 
-    `include_stream_chunks` streams every model call and tells its text while it is written;
-    `include_continuation_trace` tells every evaluation after a step; `include_tool_args` tells
-    whole arguments, texts cut to `max_arg_length` characters, in place of a summary. Without
-    `auto_status_tracking` changes of status are kept in the run's record and not broadcast.
+    `include_stream_chunks` streams every model call and publishes its text while it is written;
+    `include_continuation_trace` adds an event for every evaluation after a step;
+    `include_tool_args` publishes whole arguments, texts cut to `max_arg_length` characters, in
+    place of a summary. Without `auto_status_tracking` changes of status are kept in the run's
+    record and not broadcast.
 
-    Where a preset is expected, its name does: `broadcast="debug"`.
+    The name of a preset is accepted in its place: `broadcast="debug"`.
     """
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""What can broadcast events: one protocol that any object can have. Knows no transport."""
+"""The protocol of a broadcaster, which any object can have. Knows no transport."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -8,17 +8,17 @@ Envelope = Mapping[str, Any]
 
 @runtime_checkable
 class CanBroadcastAgentEvents(Protocol):
-    """Takes envelopes to whoever listens. The channel is `agent.` and the session's id."""
+    """Publishes envelopes. The channel is `agent.` and the run's id."""
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
-        """Take one envelope there. May raise whatever its transport does."""
+        """Publish one envelope. May raise any exception of its transport."""
         ...
 
 
 class InProcess:
     """Hands each envelope to a function of this process: `function(channel, envelope)`.
 
-    What the function raises, or its coroutine, is raised from `broadcast`.
+    Exceptions of the function, or of its coroutine, are raised from `broadcast`.
     """
 
     def __init__(self, function: Callable[[str, Envelope], Awaitable[None] | None]) -> None:
@@ -26,6 +26,6 @@ class InProcess:
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
         """Call the function, and await it where it is a coroutine function."""
-        answer = self._function(channel, envelope)
-        if answer is not None:
-            await answer
+        returned = self._function(channel, envelope)
+        if returned is not None:
+            await returned

@@ -1,4 +1,4 @@
-"""Signs what webhooks are sent, and checks signatures: HMAC-SHA256 over time and body. Pure."""
+"""Signs the bodies of webhooks and checks signatures: HMAC-SHA256 over time and body. Pure."""
 
 import hashlib
 import hmac

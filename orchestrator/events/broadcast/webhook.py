@@ -1,6 +1,6 @@
 """Sends events to a web server: signed, in order, several in one request.
 
-Knows no Redis: what was delivered is remembered by who calls `deliver`.
+Knows no Redis: the caller of `deliver` remembers the last delivered event.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _REFUSED = range(400, 500)
 
 
 class WebhookError(AgentException):
-    """A webhook's server did not take a request. `lasting`: it will not take it later either."""
+    """A webhook's server did not accept a request; with `lasting` it never will."""
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
         super().__init__(message)
@@ -53,12 +53,12 @@ class Webhook:
         self._client: httpx.AsyncClient | None = None
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
-        """Send one envelope. Raises `WebhookError` where the server does not take it."""
+        """Send one envelope. Raises `WebhookError` where the server does not accept it."""
         del channel
         await self.deliver([envelope])
 
     async def deliver(self, envelopes: Sequence[Envelope]) -> None:
-        """Send envelopes in one request. Raises `WebhookError` where it is not taken."""
+        """Send envelopes in one request. Raises `WebhookError` where it is not accepted."""
         import httpx  # noqa: PLC0415 - takes long, and workers without webhooks never need it
 
         body = orjson.dumps({"events": [dict(one) for one in envelopes]})

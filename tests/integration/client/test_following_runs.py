@@ -296,11 +296,11 @@ async def test_text_that_cannot_be_told_is_kept_for_the_next_chunk(
     store = Away()
     sender = ChunkSender(store, noon)
     writing = sender.begin(claim)  # type: ignore[arg-type]
-    writing.hear("Hel")
+    writing.add("Hel")
     await sender.settle(30)
     assert (sender.failures, store.sent) == (1, [])
     store.is_away = False
-    writing.hear("lo")
+    writing.add("lo")
     writing.complete()
     await sender.settle(30)
     assert [(one.payload["chunk"], one.payload["chunk_index"]) for one in store.sent] == [

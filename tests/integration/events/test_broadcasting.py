@@ -26,12 +26,12 @@ from stepfleet.orchestrator.events.envelope import channel_of
 from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.events.feeds import Feeds
-from stepfleet.worker.events.courier import Courier, Outlet
-from stepfleet.worker.events.event_filter import Quiet
-from stepfleet.worker.events.outlets import outlets_of
+from stepfleet.worker.events.delivery import EventDelivery, Sink
+from stepfleet.worker.events.event_filter import EventFilter
+from stepfleet.worker.events.sinks import sinks_of
 from stepfleet.worker.runtime.inline import InlineWorker
 
-# An outlet that was away is tried again after up to as long as it was away, and a quarter of it.
+# An sink that was away is tried again after up to as long as it was away, and a quarter of it.
 LONG = 180.0
 takes_long = pytest.mark.timeout(600)
 
@@ -48,13 +48,13 @@ def feeds_of(desk: Bench) -> Feeds:
 @asynccontextmanager
 async def courier(
     desk: Bench, url: str, owner: str = "one", **options: Any
-) -> AsyncIterator[Courier]:
+) -> AsyncIterator[EventDelivery]:
     webhook = Webhook(url)
-    outlet = Outlet("hook", webhook.deliver, webhook.aclose)
+    sink = Sink("hook", webhook.deliver, webhook.aclose)
     opened = desk.opened
-    chosen = Quiet(opened.connection, opened.keys, opened.configs).broadcast_ones
-    made = Courier(
-        outlet, feeds_of(desk), chosen, owner, jitter=lambda: 0.5, first_wait=0.01, **options
+    chosen = EventFilter(opened.connection, opened.keys, opened.configs).broadcast
+    made = EventDelivery(
+        sink, feeds_of(desk), chosen, owner, jitter=lambda: 0.5, first_wait=0.01, **options
     )
     yield made
     await made.aclose()
@@ -253,7 +253,7 @@ async def test_what_is_refused_for_good_is_left_out_and_counted(desk: Bench) -> 
 
 
 async def test_what_is_trimmed_before_it_was_delivered_is_counted(desk: Bench) -> None:
-    """EVT-20: the feed is bounded; an outlet that stands still too long learns what it missed."""
+    """EVT-20: the feed is bounded; an sink that stands still too long learns what it missed."""
     await feeds_of(desk).switch_on()
     run_id = await ended_run(desk)
     keys = desk.opened.keys
@@ -293,7 +293,7 @@ def test_outlets_never_show_their_address() -> None:
     settings = load_settings(
         redis_url="redis://h/0", webhooks=["https://user:pass@h/x"], events_url="redis://:pw@e/0"
     )
-    names = [one.name for one in outlets_of(settings)]
+    names = [one.name for one in sinks_of(settings)]
     assert [name.partition("-")[0] for name in names] == ["webhook", "channels"]
     assert not any(secret in name for name in names for secret in ("pass", "pw", "user"))
 

@@ -1,4 +1,4 @@
-"""A feed whose page an outlet never takes: the others of the same outlet go on."""
+"""A feed whose page an sink never takes: the others of the same sink go on."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from support.runs.stored_runs import bench
 
 from stepfleet.orchestrator.events.broadcast.port import Envelope
 from stepfleet.orchestrator.store.events.feeds import Feeds
-from stepfleet.worker.events.courier import Courier, Outlet
-from stepfleet.worker.events.event_filter import Quiet
+from stepfleet.worker.events.delivery import EventDelivery, Sink
+from stepfleet.worker.events.event_filter import EventFilter
 
 
 async def test_a_page_that_is_never_taken_holds_up_no_other_shard(redis_url: str) -> None:
@@ -29,9 +29,9 @@ async def test_a_page_that_is_never_taken_holds_up_no_other_shard(redis_url: str
         async def close() -> None:
             return None
 
-        chosen = Quiet(opened.connection, opened.keys, opened.configs).broadcast_ones
-        outlet = Outlet("hook", deliver, close)
-        one = Courier(outlet, feeds, chosen, "one", jitter=lambda: 0.5, first_wait=60.0)
+        chosen = EventFilter(opened.connection, opened.keys, opened.configs).broadcast
+        sink = Sink("hook", deliver, close)
+        one = EventDelivery(sink, feeds, chosen, "one", jitter=lambda: 0.5, first_wait=60.0)
         async with asyncio.timeout(30):  # half of the first wait
             await one.round()
             before = heard.count(taken)

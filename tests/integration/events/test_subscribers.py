@@ -28,7 +28,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.worker.events.subscribers import Listening
+from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.runtime.inline import InlineWorker
 
 
@@ -149,7 +149,7 @@ async def test_a_slow_or_failing_subscriber_holds_up_no_step(redis_url: str) -> 
 
 async def test_calls_that_find_no_room_are_dropped_and_counted() -> None:
     """EVT-20: bounded."""
-    listening = Listening(most=2)
+    listening = SubscriberQueue(most=2)
     gate, made = asyncio.Event(), []
 
     async def hang() -> None:

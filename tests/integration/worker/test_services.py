@@ -20,8 +20,8 @@ from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.worker.engine.bridge import PerLoop
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
-from stepfleet.worker.events import outlets
-from stepfleet.worker.events.subscribers import Listening
+from stepfleet.worker.events import sinks
+from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime import services
 from stepfleet.worker.runtime.services import LoopServices
@@ -47,9 +47,9 @@ def test_a_pool_that_ends_tells_subscribers_all_and_takes_its_leave(
 ) -> None:
     """EVT-20: what was told before the end is heard, and nothing waits for its time to run out."""
     gate, told = asyncio.Event(), []
-    settle = Listening.settle
+    settle = SubscriberQueue.settle
 
-    async def opened_settle(listening: Listening, seconds: float) -> None:
+    async def opened_settle(listening: SubscriberQueue, seconds: float) -> None:
         gate.set()
         await settle(listening, seconds)
 
@@ -63,7 +63,7 @@ def test_a_pool_that_ends_tells_subscribers_all_and_takes_its_leave(
         for _ in range(3):
             mine._shared.listening.offer(hear)
 
-    monkeypatch.setattr(Listening, "settle", opened_settle)
+    monkeypatch.setattr(SubscriberQueue, "settle", opened_settle)
     per_loop = PerLoop(lambda: made(redis_url), LoopServices.aclose)
     thread = LoopThread("ends")
     thread.start()
@@ -80,12 +80,12 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
     own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_redis()
-    couriers = outlets.couriers
+    deliveries = sinks.deliveries
 
     async def fail(*_: Any) -> Any:
         raise StoreError("no feeds")
 
-    monkeypatch.setattr(services, "couriers", fail)
+    monkeypatch.setattr(services, "deliveries", fail)
     mine = made(server.url)
     with redis.Redis.from_url(server.url) as client:
 
@@ -97,7 +97,7 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
                 await mine.ports()
             assert watches() == []
             await until(is_alone, what="the end of its connections")
-        monkeypatch.setattr(services, "couriers", couriers)
+        monkeypatch.setattr(services, "deliveries", deliveries)
         await mine.ports()
         assert len(watches()) == len(set(watches())) == 5
         await mine.aclose()
@@ -118,7 +118,7 @@ async def test_what_ran_already_ends_with_an_opening_that_fails_last(
         return [Broken()]
 
     closed: list[str] = []
-    monkeypatch.setattr(services, "couriers", broken)
+    monkeypatch.setattr(services, "deliveries", broken)
     mine = made(redis_url)
     with pytest.raises(RuntimeError, match="broken"):
         await mine.ports()
@@ -137,7 +137,7 @@ async def test_services_that_end_while_they_open_connect_no_more(
         opening.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(services, "couriers", hang)
+    monkeypatch.setattr(services, "deliveries", hang)
     mine = made(redis_url)
     asked = asyncio.create_task(mine.ports())
     await opening.wait()

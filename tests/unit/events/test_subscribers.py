@@ -174,6 +174,6 @@ async def test_a_function_that_fails_hurts_no_other_and_is_counted() -> None:
 
     told = Subscribers().wiretap(fails).wiretap(heard.append)
     await told.broadcast("agent.run", STARTED)
-    await told.tell(from_envelope(STARTED)[0], apart=True)
+    await told.publish(from_envelope(STARTED)[0], in_thread=True)
     assert len(heard) == 2
     assert told.failures == 2

@@ -1,4 +1,4 @@
-"""Makes the couriers of a worker from its settings: one per webhook, one for pub/sub."""
+"""The event deliveries of a worker, from its settings: one per webhook, one for pub/sub."""
 
 import hashlib
 import secrets
@@ -11,28 +11,30 @@ from stepfleet.orchestrator.events.envelope import channel_of
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.events.feeds import Feeds
 from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.worker.events.courier import Courier, Outlet
-from stepfleet.worker.events.event_filter import Quiet
+from stepfleet.worker.events.delivery import EventDelivery, Sink
+from stepfleet.worker.events.event_filter import EventFilter
 
 
-async def couriers(opened: OpenStore, owner: str, jitter: Callable[[], float]) -> list[Courier]:
-    """Return the couriers that the store's settings ask for; none by default.
+async def deliveries(
+    opened: OpenStore, owner: str, jitter: Callable[[], float]
+) -> list[EventDelivery]:
+    """Return the deliveries of the store's settings; none by default.
 
-    What begins from here on is fed to them. Raises `StoreError` as the store does.
+    They receive the events of all writes from here on. Raises `StoreError` as the store does.
     """
-    outlets = outlets_of(opened.settings)
-    if not outlets:
+    sinks = sinks_of(opened.settings)
+    if not sinks:
         return []
     feeds = Feeds(opened.connection, opened.keys)
     await feeds.switch_on()
-    chosen = Quiet(opened.connection, opened.keys, opened.configs).broadcast_ones
+    chosen = EventFilter(opened.connection, opened.keys, opened.configs).broadcast
     # Two sets of services may share a process, and then a worker's name.
     own = f"{owner}/{secrets.token_hex(4)}"
-    return [Courier(one, feeds, chosen, own, jitter=jitter) for one in outlets]
+    return [EventDelivery(one, feeds, chosen, own, jitter=jitter) for one in sinks]
 
 
-def outlets_of(settings: Settings) -> list[Outlet]:
-    """Return where the settings want events to go. Names tell the kind, never the address."""
+def sinks_of(settings: Settings) -> list[Sink]:
+    """Return the sinks of the settings. Their names hold the kind, never the address."""
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else ""
     found = [_webhook(str(url), secret) for url in settings.webhooks]
     if settings.events_url:
@@ -40,19 +42,19 @@ def outlets_of(settings: Settings) -> list[Outlet]:
     return found
 
 
-def _webhook(url: str, secret: str) -> Outlet:
+def _webhook(url: str, secret: str) -> Sink:
     webhook = Webhook(url, secret)
-    return Outlet(_name("webhook", url), webhook.deliver, webhook.aclose)
+    return Sink(_name("webhook", url), webhook.deliver, webhook.aclose)
 
 
-def _channels(url: str) -> Outlet:
+def _channels(url: str) -> Sink:
     pubsub = RedisPubSub.at(url)
 
     async def deliver(envelopes: Sequence[Envelope]) -> None:
         for one in envelopes:
             await pubsub.broadcast(channel_of(one["session_id"]), one)
 
-    return Outlet(_name("channels", url), deliver, pubsub.aclose)
+    return Sink(_name("channels", url), deliver, pubsub.aclose)
 
 
 def _name(kind: str, address: str) -> str:

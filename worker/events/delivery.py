@@ -1,7 +1,7 @@
-"""Takes the events of the feeds to one outlet: in order, at least once, by one worker at a time.
+"""Delivers the events of the feeds to one sink: in order, at least once, by one worker at a time.
 
-Runs beside the steps and never in them: an outlet that is slow or away delays nobody but itself,
-and what it missed is delivered when it is back, by whichever worker then owns it.
+Runs beside the steps and never in them. A sink that is slow or away delays no other; the events
+that it missed are delivered when it is back, by the worker that owns it then.
 """
 
 import asyncio
@@ -32,36 +32,36 @@ TRY_AGAIN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Outlet:
-    """Where events go. `deliver` raises when the envelopes are not taken; `name` is its id."""
+class Sink:
+    """A destination of events. `deliver` raises when it fails; `name` is the sink's id."""
 
     name: str
     deliver: Callable[[Sequence[Envelope]], Awaitable[None]]
     aclose: Callable[[], Awaitable[None]]
 
 
-Chosen = Callable[[tuple[Envelope, ...]], Awaitable[list[Envelope]]]
+EnvelopeFilter = Callable[[tuple[Envelope, ...]], Awaitable[list[Envelope]]]
 
 
-class Courier:
-    """Delivers to one outlet for as long as this worker owns it, and waits while another does.
+class EventDelivery:
+    """Delivers to one sink while this worker owns it, and waits while another does.
 
-    A page that the outlet refuses for good (a 4xx answer) is tried `refusals` times, then left
-    out and counted as lost; everything else is tried until it is taken.
+    A page that the sink refuses for good (a 4xx answer) is tried `refusals` times, then skipped
+    and counted as lost; every other page is tried until the sink accepts it.
     """
 
     def __init__(
         self,
-        outlet: Outlet,
+        sink: Sink,
         feeds: Feeds,
-        chosen: Chosen,
+        chosen: EnvelopeFilter,
         owner: str,
         *,
         jitter: Callable[[], float],
         refusals: int = MOST_REFUSALS,
         first_wait: float = FIRST_WAIT,
     ) -> None:
-        self._outlet = outlet
+        self._sink = sink
         self._feeds = feeds
         self._chosen = chosen
         self._owner = owner
@@ -73,7 +73,7 @@ class Courier:
         self._renew_at = 0.0
 
     async def watch(self) -> None:
-        """Deliver until cancelled. Trouble is logged and tried again."""
+        """Deliver until cancelled. Failures are logged, and the delivery is retried."""
         look = SHORTEST_LOOK
         while True:
             delivered = await self._look()
@@ -88,17 +88,17 @@ class Courier:
                 self._renew_at = clock() + RENEW_SECONDS
             return await self.round()
         except (AgentException, RedisError, OSError) as error:
-            log.warning("events for %s put off: %s", self._outlet.name, error)
+            log.warning("delivery of events to %s is delayed: %s", self._sink.name, error)
         except Exception:
-            log.exception("events for %s put off", self._outlet.name)
+            log.exception("delivery of events to %s is delayed", self._sink.name)
         return None
 
     async def round(self) -> int | None:
         """Deliver one page of each feed; return how many envelopes, or None if not the owner.
 
-        A feed whose page was not taken rests for a while; the others go on meanwhile.
+        A feed whose page was not accepted rests for a while; the others continue.
         """
-        places = await self._feeds.own(self._outlet.name, self._owner, OWNED_SECONDS)
+        places = await self._feeds.own(self._sink.name, self._owner, OWNED_SECONDS)
         if places is None:
             return None
         now = asyncio.get_running_loop().time() + CLOCK_SLACK
@@ -106,51 +106,49 @@ class Courier:
         pages = await self._feeds.read(ready, WRITES_AT_ONCE)
         if not pages:
             return 0
-        taken = await asyncio.gather(*(self._deliver(page) for page in pages))
-        over = [
-            (page, refused)
-            for page, refused in zip(pages, taken, strict=True)
-            if refused != TRY_AGAIN
-        ]
-        moved = {page.shard: page.place for page, _ in over}
+        refused = await asyncio.gather(*(self._deliver(page) for page in pages))
+        done = [one for one in zip(pages, refused, strict=True) if one[1] != TRY_AGAIN]
+        moved = {page.shard: page.place for page, _ in done}
         if moved:
-            lost = sum(page.lost + refused for page, refused in over)
-            await self._feeds.own(self._outlet.name, self._owner, OWNED_SECONDS, moved, lost)
+            lost = sum(page.lost + count for page, count in done)
+            await self._feeds.own(self._sink.name, self._owner, OWNED_SECONDS, moved, lost)
         if failed := [page.shard for page in pages if page.shard not in moved]:
             await self._rest(failed, alone=len(failed) == len(pages))
         return sum(len(page.envelopes) for page in pages if page.shard in moved)
 
     async def aclose(self) -> None:
-        """Leave the outlet to another worker at once."""
+        """Release the sink, so that another worker owns it at once."""
         try:
-            await self._feeds.disown(self._outlet.name, self._owner)
+            await self._feeds.disown(self._sink.name, self._owner)
         except (AgentException, RedisError, OSError) as error:
-            log.warning("%s is left to its next owner later: %s", self._outlet.name, error)
-        await self._outlet.aclose()
+            log.warning("%s keeps its owner until that expires: %s", self._sink.name, error)
+        await self._sink.aclose()
 
     async def _deliver(self, page: Page) -> int:
-        """Deliver a page; return how many writes are lost for good, or -1 to try it again."""
+        """Deliver a page; return how many writes are lost for good, or -1 to retry."""
         try:
             envelopes = await self._chosen(page.envelopes)
             if envelopes:
                 async with asyncio.timeout(OWNED_SECONDS * 0.8):
-                    await self._outlet.deliver(envelopes)
+                    await self._sink.deliver(envelopes)
         except (AgentException, RedisError, OSError) as error:
             failures = self._failures[page.shard] = self._failures.get(page.shard, 0) + 1
             if failures == 1:
-                log.warning("%s does not take events: %s", self._outlet.name, error)
+                log.warning("%s does not accept events: %s", self._sink.name, error)
             if not _is_lasting(error) or failures < self._refusals:
                 return TRY_AGAIN
             count = len(page.envelopes)
-            log.warning("%s will not take %d events: %s", self._outlet.name, count, error)
+            log.warning(
+                "%s refused %d events, which are skipped: %s", self._sink.name, count, error
+            )
             del self._failures[page.shard]
             return page.writes
         if self._failures.pop(page.shard, 0):
-            log.warning("%s takes events again", self._outlet.name)
+            log.warning("%s accepts events again", self._sink.name)
         return 0
 
     async def _rest(self, failed: Sequence[int], *, alone: bool) -> None:
-        """Leave feeds alone before their next try; wait for it where nothing else is to be done."""
+        """Pause feeds before their next try; with nothing else to do, wait here."""
         waits = []
         for shard in failed:
             wait = min(self._first_wait * 2 ** min(self._failures[shard] - 1, 10), LONGEST_WAIT)
