@@ -1,4 +1,4 @@
-"""The memory of a step: what of the conversation its request shows, and a summary when one is due.
+"""The memory of a step: the messages that its request shows, and a summary when one is due.
 
 Decides nothing about limits (`memory.window` does); makes the summary's model call, and journals
 it before anything else may fail, so that it is paid for once.
@@ -17,8 +17,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Summary, Wi
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.worker.attempt.cost import call_cost
-from stepfleet.worker.attempt.usage import counted
+from stepfleet.worker.attempt.usage import call_cost, counted
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 
@@ -68,14 +67,14 @@ async def _summarized(
     response = await _ask(claim, history, history.between(before, window.since), agent, ports)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
-    asked = claim.config.memory.summary_model or claim.config.model
+    model = claim.config.memory.summary_model or claim.config.model
     usage = response.usage or UsageStats()
     summary = Summary(
         text=response.content.strip(),
-        model=response.model or asked,
+        model=response.model or model,
         usage=usage.model_copy(update={"llm_calls": 1}),
         usage_reported=response.usage is not None and not response.usage_estimated,
-        cost_usd=call_cost(response, asked, claim.config, ports),
+        cost_usd=call_cost(response, model, claim.config, ports),
     )
     return Remembered(window=window.model_copy(update={"summary": claim.step}), summary=summary)
 

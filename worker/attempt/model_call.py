@@ -152,7 +152,7 @@ def _failure(error: Exception, span: Span) -> Failed:
 
 
 def info_of(error: Exception) -> ErrorInfo:
-    """Return what is told of an error, whatever was raised."""
+    """Return the record of an error, whatever was raised."""
     if isinstance(error, AgentException):
         return error.to_info()
     message = redact_error(well_formed(f"{type(error).__name__}: {error}"))[:2000]

@@ -1,4 +1,4 @@
-"""Makes the answer of a model that is others' code fit to be stored. Pure.
+"""Makes answers of custom models fit to be stored. Pure.
 
 An answer that cannot be written as JSON would be paid for and never committed.
 """
@@ -18,7 +18,7 @@ from stepfleet.orchestrator.tools import bounded_calls, parse_tool_call
 def storable(response: LLMResponse) -> LLMResponse:
     """Return the answer with valid Unicode only: the same object where nothing is wrong with it.
 
-    Of calls there are no more than a step executes; the model is told of the surplus. Counts of
+    Of calls there are no more than a step executes; an error answers the surplus. Counts of
     tokens that cannot be are none.
     A call that is not valid is not mended but answered with an error: its tool must not run with
     other arguments than the model gave.

@@ -29,7 +29,7 @@ class CallReport:
     """What became of a tool task. `refusal` is set when there was nothing to do.
 
     `record` is None where the call was given back, or executed in an `isolated` process; `applied`
-    tells whether the run has it.
+    is true where the run has it.
     """
 
     hint: ToolHint

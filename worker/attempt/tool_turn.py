@@ -22,17 +22,27 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
-from stepfleet.worker.attempt.cost import call_cost
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.tool_call import attempt_call
+from stepfleet.worker.attempt.usage import call_cost
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.order import execute_in_order
 
+_Outcome = tuple[
+    LLMResponse,
+    tuple[ToolCallRecord, ...],
+    tuple[str, ...],
+    float,
+    Progress | None,
+    frozenset[int],
+]
+"""The response, its records and their texts, its cost, the reasoner's progress and its calls."""
+
 
 @dataclass
 class ToolTurn:
-    """Runs the calls of one response and keeps what came of each."""
+    """Runs the calls of one response and keeps the record of each."""
 
     claim: Claim
     response: LLMResponse
@@ -56,7 +66,7 @@ class ToolTurn:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that the model asked for, in its order."""
+        """The calls of the response, in the model's order."""
         return self.response.tool_calls or ()
 
     async def run(self) -> Answered | Parked:
@@ -86,36 +96,19 @@ class ToolTurn:
             self._progress = joined(self._progress, await self._read(self.reasoner))
             if self._progress and self._progress.error and (use := self.response.cache):
                 self.agent.forget_answer(use.key)
-        return Answered(
-            self.lease.span,
-            self.response,
-            self._ordered(),
-            self._texts(),
-            self._cost(),
-            self._progress,
-            self._handled,
-        )
+        return Answered(self.lease.span, *self._outcome())
 
     async def keep(self) -> None:
-        """Have whoever goes on with this step find its answer, and what was done already."""
+        """Journal the response and the records for the worker that continues this step."""
         if not self._response_known or self.records.keys() - self._journaled:
             await self._note()
 
     def interrupted(self, by: Interruption) -> Interrupted:
-        """Return what there is when the turn is broken off: calls without a result are answered."""
+        """Return an interrupted attempt: calls without a result get a record that says so."""
         for index, call in enumerate(self.calls):
             if index not in self.records:
                 self.records[index] = not_run(call, by, self.lease.now)
-        return Interrupted(
-            self.lease.span,
-            by,
-            self.response,
-            self._ordered(),
-            self._texts(),
-            self._cost(),
-            self._progress,
-            self._handled,
-        )
+        return Interrupted(self.lease.span, by, *self._outcome())
 
     def _divided(self, open_calls: list[int]) -> tuple[list[int], tuple[Wait, ...]]:
         for index in self.claim.overdue.intersection(open_calls):
@@ -129,9 +122,9 @@ class ToolTurn:
         return Parked(self.lease.span, waits, self.interrupted(Interruption.CANCELLED))
 
     async def _read(self, reasoner: Reasoner) -> Progress | None:
-        """Return what the turn means; trouble with that is an error of the step, never lost work.
+        """Return the reasoner's reading; its failure is an error of the step, never lost work.
 
-        The answer and the tools' results are there to be stored, whatever reads them.
+        The response and the tools' results are stored in either case.
         """
         turn = ModelTurn(self.response, self._ordered(), self._texts())
         try:
@@ -142,7 +135,7 @@ class ToolTurn:
             return Progress(error=info_of(error))
 
     def _over_at_once(self, open_calls: list[int]) -> bool:
-        """Tell whether a journal entry would cost more than what it saves.
+        """Return whether a journal entry would cost more than it saves.
 
         A step that has lost a worker is journaled: whatever ended it may be a tool.
         """
@@ -222,6 +215,8 @@ class ToolTurn:
     def _texts(self) -> tuple[str, ...]:
         return tuple(self.ports.toolbox.text(record) for record in self._ordered())
 
-    def _cost(self) -> float:
+    def _outcome(self) -> _Outcome:
         config = self.claim.config
-        return call_cost(self.response, config.model, config, self.ports)
+        cost = call_cost(self.response, config.model, config, self.ports)
+        records = self._ordered()
+        return self.response, records, self._texts(), cost, self._progress, self._handled

@@ -1,7 +1,7 @@
-"""What a model call used where its provider does not say: counted here, and marked as an estimate.
+"""Tokens and cost of a model call; usage that its provider does not report is estimated.
 
-So token limits and budgets bind on any server, and a call that failed while its provider was at
-work is listed with what it may have cost.
+So token limits and budgets bind on any server, and a call that failed while its provider was
+working is listed with its estimated cost.
 """
 
 import orjson
@@ -10,9 +10,9 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
+from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.usage import Spent, UsageStats
-from stepfleet.worker.attempt.cost import call_cost
+from stepfleet.orchestrator.records.usage import Spent, UsageStats, bounded_cost
 from stepfleet.worker.ports import Ports
 
 LONGEST_COUNTED = 100_000
@@ -48,6 +48,22 @@ def spent_in_vain(
     response = LLMResponse.model_construct(usage=usage, model=request.model)
     cost = call_cost(response, config.model, config, ports)
     return Spent(usage.total_tokens, cost, estimated=error.usage is None)
+
+
+def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:
+    """Return the cost of a response in USD, 0 where its usage is unknown.
+
+    `model_name` is used where the response names none. Prices are foreign input: costs are bounded.
+    """
+    usage = response.usage
+    if usage is None:
+        return 0.0
+    model = response.model or model_name
+    if config.pricing:
+        cost = stated_cost(config.pricing, (model, model_name), usage)
+        if cost is not None:
+            return bounded_cost(cost)
+    return bounded_cost(ports.cost(model, usage))
 
 
 def _usage(request: ModelRequest, completion: int, count: Count) -> UsageStats:

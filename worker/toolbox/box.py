@@ -19,8 +19,7 @@ from stepfleet.orchestrator.tools import (
     ToolRegistry,
 )
 from stepfleet.orchestrator.tools.definition import is_async
-from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT, execute_call
-from stepfleet.worker.toolbox.middleware import call_through_layers
+from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT, call_through_layers, execute_call
 from stepfleet.worker.toolbox.running import run_function
 from stepfleet.worker.toolbox.threads import ToolThreads
 
@@ -42,19 +41,13 @@ class LocalToolbox:
         *,
         clock: Callable[[], datetime],
     ) -> ToolCallRecord:
-        """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
-        if tools.middleware:
-            once = partial(
-                execute_call,
-                tools=tools,
-                invocation=invocation,
-                clock=clock,
-                limiter=self._threads,
-            )
-            return self._clean(await call_through_layers(call, tools, invocation, clock, once))
-        return self._clean(
-            await execute_call(call, tools, invocation, clock=clock, limiter=self._threads)
+        """Run one call. A tool's failure becomes the record's error; only cancellation raises."""
+        once = partial(
+            execute_call, tools=tools, invocation=invocation, clock=clock, limiter=self._threads
         )
+        if tools.middleware:
+            return self._clean(await call_through_layers(call, tools, invocation, clock, once))
+        return self._clean(await once(call))
 
     async def recall(
         self,
@@ -67,7 +60,7 @@ class LocalToolbox:
         """Ask the tool's status hook what became of a call whose worker was lost.
 
         The hook gets the invocation, with its idempotency key and the call's arguments. A result
-        that it tells is the call's; a failure of the hook itself tells nothing.
+        that it returns is the call's; a failure of the hook leaves the outcome unknown.
         """
         hook: Callable[..., Any] | None = tool.options.status
         if hook is None:
@@ -89,14 +82,14 @@ class LocalToolbox:
             return CallStatus.UNKNOWN
         if isinstance(answer, CallStatus):
             return answer
-        return await self._told(call, invocation, answer, clock)
+        return await self._recalled(call, invocation, answer, clock)
 
-    async def _told(
+    async def _recalled(
         self, call: ToolCall, invocation: ToolInvocation, answer: Any, clock: Callable[[], datetime]
     ) -> ToolCallRecord | CallStatus:
-        """Return the record of a call whose result the hook has told, as if it had run here."""
+        """Return the record of a call whose result the hook returned, as if it had run here."""
         result = answer.result if isinstance(answer, Done) else answer
-        told = Tool(
+        returning = Tool(
             name=call.name,
             description="",
             schema={},
@@ -105,11 +98,15 @@ class LocalToolbox:
             options=ToolOptions(thread=False),
         )
         record = await execute_call(
-            call, ToolRegistry().process([told]), invocation, clock=clock, limiter=self._threads
+            call,
+            ToolRegistry().process([returning]),
+            invocation,
+            clock=clock,
+            limiter=self._threads,
         )
         if record.error is not None:
             log.warning(
-                "what the status hook of tool %r told is no result: %s",
+                "the status hook of tool %r returned no valid result: %s",
                 call.name,
                 record.error.message,
             )

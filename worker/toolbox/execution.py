@@ -1,4 +1,4 @@
-"""The one function that executes a tool call: lookup, check, run, time, record.
+"""Executes a tool call: lookup, check, run, time, record; middleware around it.
 
 Decides what a call's outcome is. Tool trouble is a record with an error and never an
 exception; only the cancellation of the step passes through. Knows nothing of models, Celery or
@@ -6,7 +6,7 @@ Redis.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from stepfleet.orchestrator.tools import (
     ToolRegistry,
     WithMedia,
 )
+from stepfleet.orchestrator.tools.middleware import through_tool
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_function, run_tool
@@ -53,45 +54,77 @@ async def execute_call(
     record of a second or later attempt is marked as repeated. Raises only
     `asyncio.CancelledError`, when the caller is cancelled.
     """
-    timestamp = clock()
-    begun = time.monotonic()
-    result, error, kept, media = None, None, {}, ()
+    attempt = _Attempt(call, invocation, clock())
+    data = partial(json_data, limit=result_limit)
+    kept: dict[str, Any] = {}
+    media: tuple[Any, ...] = ()
     try:
         if tools.late:
             await tools.listed()
         tool, bound = await _prepared(call, tools)
         timeout = tool.options.timeout or default_timeout
-        known = invocation.model_copy(update={"deadline": timestamp + timedelta(seconds=timeout)})
+        deadline = attempt.timestamp + timedelta(seconds=timeout)
+        known = invocation.model_copy(update={"deadline": deadline})
         value = await run_tool(tool, bound, known, limiter=limiter, timeout=timeout)
         if isinstance(value, Iterator):
             # Its code has not run yet, and may be as slow as any tool, or have no end.
-            data = partial(json_data, value, limit=result_limit)
-            value = await run_function(data, known, blocking=True, limiter=limiter, timeout=timeout)
+            read = partial(data, value)
+            value = await run_function(read, known, blocking=True, limiter=limiter, timeout=timeout)
         if isinstance(value, StateUpdate):
-            kept = json_data(dict(value.custom_state), limit=result_limit)
+            kept = data(dict(value.custom_state))
             value = value.result
         if isinstance(value, WithMedia):
-            media = tuple(json_data(value.media, limit=result_limit))
+            media = tuple(data(value.media))
             value = value.result
-        result = json_data(value, limit=result_limit)
-    except AgentException as raised:
-        error = described(raised, call)
-    except Exception as raised:  # noqa: BLE001 - tools may raise anything; it becomes the result
-        error = described(failure_of(raised), call)
-    return ToolCallRecord(
-        tool_name=call.name,
-        call_id=call.id,
-        arguments=call.arguments,
-        result=result,
-        is_error=error is not None,
-        duration_ms=round((time.monotonic() - begun) * 1000, 3),
-        timestamp=timestamp,
-        error=error,
-        repeated=invocation.attempt > 1,
-        custom_state={} if error else kept,
-        media=() if error else media,
-        version=tools.digest_of(call.name) if tools.late else None,
-    )
+        outcome: dict[str, Any] = {"result": data(value), "custom_state": kept, "media": media}
+    except Exception as error:  # noqa: BLE001 - tools may raise anything; it becomes the result
+        outcome = {"error": error}
+    return attempt.record(**outcome, version=tools.digest_of(call.name) if tools.late else None)
+
+
+async def call_through_layers(
+    call: ToolCall,
+    tools: ToolRegistry,
+    invocation: ToolInvocation,
+    clock: Callable[[], datetime],
+    execute: Callable[[ToolCall], Awaitable[ToolCallRecord]],
+) -> ToolCallRecord:
+    """Return the call's record as the outermost layer of the agent's middleware returns it.
+
+    A failing layer is the call's error. Raises `asyncio.CancelledError` alone.
+    """
+    attempt = _Attempt(call, invocation, clock())
+    try:
+        record: object = await through_tool(tools.middleware, call, invocation, execute)
+    except Exception as error:  # noqa: BLE001 - middleware is foreign code; no call may be lost
+        return attempt.record(error=error)
+    if isinstance(record, ToolCallRecord):
+        return record
+    wrong = f"a middleware returned {type(record).__name__}; return the ToolCallRecord"
+    return attempt.record(error=ToolExecutionError(wrong))
+
+
+class _Attempt:
+    """One attempt at a call; it makes the record with the attempt's time and duration."""
+
+    def __init__(self, call: ToolCall, invocation: ToolInvocation, timestamp: datetime) -> None:
+        self._call = call
+        self._repeated = invocation.attempt > 1
+        self._began = time.monotonic()
+        self.timestamp = timestamp
+
+    def record(self, *, error: Exception | None = None, **outcome: Any) -> ToolCallRecord:
+        return ToolCallRecord(
+            tool_name=self._call.name,
+            call_id=self._call.id,
+            arguments=self._call.arguments,
+            is_error=error is not None,
+            duration_ms=round((time.monotonic() - self._began) * 1000, 3),
+            timestamp=self.timestamp,
+            error=None if error is None else _described(error, self._call),
+            repeated=self._repeated,
+            **outcome,
+        )
 
 
 async def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any], dict[str, Any]]:
@@ -102,12 +135,7 @@ async def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any]
     return tool, await run_check(tool.check, call.arguments)
 
 
-def failure_of(error: Exception) -> ToolExecutionError:
-    """Return the error of a call whose code raised `error`: its type and message."""
-    return ToolExecutionError(_said(error))
-
-
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - the tool's exception is foreign code too
@@ -115,8 +143,10 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def described(error: AgentException, call: ToolCall) -> ErrorInfo:
-    """Return what a failed call's record says: secrets blacked out, long messages cut."""
+def _described(error: Exception, call: ToolCall) -> ErrorInfo:
+    """Return a failed call's error: secrets are redacted, long messages cut."""
+    if not isinstance(error, AgentException):
+        error = ToolExecutionError(_message_of(error))
     message = redact_error(error.message).encode("utf-8", "backslashreplace").decode()
     if len(message) > _MAX_MESSAGE:
         more = len(message) - _MAX_MESSAGE

@@ -1,4 +1,4 @@
-"""Runs the calls of one turn in order or at once; knows nothing of what running one means."""
+"""Runs the calls of one step in order or at once; knows nothing of what running one means."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +16,7 @@ async def execute_in_order(
 ) -> tuple[Result, ...]:
     """Return `execute(index, call)` of each call, in the order of `calls`.
 
-    With `parallel` they run at once. Tool trouble is a result; should `execute` itself raise
+    With `parallel` they run at once. A tool's failure is a result; should `execute` itself raise
     (the store is gone), the other calls are cancelled and that exception is raised.
     """
     if not parallel or len(calls) <= 1:

@@ -23,7 +23,7 @@ _NAME = "stepfleet-tool"
 
 
 class ExpiredError(Exception):
-    """The time was up: ours, to tell it from a TimeoutError that the function itself raised."""
+    """The timeout passed: not a TimeoutError, which the function itself may raise."""
 
 
 class NoThreadFreeError(Exception):

@@ -21,9 +21,8 @@ from mcp_types import ToolListChangedNotification
 
 from stepfleet.orchestrator.records.text.redaction import name_secret
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError
-from stepfleet.worker.toolbox.mcp.line_limits import ENCODING, register_lines
+from stepfleet.worker.toolbox.mcp.limits import ENCODING, IDENTITY, BoundedTransport, register_lines
 from stepfleet.worker.toolbox.mcp.listing import MAX_TOOLS, Definition, definitions
-from stepfleet.worker.toolbox.mcp.response_limits import IDENTITY, BoundedTransport
 
 MAX_PAGES = 64
 HTTP_SECONDS = 30.0
@@ -74,8 +73,8 @@ async def connected(server: McpServer, limit: asyncio.Timeout) -> AsyncIterator[
         for link in links:
             link.end()
 
-    async def hear(message: Any) -> None:
-        # Whatever else a server tells has no effect here.
+    async def on_message(message: Any) -> None:
+        # All other notifications of a server have no effect here.
         if isinstance(message, ToolListChangedNotification):
             for link in links:
                 link.stirred.set()
@@ -83,7 +82,7 @@ async def connected(server: McpServer, limit: asyncio.Timeout) -> AsyncIterator[
     async with AsyncExitStack() as stack:
         async with limit:
             transport = await _transport(server, stack)
-            client = Client(_watched(transport, end), message_handler=hear, cache=None)
+            client = Client(_watched(transport, end), message_handler=on_message, cache=None)
             links.append(Link(await stack.enter_async_context(client), server))
         yield links[0]
 
@@ -129,7 +128,7 @@ def _variable(server: McpServer, named: str, name: str) -> str:
 
 
 def _stderr() -> TextIO:
-    """Return where a server's standard error goes: this process's own, a file of its own."""
+    """Return a file for a server's standard error: a duplicate of this process's own."""
     # Celery puts an object without a descriptor in the place of sys.stderr.
     try:
         number = sys.__stderr__.fileno() if sys.__stderr__ else -1
@@ -142,7 +141,7 @@ def _stderr() -> TextIO:
 
 @asynccontextmanager
 async def _watched(transport: Transport, end: Callable[[], None]) -> AsyncIterator[Any]:
-    """Tell when the server's side of a transport ends; the client only tells its next caller."""
+    """Call `end` when the server's side of a transport ends, which the client does not report."""
     async with transport as (reading, writing):
         yield _Watched(reading, end), writing
 
@@ -161,7 +160,7 @@ def without_output_schemas(message: Any) -> Any:
 
 
 class _Watched:
-    """A stream of messages that says when there will be no more."""
+    """A stream of messages that calls `end` at its end."""
 
     def __init__(self, stream: Any, end: Callable[[], None]) -> None:
         self._stream = stream

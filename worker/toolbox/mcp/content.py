@@ -1,4 +1,4 @@
-"""What an MCP server's answer to a call means: the tool's result, its images, or an error. Pure."""
+"""Turns an MCP server's answer into a tool's result, its images, or an error. Pure."""
 
 import base64
 import binascii
@@ -39,8 +39,8 @@ def value_of(answer: CallToolResult) -> Any:
     media: list[Block] = []
     texts = list(_texts(answer.content, media))
     if answer.is_error:
-        said = "\n".join(texts)
-        raise ToolExecutionError(said or "the MCP server calls this an error, and says no more")
+        message = "\n".join(texts)
+        raise ToolExecutionError(message or "the MCP server reports an error without a message")
     value = _joined(texts, answer.structured_content)
     return WithMedia(value, tuple(media)) if media else value
 

@@ -1,6 +1,6 @@
-"""What an MCP server offers, made into tools within bounds. Pure.
+"""Reads the tools that an MCP server offers, within bounds. Pure.
 
-Servers are strangers: whatever they say is cut, checked or left out, and nothing is fetched.
+Servers are strangers: their texts and schemas are cut, checked or left out; nothing is fetched.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp_types import Tool as OfferedTool
-from mcp_types import ToolAnnotations
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.mcp import McpServer
@@ -43,9 +42,9 @@ _DIGEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One tool of a server: its own name, and what may be told of it.
+    """One tool of a server under its own name, as models may see it.
 
-    `digest` (hex) changes with everything that a model is told.
+    `digest` (hex) changes with everything that a model sees.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Definition:
 def definitions(
     server: McpServer, offered: Iterable[OfferedTool], seconds: float = LISTING_SECONDS
 ) -> tuple[Definition, ...]:
-    """Return the tools that agents get, sorted by name; what is left out is told in the log.
+    """Return the tools that agents get, sorted by name; tools left out are logged.
 
     Takes up to `seconds` of CPU time for a hostile listing: call it off the event loop.
     """
@@ -127,7 +126,7 @@ def definition_of(server: McpServer, offered: OfferedTool) -> Definition:
         raise ConfigurationError(f"its digest is {digest}, and {pinned!r} is pinned; review it")
     hints = offered.annotations if server.trust_annotations else None
     read_only = offered.name in server.read_only or bool(hints and hints.read_only_hint)
-    idempotent = offered.name in server.idempotent or _says_idempotent(hints)
+    idempotent = offered.name in server.idempotent or bool(hints and hints.idempotent_hint)
     return Definition(
         name=offered.name,
         description=description,
@@ -139,13 +138,9 @@ def definition_of(server: McpServer, offered: OfferedTool) -> Definition:
 
 
 def digest_of(name: str, description: str, schema: Mapping[str, Any]) -> str:
-    """Return the digest of what a model is told of a tool (16 hex digits)."""
-    told = canonical_json([name, description, schema])
-    return hashlib.sha256(told.encode()).hexdigest()[:_DIGEST]
-
-
-def _says_idempotent(hints: ToolAnnotations | None) -> bool:
-    return bool(hints and hints.idempotent_hint)
+    """Return the digest of what a model sees of a tool (16 hex digits)."""
+    text = canonical_json([name, description, schema])
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
 
 
 def _check_schema(name: str, schema: Mapping[str, Any]) -> None:
@@ -166,7 +161,7 @@ def _foreign_references(schema: Any) -> Iterator[str]:
 
 
 def _readable(text: str) -> str:
-    """Return text without control and invisible characters, which could hide what is said."""
+    """Return text without control and invisible characters, which could hide its meaning."""
     kept = "".join(
         one for one in text[: 4 * MAX_DESCRIPTION] if one in "\n\t" or _is_visible(one)
     ).strip()

@@ -1,4 +1,4 @@
-"""Under which names a model sees the tools of MCP servers. Pure.
+"""Names under which a model sees the tools of MCP servers. Pure.
 
 The same listings give the same names on every worker: nothing depends on who listed first.
 """

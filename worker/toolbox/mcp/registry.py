@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.tools import Tool, ToolOptions, ToolRegistry, current_invocation
+from stepfleet.orchestrator.tools.mcp import McpServer
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.worker.toolbox.mcp.content import value_of
 from stepfleet.worker.toolbox.mcp.listing import Definition
@@ -89,3 +90,28 @@ def _calling(session: Session, definition: Definition) -> Callable[..., Coroutin
         return value_of(answer)
 
     return call
+
+
+class Sessions:
+    """Sessions by server; they connect as soon as they are made."""
+
+    def __init__(self, servers: Iterable[McpServer] = ()) -> None:
+        self._sessions: dict[McpServer, Session] = {}
+        for server in servers:
+            self._of(server)
+
+    def registry(
+        self, own: ToolRegistry, servers: Iterable[McpServer], reserved: Iterable[str]
+    ) -> ToolRegistry:
+        """Return the tools of `own` and of `servers`, which get no name among `reserved`."""
+        return ListedTools(own, [self._of(server) for server in servers], reserved)
+
+    async def aclose(self) -> None:
+        """Disconnect from all of them."""
+        await asyncio.gather(*(one.aclose() for one in self._sessions.values()))
+
+    def _of(self, server: McpServer) -> Session:
+        if server not in self._sessions:
+            self._sessions[server] = Session(server)
+            self._sessions[server].start()
+        return self._sessions[server]

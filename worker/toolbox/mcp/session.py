@@ -1,6 +1,6 @@
 """One MCP server as a worker sees it: connected while the worker lives, shared by all its runs.
 
-Decides when to connect again, what to do with calls meanwhile, and which calls may be repeated.
+Decides when to reconnect, what calls do meanwhile, and which calls may be repeated.
 Knows neither agents nor runs.
 """
 

@@ -58,7 +58,7 @@ def test_structured_data_is_the_result_where_the_text_repeats_it(
 def test_an_answer_that_is_an_error_fails_the_call_with_the_servers_words() -> None:
     with pytest.raises(ToolExecutionError, match="no such file"):
         value(text("no such file"), is_error=True)
-    with pytest.raises(ToolExecutionError, match="says no more"):
+    with pytest.raises(ToolExecutionError, match="without a message"):
         value(is_error=True)
 
 

@@ -3,7 +3,7 @@
 import codecs
 import random
 
-from stepfleet.worker.toolbox.mcp.line_limits import ENCODING, MAX_LINE, register_lines
+from stepfleet.worker.toolbox.mcp.limits import ENCODING, MAX_LINE, register_lines
 
 
 def decoded(*pieces: bytes) -> str:
