@@ -1,7 +1,7 @@
 """Decides whether a task message may be acted on: a hint of the right shape and, with keys, signed.
 
-Pure. Takes whatever a stranger sent; what is wrong with it becomes a reason. Must not know what is
-done with messages that are refused, nor where they came from.
+Pure. Messages may come from strangers; each defect becomes a reason. Must not know where messages
+come from, nor what happens to refused ones.
 """
 
 from collections.abc import Callable, Container, Sequence

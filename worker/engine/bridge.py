@@ -5,7 +5,7 @@ or, under any other pool, on one background loop per process while the calling t
 Must not know Celery, Redis, or what the coroutine does.
 
 A collaborator that belongs to an event loop (an HTTP client, an asyncio Redis client) is declared
-once with ``PerLoop`` and asked for inside coroutines; it is closed when its loop ends.
+once with ``PerLoop`` and called inside coroutines; it is closed when its loop ends.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from stepfleet.worker.engine.loop_thread import LoopThread
 T = TypeVar("T")
 
 TIME_IS_UP = "the task's soft time limit"
-"""What the cancellation of a coroutine says that a soft time limit caused."""
+"""The message of a cancellation by a soft time limit."""
 
 TERMINATED = "the task was terminated"
-"""What the cancellation of a coroutine says that a revocation with `terminate` caused."""
+"""The message of a cancellation by a revocation with `terminate`."""
 
 CLEANUP_SECONDS = 5.0
 """How long an interrupted caller waits for its cancelled coroutine to clean up after itself."""
@@ -49,28 +49,23 @@ _HOMES: dict[int, LoopThread] = {}  # process id -> its loop; a forked child sta
 _MAKING_HOME = threading.Lock()
 
 
-class _Ended:
-    """Asked why this process is being ended while a body waits; says nothing by default."""
+_END_REASON: list[Callable[[], tuple[str, ...]]] = [tuple]
+"""The one function that explains why this process is being ended while a body waits."""
 
-    def __init__(self) -> None:
-        self.why: Callable[[], tuple[str, ...]] = tuple
-
-
-_ENDED = _Ended()
 _Closers = list[Callable[[], Awaitable[object]]]
 _CLOSERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Closers]
 _CLOSERS = weakref.WeakKeyDictionary()
 
 
 class TaskGreenlet(greenlet):
-    """Runs synchronous bodies for a coroutine, which awaits for them what they ask for.
+    """Runs synchronous bodies for a coroutine, which awaits their awaitables.
 
-    One after the other: a new greenlet maps memory, which costs ten times as much as to go on with
-    one that has ended its body. Get one by ``idle_greenlet``; the coroutine drives it::
+    One after the other: a new greenlet maps memory, which costs ten times as much as to reuse one
+    that has ended its body. Get one by ``idle_greenlet``; the coroutine drives it::
 
-        asked = body.begin(function)
+        awaitable = body.begin(function)
         while not body.over:
-            asked = body.switch(await asked)  # or body.throw(...)
+            awaitable = body.switch(await awaitable)  # or body.throw(...)
         result = body.outcome()
     """
 
@@ -82,7 +77,7 @@ class TaskGreenlet(greenlet):
         self.switch()  # to where it waits for a body
 
     def begin(self, body: Callable[[], object]) -> Any:
-        """Run ``body`` until it asks for an awaitable, which is returned, or until it is over."""
+        """Run ``body`` until it waits for an awaitable, which is returned, or until it is over."""
         driver = getcurrent()
         self.parent = driver
         self.gr_context = driver.gr_context  # body and coroutines share their context variables
@@ -114,7 +109,7 @@ class TaskGreenlet(greenlet):
                 self._value = body()
             except GreenletExit:
                 raise  # nobody drives this greenlet any more
-            except BaseException as error:  # noqa: BLE001 what it means says the driver
+            except BaseException as error:  # noqa: BLE001 the driver decides its meaning
                 self._error = error
             del body  # an idle greenlet must hold nothing
             self.over = True
@@ -177,12 +172,12 @@ def create(loop: LoopThread) -> None:
     _HOMES[os.getpid()] = loop
 
 
-def explain_ends(why: Callable[[], tuple[str, ...]]) -> None:
-    """Have `why` say what cancels coroutines when a signal ends this process: words, or none.
+def explain_ends(reason: Callable[[], tuple[str, ...]]) -> None:
+    """Use `reason()` as arguments of the cancellation when a signal ends this process.
 
-    Called in the thread that waits; for pools that end a task by ending its process.
+    It is called in the thread that waits; for pools that end a task by ending its process.
     """
-    _ENDED.why = why
+    _END_REASON[0] = reason
 
 
 def end_home() -> None:
@@ -255,7 +250,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def self_cancelled() -> concurrent.futures.CancelledError:
-    """Make what a body sees where nobody but the coroutine itself cancelled the coroutine."""
+    """Make the exception that a body gets where its coroutine cancelled itself."""
     return concurrent.futures.CancelledError("the coroutine cancelled itself")
 
 
@@ -291,7 +286,7 @@ def _block_on(home: LoopThread, awaitable: Awaitable[T]) -> T:
                 raise RuntimeError("the worker's event loop has ended; the coroutine is lost")  # noqa: TRY301
     except BaseException as error:
         # A soft limit is an exception that a signal raises here; an end of the process is not.
-        why = (TIME_IS_UP,) if isinstance(error, Exception) else _ENDED.why()
+        why = (TIME_IS_UP,) if isinstance(error, Exception) else _END_REASON[0]()
         home.submit(lambda: [task.cancel(*why) for task in running])
         if home.usable and not (results or errors):
             finished.acquire(timeout=CLEANUP_SECONDS)

@@ -1,8 +1,8 @@
-"""How many steps of a process are at work at once, beside those that wait for something else.
+"""Limits how many steps of a process work at once, beside those that wait for something else.
 
-Where a thousand answers arrive together, a process that takes up all of them before it commits one
-sends all calls of the next round at its end, and has nothing to do until they are answered. So an
-answer waits while `most` steps are at work; what has begun is finished first. Must not know steps.
+Where a thousand answers arrive together, a process that handles all of them before it commits one
+sends all calls of the next round at its end, and is idle until they are answered. So an answer
+waits while `most` steps are at work; steps that have begun finish first. Must not know steps.
 
 Steps that are at work together also pass from phase to phase together, by a turn of the loop at
 each boundary: the code of a phase then is in the processor's caches for all of them but the first
@@ -15,7 +15,7 @@ from collections import deque
 MOST = 64
 """Enough to fill the round trips to Redis, and over in less than a tenth of a second."""
 STUCK_SECONDS = 0.5
-"""When nobody had a turn for so long (a master of a cluster may be away), others are let in."""
+"""Without progress for so long (a master of a cluster may be away), others are let in."""
 
 
 class ConcurrencyLimiter:
@@ -23,8 +23,8 @@ class ConcurrencyLimiter:
 
     `with pacing:` counts a step; it never waits, as its message has done so. Inside of it,
     `async with pacing.elsewhere:` is for waiting for a model or for tools: the step is not counted
-    then, and has to wait for its turn at the end. Whoever is broken off goes on at once. After
-    `with pacing.aside:` nobody waits.
+    then, and has to wait for its turn at the end. A cancelled step goes on at once. `with
+    pacing.aside:` does the same without waiting.
     """
 
     def __init__(self, most: int = MOST, stuck: float = STUCK_SECONDS) -> None:

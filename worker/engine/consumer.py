@@ -1,12 +1,12 @@
-"""Celery's consumer, with acknowledgements that outlive their connection forgiven.
+"""Celery's consumer, with tolerance for acknowledgements that outlive their connection.
 
 A task that ends after its broker connection was lost acknowledges on a channel that is closed.
-Celery lets the exception end the worker. Here it is said and dropped: the message is delivered
+Celery lets the exception end the worker. Here it is logged and dropped: the message is delivered
 again, and the claim refuses it.
 
-A broker that is away is waited for, for ever: that is said once, whatever Celery would say about
-each attempt, and attempts are at least a part of a second apart, also where the broker takes every
-connection and then ends it.
+The worker waits for an unreachable broker without limit and logs that once, instead of Celery's
+line per attempt. Attempts are at least a part of a second apart, even where the broker accepts
+every connection and then ends it.
 
 Task events travel in larger bundles than Celery's: each bundle is a round trip to the broker that
 the consumer's thread waits for.
@@ -45,13 +45,13 @@ class ResilientConsumer(Consumer):
         self._watch = OutageLog("The broker")
         self._pause = 0.0
         self._lost_at = 0.0
-        self._forgave = False
+        self._logged_failure = False
         for name in (KOMBUS_LOG, REQUESTS_LOG):
             logging.getLogger(name).addFilter(is_worth_logging)
         super().__init__(*args, **kwargs)
 
     def on_ready(self) -> None:
-        """Called whenever a connection is up, before the first message."""
+        """Prepare a new connection before its first message."""
         if self.event_dispatcher is not None:
             self.event_dispatcher.buffer_limit = EVENTS_PER_BUNDLE
         if self._watch.current is not None:
@@ -82,11 +82,11 @@ class ResilientConsumer(Consumer):
                 return conn
 
     def on_connection_error_before_connected(self, exc: Exception) -> None:
-        """Say once that the broker cannot be reached."""
+        """Log once that the broker cannot be reached."""
         self._lost(exc)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Close the connection, and say once that it was lost."""
+        """Close the connection, and log once that it was lost."""
         self._lost(exc)
         celerys = logging.getLogger(CELERYS_LOG)
         celerys.addFilter(_is_no_warning)
@@ -99,12 +99,12 @@ class ResilientConsumer(Consumer):
         finally:
             celerys.removeFilter(_is_no_warning)
 
-    def _forgiven(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _tolerant(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever a dead connection raises
-            level = logging.DEBUG if self._forgave else logging.WARNING
-            self._forgave = True
+            level = logging.DEBUG if self._logged_failure else logging.WARNING
+            self._logged_failure = True
             log.log(
                 level, "acknowledgements found their connection gone (%r); nothing is lost", error
             )
@@ -117,11 +117,11 @@ class ResilientConsumer(Consumer):
         now = time.monotonic()
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
         self._lost_at = now
-        self._forgave = False
+        self._logged_failure = False
         self._watch.failed(TransientError.AWAY, error, now)
 
     def _is_steady(self) -> None:
-        """Say that the broker is back, unless the connection was lost again meanwhile."""
+        """Log that the broker is back, unless the connection was lost again meanwhile."""
         self._watch.answered(time.monotonic())
         if self._watch.current is None:
             self._pause = 0.0
@@ -130,16 +130,16 @@ class ResilientConsumer(Consumer):
 
     def call_soon(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `p` in the consumer's thread soon; its failure is logged."""
-        return super().call_soon(partial(self._forgiven, p), *args, **kwargs)
+        return super().call_soon(partial(self._tolerant, p), *args, **kwargs)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
-        """Drop a message that cannot be decoded, and tell who listens to `task_rejected`."""
+        """Drop a message that cannot be decoded, and send `task_rejected`."""
         super().on_decode_error(message, exc)
         signals.task_rejected.send(sender=self, message=message, exc=exc)
 
     def call_soon_ack(self, p: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Acknowledge or reject in the consumer's thread soon; its failure is logged once."""
-        call = partial(self._forgiven, p)
+        call = partial(self._tolerant, p)
         # While a pool drains, Celery makes only those calls that it knows as acknowledgements.
         vars(call).update(
             __self__=getattr(p, "__self__", None), __name__=getattr(p, "__name__", "")
@@ -156,13 +156,13 @@ def _wait(seconds: float) -> None:
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
-    """Tell whether to keep a log record about the broker: a traceback for each message is none.
+    """Return whether to keep a log record about the broker; a traceback per message is noise.
 
-    What is refused to the upkeep of bindings is refused to others, who say so once; that the
-    connection is lost was said, and a message that could not be acknowledged comes again.
+    A refusal to refresh bindings also meets other commands, which log it once. The lost connection
+    is logged already, and a message that could not be acknowledged is delivered again.
     """
-    told = ("maybe_refresh_binding_expiry", "Couldn't ack")
-    return not record.getMessage().startswith(told)
+    noise = ("maybe_refresh_binding_expiry", "Couldn't ack")
+    return not record.getMessage().startswith(noise)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Which tasks a fleet's worker takes beside its own two: Celery's, and those of the user's app.
+"""Limits the tasks that a worker accepts beside its own two: Celery's, and the user's own.
 
 Celery registers tasks in every app (`celery.group`, `celery.chord` and others). Their arguments
 name tasks and queues, so a message for one makes a worker publish whatever a stranger wrote.
@@ -23,10 +23,10 @@ PutAside = Callable[[Task, Inadmissible], Reject]
 
 
 def limit_tasks(app: Celery, gate: Gate | None, put_aside: PutAside) -> None:
-    """Leave the app's own tasks and those of its user, before a worker consumes.
+    """Keep the app's own tasks and those of its user, before a worker consumes.
 
-    Celery's stay only where the user has tasks and nobody signs. With a `gate`, each message for a
-    task of the user's needs a signature over `[args, kwargs]`.
+    Celery's stay only where the user has tasks and messages are not signed. With a `gate`, each
+    message for a task of the user's needs a signature over `[args, kwargs]`.
     """
     theirs = sorted(
         name for name in app.tasks if name not in (TASK, TOOL_TASK) and not name.startswith(CELERYS)

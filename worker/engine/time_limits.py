@@ -1,7 +1,7 @@
 """Celery's time limits under the pools that cannot end a step by them.
 
 Celery's threads and solo know no limits, and prefork's hard one is a SIGKILL, after which nobody
-commits. Under these pools a step or a tool call keeps the limits itself: the hard one a moment
+commits. Under these pools a step or a tool call enforces the limits itself: the hard one a moment
 before Celery's own. The asyncio pool ends its tasks by itself. Knows neither steps nor Redis.
 """
 
@@ -32,12 +32,12 @@ class TimeLimits:
         self._soft: float | None = None
 
     def note(self, worker: Any) -> None:
-        """Learn a worker's pool and options, before its pool starts."""
+        """Read a worker's pool and options, before its pool starts."""
         self._pool = getattr(worker.pool_cls, "__module__", "")
         self._hard, self._soft = worker.time_limit, worker.soft_time_limit
 
     def keep(self, task: Any, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return what does the same as `work` and ends it in time, for the request of `task`."""
+        """Return a coroutine that runs `work` within the time limits of `task`'s request."""
         if self._pool != _PREFORK and self._pool not in _WITHOUT_LIMITS:
             return work
         seconds = self.seconds(task)

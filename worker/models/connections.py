@@ -17,12 +17,12 @@ from stepfleet.worker.models.endpoint import is_loopback
 CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 30.0
 _DNS_SECONDS = 60
-_STANDING_HEADERS = {
+_COMMON_HEADERS = {
     "accept": "application/json, text/event-stream",
     "accept-encoding": "identity",
     "user-agent": "stepfleet",
 }
-"""What every request says. Answers are short: to compress them costs more than it saves."""
+"""Headers of every request. Answers are short: compressing them costs more than it saves."""
 
 
 class Connections:
@@ -66,7 +66,7 @@ class Connections:
         )
         return aiohttp.ClientSession(
             connector=connector,
-            headers=_STANDING_HEADERS,
+            headers=_COMMON_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )

@@ -1,4 +1,4 @@
-"""Decides where a call goes and which key it carries, from settings and environment. Pure.
+"""Decides the address and the key of a call, from settings and environment. Pure.
 
 A key is sent only where it belongs: the default key goes to OpenAI, to the address that the
 worker's own environment names, and to this machine. An agent that names another address names
@@ -43,7 +43,7 @@ class Endpoint:
 
 
 def endpoint_of(settings: ModelSettings, environment: Mapping[str, str]) -> Endpoint:
-    """Return where chat completions are asked for.
+    """Return the endpoint of chat completions.
 
     Raises `ModelSetupError` for an unusable address, a missing key, or when
     STEPFLEET_ALLOW_MODEL_REQUESTS=0 allows only this machine's own addresses.

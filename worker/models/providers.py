@@ -28,12 +28,12 @@ ProviderFactory = Callable[[], LLM]
 
 @runtime_checkable
 class StreamsText(Protocol):
-    """A model that tells its text while it answers."""
+    """A model that reports its text while it answers."""
 
     async def generate_streaming(
         self, request: ModelRequest, on_text: Callable[[str], None]
     ) -> LLMResponse:
-        """Answer the request and tell each piece of text as it arrives."""
+        """Answer the request and pass each piece of text to `on_text` as it arrives."""
         ...
 
 
@@ -85,7 +85,7 @@ class Models:
     ) -> LLMResponse:
         """Make one model call: of `llm` if given, else of the model that the request names.
 
-        `on_text` hears the text piece by piece where model and settings stream, else at once.
+        `on_text` gets the text piece by piece where model and settings stream, else at once.
         Raises nothing but `AgentException`s, for a model's failures `ModelError` and its
         subclasses; `ModelTimeoutError` after `settings.timeout` seconds.
         """

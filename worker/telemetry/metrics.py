@@ -75,7 +75,7 @@ class Metrics:
         self._rescued = self._counter("stepfleet_rescued", "Overdue runs dispatched again")
         self._lag = Histogram(
             "stepfleet_loop_lag_seconds",
-            "How much later than asked the event loop wakes",
+            "How much later than due the event loop wakes",
             buckets=LAG,
             registry=self.registry,
         )

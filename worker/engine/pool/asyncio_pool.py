@@ -29,7 +29,7 @@ from kombu.asynchronous import get_event_loop
 from stepfleet.worker.engine import bridge, transport
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.current_task import follow_jobs
-from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Job, Limits, Reports
+from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Job, Limits
 from stepfleet.worker.engine.pool.option_checks import WHY_NOT_AUTOSCALE
 from stepfleet.worker.engine.pool.outbox import DirectOutbox, HubOutbox
 from stepfleet.worker.engine.pool.slots import Slots
@@ -149,7 +149,7 @@ class Pool(BasePool):
         """Run the request as soon as a slot is free; None once the pool is closed."""
         if self._thread is None or self._state not in (None, self.RUN):
             return None
-        reports = Reports(
+        callbacks = Callbacks(
             accepted=options["accept_callback"],
             succeeded=options["callback"],
             failed=options["error_callback"],
@@ -160,12 +160,12 @@ class Pool(BasePool):
             hard=options.get("timeout") or self.options.get("timeout"),
         )
         job = Job(
-            partial(target, *args, **(kwargs or {})), reports, limits, self, self._thread.loop
+            partial(target, *args, **(kwargs or {})), callbacks, limits, self, self._thread.loop
         )
-        self._in_accounts_thread(self._admit, job)
+        self._in_slots_thread(self._admit, job)
         return job
 
-    def _in_accounts_thread(self, call: Callable[..., object], *args: object) -> None:
+    def _in_slots_thread(self, call: Callable[..., object], *args: object) -> None:
         if isinstance(self._outbox, HubOutbox):
             call(*args)
         elif self._thread is not None:
@@ -180,10 +180,10 @@ class Pool(BasePool):
             if _was_revoked(job):
                 self._slots.free(job)
                 continue
-            self._report(job.reports.accepted, os.getpid(), time.monotonic())
+            self._report(job.callbacks.accepted, os.getpid(), time.monotonic())
             self._thread.submit(job.begin)
 
-    # ------------------------------------------------------------------ what jobs tell
+    # ------------------------------------------------------------------ reports of jobs
 
     def finished(self, job: Job, outcome: object) -> None:
         """Called in the loop's thread."""
@@ -198,7 +198,7 @@ class Pool(BasePool):
         self._outbox.post(partial(self._write_off, job))
 
     def is_revoked(self, job: Job) -> bool:
-        """Tell whether the job was revoked, and not cancelled since the worker stops."""
+        """Return whether the job was revoked, and not cancelled because the worker stops."""
         return bool(getattr(_request_of(job), "_already_revoked", False))
 
     def _settle(self, job: Job, outcome: object) -> None:
@@ -207,11 +207,11 @@ class Pool(BasePool):
         if not job.settled:
             job.settled = True
             if job.terminated_by is not None:
-                self._report(job.reports.failed, _terminated(job.terminated_by))
+                self._report(job.callbacks.failed, _terminated(job.terminated_by))
             elif isinstance(outcome, ExceptionInfo):
-                self._report(job.reports.failed, outcome)
+                self._report(job.callbacks.failed, outcome)
             else:
-                self._report(job.reports.succeeded, outcome)
+                self._report(job.callbacks.succeeded, outcome)
         self._start_waiting()
 
     def _report_limit(self, job: Job, soft: bool) -> None:
@@ -219,7 +219,7 @@ class Pool(BasePool):
             return
         job.settled = not soft
         limit = job.limits.soft if soft else job.limits.hard
-        self._report(job.reports.timed_out, soft, limit)
+        self._report(job.callbacks.timed_out, soft, limit)
 
     def _write_off(self, job: Job) -> None:
         if job not in self._slots.running:
@@ -257,7 +257,7 @@ class Pool(BasePool):
     def _resize(self, change: int) -> None:
         self._slots.resize(change)
         self.limit = self._slots.limit
-        self._in_accounts_thread(self._start_waiting)
+        self._in_slots_thread(self._start_waiting)
 
     @property
     def num_processes(self) -> int:
@@ -298,7 +298,7 @@ def _is_cold() -> bool:
 
 
 def _request_of(job: Job) -> Any:
-    return getattr(job.reports.succeeded, "__self__", None)
+    return getattr(job.callbacks.succeeded, "__self__", None)
 
 
 def _was_revoked(job: Job) -> bool:
@@ -314,7 +314,7 @@ def _terminated(signum: int) -> ExceptionInfo:
 
 
 async def _close_everything() -> None:
-    # Collaborators first: what they have still to tell is told by tasks of this loop.
+    # Collaborators first: tasks of this loop send their last messages.
     for failure in await bridge.close_collaborators():
         logger.warning("Could not close a collaborator of the event loop: %r", failure)
     await _cancel_the_others()

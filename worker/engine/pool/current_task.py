@@ -1,4 +1,4 @@
-"""Tells Celery whose code is running: ``current_task`` and ``self.request`` follow the job.
+"""Makes ``current_task`` and ``self.request`` of Celery follow the job.
 
 Celery keys those stacks by greenlet. The greenlet of a task body and the coroutines that it waits
 for are different greenlets, so here the key is a context variable, which bodies, coroutines, their

@@ -28,7 +28,7 @@ GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
+class Callbacks:
     """Celery's callbacks for one request; called in the worker's thread only."""
 
     accepted: Callable[[int, float], object]
@@ -39,7 +39,7 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds after which a task is told to end (soft), and after which it is ended (hard)."""
+    """Seconds after which a task is interrupted (soft), and after which it is ended (hard)."""
 
     soft: float | None
     hard: float | None
@@ -55,7 +55,7 @@ class Owner(Protocol):
         """A time limit has passed."""
 
     def is_revoked(self, job: "Job") -> bool:
-        """Tell whether somebody asked for the end of this very task; called in any thread."""
+        """Return whether this very task was revoked; called in any thread."""
 
     def abandoned(self, job: "Job") -> None:
         """The job was ended and has not ended within the grace period."""
@@ -74,8 +74,8 @@ class Job:
         "_starting",
         "_task",
         "_timers",
+        "callbacks",
         "limits",
-        "reports",
         "settled",
         "target",
         "terminated_by",
@@ -84,13 +84,13 @@ class Job:
     def __init__(
         self,
         target: Callable[[], object],
-        reports: Reports,
+        callbacks: Callbacks,
         limits: Limits,
         owner: Owner,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.target = target
-        self.reports = reports
+        self.callbacks = callbacks
         self.limits = limits
         self.terminated_by: int | None = None  # belongs to the worker's thread
         self.settled = False  # belongs to the worker's thread: Celery knows how the task ended
@@ -99,12 +99,12 @@ class Job:
         self._starting: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._doomed = False  # whatever the task still does, it must not report it
+        self._doomed = False  # the task must not report anything any more
         self._soft_is_due = False
         self._ended = False
 
     def terminate(self, signum: int | None = None) -> None:
-        """Cancel the task in the loop, whatever the signal; say so where somebody revoked it.
+        """Cancel the task in the loop, whatever the signal; with `TERMINATED` where it was revoked.
 
         A cold shutdown of Celery ends its tasks by this call, too.
         """
@@ -112,7 +112,7 @@ class Job:
         self.end(*((TERMINATED,) if self._owner.is_revoked(self) else ()))
 
     def end(self, *why: str) -> None:
-        """Cancel the task in the loop, and say `why` (nothing: the worker stops); any thread."""
+        """Cancel the task in the loop with `why` (nothing: the worker stops); any thread."""
         try:
             self._loop.call_soon_threadsafe(self._doom, *why)
         except RuntimeError:  # the loop has ended, and the task with it
@@ -144,18 +144,18 @@ class Job:
         self._leave(outcome)
 
     async def _drive(self, body: TaskGreenlet) -> object:
-        """Run the target; await on this loop whatever it asks for."""
-        asked = body.begin(self.target)
+        """Run the target; await its awaitables on this loop."""
+        awaitable = body.begin(self.target)
         while not body.over:
             try:
-                answer = await asked
+                answer = await awaitable
             except BaseException as error:  # noqa: BLE001 every exception belongs to the body
                 seen = self._as_the_body_sees(error)
-                asked = body.throw(type(seen), seen, seen.__traceback__)
+                awaitable = body.throw(type(seen), seen, seen.__traceback__)
                 del seen  # its traceback names this frame
             else:
                 self._forget_interruption()
-                asked = body.throw(CancelledError()) if self._doomed else body.switch(answer)
+                awaitable = body.throw(CancelledError()) if self._doomed else body.switch(answer)
         return body.outcome()
 
     def _as_the_body_sees(self, error: BaseException) -> BaseException:
@@ -164,8 +164,8 @@ class Job:
         if not isinstance(error, CancelledError):
             return error
         if self._forget_interruption():
-            told: BaseException = SoftTimeLimitExceeded(self.limits.soft)
-            return told.with_traceback(error.__traceback__)
+            limit: BaseException = SoftTimeLimitExceeded(self.limits.soft)
+            return limit.with_traceback(error.__traceback__)
         return self_cancelled()
 
     def _forget_interruption(self) -> bool:

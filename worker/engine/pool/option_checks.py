@@ -1,4 +1,4 @@
-"""Says no, and why, to worker options that would lose or duplicate work.
+"""Refuses worker options that would lose or duplicate work, with the reason.
 
 Decides from names and options alone. Must not start or stop anything.
 """

@@ -12,29 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 Call = Callable[[], None]
 
 
-class Outbox(Protocol):
-    """Where calls are posted from any thread, and delivered in the worker's."""
-
-    def post(self, call: Call) -> None:
-        """Have the call made in the thread that delivers."""
-
-    def deliver(self) -> None:
-        """Make the calls posted so far, in order."""
-
-    def wait(self, seconds: float) -> None:
-        """Return when a call was posted, or after so many seconds."""
-
-    def close(self) -> None:
-        """Free what it holds; later posts are dropped."""
-
-
 class HubOutbox:
-    """Delivers in the hub's thread, which polls ``fileno()``."""
+    """Delivers calls that any thread posts in the hub's thread, which polls ``fileno()``."""
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque()

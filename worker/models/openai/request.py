@@ -124,11 +124,11 @@ def _wires_of_blocks(
 def _assistant(message: Message, content: Content) -> dict[str, Any]:
     calls = [_call(one.id, one.name, one.arguments) for one in message.tool_calls]
     if isinstance(content, list):
-        asked = [block["toolUse"] for block in content if "toolUse" in block]
-        calls += [_call(one["toolUseId"], one["name"], one.get("input", {})) for one in asked]
+        used = [block["toolUse"] for block in content if "toolUse" in block]
+        calls += [_call(one["toolUseId"], one["name"], one.get("input", {})) for one in used]
         content = [block for block in content if "toolUse" not in block]
-    said = _content(content)
-    wire: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+    text = _content(content)
+    wire: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
     if calls:
         wire["tool_calls"] = calls
     return _named(message, wire)

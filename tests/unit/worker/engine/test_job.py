@@ -12,10 +12,10 @@ import pytest
 
 from stepfleet.worker.engine.bridge import await_
 from stepfleet.worker.engine.loop_thread import new_event_loop
-from stepfleet.worker.engine.pool.job import Job, Limits, Reports
+from stepfleet.worker.engine.pool.job import Callbacks, Job, Limits
 
 LONG = 60.0
-REPORTS = Reports(*[lambda *_: None] * 4)
+REPORTS = Callbacks(*[lambda *_: None] * 4)
 
 
 class Owner:
