@@ -61,7 +61,11 @@ def create_app(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         task_acks_late=True,
         task_track_started=True,
-        broker_transport_options=_transport_options(settings),
+        # Recovery is the rescuer's; kombu's own must not bring a message back during a long step.
+        broker_transport_options={
+            "visibility_timeout": 6 * 3600,
+            "message_limit": settings.message_bytes,
+        },
         worker_hijack_root_logger=True,
     )
     if settings.transport == "batch":
@@ -79,7 +83,9 @@ def create_app(settings: Settings) -> Celery:
     keys = settings.signing
     gate = Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None
     register(app, services, gate)
-    _follow_refusals(settings)
+    receive = dead_letter_receiver(settings)
+    signals.task_unknown.connect(receive, weak=False)
+    signals.task_rejected.connect(receive, weak=False)
     if prefork:
         requests = Requests()
         signals.task_received.connect(requests, weak=False)
@@ -100,20 +106,8 @@ def asks_for_prefork(arguments: Sequence[str]) -> bool:
     return "--pool=prefork" in arguments or "-Pprefork" in arguments
 
 
-def _transport_options(settings: Settings) -> dict[str, Any]:
-    # Recovery is the rescuer's; kombu's own must not bring a message back during a long step.
-    return {"visibility_timeout": 6 * 3600, "message_limit": settings.message_bytes}
-
-
-def _follow_refusals(settings: Settings) -> None:
-    """Keep what Celery has and cannot use where people look for it."""
-    receive = dead_letter_receiver(settings)
-    signals.task_unknown.connect(receive, weak=False)
-    signals.task_rejected.connect(receive, weak=False)
-
-
 def _drain_step(stopping: Stopping) -> type[bootsteps.StartStopStep]:
-    """Return a step that begins the drain whoever asks for the stop: by remote control too."""
+    """Return a step that begins the drain for every kind of stop, by remote control too."""
 
     class DrainStep(bootsteps.StartStopStep):
         requires = ("celery.worker.components:Pool",)
@@ -132,18 +126,9 @@ def _drain_step(stopping: Stopping) -> type[bootsteps.StartStopStep]:
 def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
     """Tie the services to the worker's life. Receivers are kept by the app's own process."""
 
-    def starts_in_process(**_: Any) -> None:
-        services.start()
-
-    def ends_in_process(**_: Any) -> None:
-        end_home()
-
     def starts_in_worker(sender: Any = None, **_: Any) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
             services.start()
-
-    def opens(**_: Any) -> None:
-        services.stopping.open()
 
     def set_up(instance: Any = None, **_: Any) -> None:
         services.limits.note(instance)
@@ -155,10 +140,10 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
         services.stopping.request(at_once=how != "Warm")
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
-    signals.worker_init.connect(opens, weak=False)
+    signals.worker_init.connect(lambda **_: services.stopping.open(), weak=False)
     signals.celeryd_after_setup.connect(set_up, weak=False)
-    signals.worker_process_init.connect(starts_in_process, weak=False)
-    signals.worker_process_shutdown.connect(ends_in_process, weak=False)
+    signals.worker_process_init.connect(lambda **_: services.start(), weak=False)
+    signals.worker_process_shutdown.connect(lambda **_: end_home(), weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)
     app.steps["worker"].add(_drain_step(services.stopping))
@@ -166,7 +151,7 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
 
 
 def _take_interruptions(services: Services) -> None:
-    """Let clients break off what is cancelled: one run, or a whole batch."""
+    """Let clients interrupt what is cancelled: one run, or a whole batch."""
 
     @control_command(name="stepfleet_interrupt", args=[("run_id", str)], signature="RUN_ID")
     def stepfleet_interrupt(state: Any, run_id: str) -> dict[str, str]:

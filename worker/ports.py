@@ -91,7 +91,7 @@ class AgentCode(Protocol):
     def memory_policy(self, reference: str) -> CustomPolicy:
         """Return its own memory policy. Raises `AgentMemoryError` where it has no such one."""
 
-    def asking(self, claim: Claim) -> Callable[[ModelRequest], Awaitable[LLMResponse]]:
+    def call_for(self, claim: Claim) -> Callable[[ModelRequest], Awaitable[LLMResponse]]:
         """Return what makes the model calls of that step: `generate`, streamed to subscribers."""
 
     async def generate(self, request: ModelRequest) -> LLMResponse:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
@@ -17,10 +17,11 @@ from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
-from stepfleet.orchestrator.tools import McpServer, Tool, ToolRegistry, tool_catalog
+from stepfleet.orchestrator.tools import Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
+from stepfleet.worker.agents.mcp_sources import Sources
 from stepfleet.worker.agents.response_cache import ResponseCache
-from stepfleet.worker.agents.streaming import Ask, Generate, Teller
+from stepfleet.worker.agents.streaming import Call, Generate, Streaming
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models import Models
 
@@ -37,17 +38,17 @@ class LocalAgent:
         agent: Agent,
         tools: ToolRegistry,
         models: Models,
-        teller: Teller | None = None,
+        streaming: Streaming | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
         self.tools = tools
         self._agent = agent
         self._models = models
-        self._teller = teller
+        self._streaming = streaming
         self._cache = cache
         self._config: AgentConfig | None = None
         self._criteria = ContinuationCriteria()
-        self._asked: ModelSettings | None = None
+        self._stored: ModelSettings | None = None
         self._settings = agent.config.settings
         self._reasoner: Reasoner | None = None
 
@@ -75,7 +76,7 @@ class LocalAgent:
     def memory_policy(self, reference: str) -> CustomPolicy:
         """Return the agent's own memory policy. Raises `AgentMemoryError`.
 
-        Which code is imported says this worker's agent, never the store.
+        The worker's agent decides which code is imported, never the store.
         """
         own = self._agent.config.memory.custom
         if reference != own:
@@ -94,14 +95,14 @@ class LocalAgent:
         self._criteria = criteria_of(config, self._agent, reasoner)
         self._config, self._reasoner = config, reasoner
 
-    def asking(self, claim: Claim) -> Ask:
-        """Return what makes the model calls of a step, heard by those who listen to it."""
+    def call_for(self, claim: Claim) -> Call:
+        """Return what makes the model calls of a step, and streams them."""
         generate: Generate = self.generate
         if (policy := claim.config.cache) is not None and policy.covers(claim.config.model):
             generate = partial(self.generate, config=claim.config)
-        if self._teller is None:
+        if self._streaming is None:
             return generate
-        return self._teller.asking(claim, self._agent.subscribers, generate)
+        return self._streaming.call_for(claim, self._agent.subscribers, generate)
 
     async def generate(
         self,
@@ -111,8 +112,8 @@ class LocalAgent:
     ) -> LLMResponse:
         """Make one call by the agent's own model object, or by the provider it names.
 
-        With the `config` of a run that has a cache policy the answer may be a kept one. Where a
-        key is sent, and which, says this worker's code and never the store.
+        With the `config` of a run that has a cache policy the answer may be a kept one. This
+        worker's code decides which key is sent and where, never the store.
         """
         if self._agent.middleware:
             return await self._through_middleware(request, on_text, config)
@@ -126,8 +127,8 @@ class LocalAgent:
     ) -> LLMResponse:
         answered: list[LLMResponse] = []
 
-        async def once(asked: ModelRequest) -> LLMResponse:
-            answered.append(await self._generate(asked, on_text, config))
+        async def once(request: ModelRequest) -> LLMResponse:
+            answered.append(await self._generate(request, on_text, config))
             return answered[-1]
 
         try:
@@ -149,29 +150,20 @@ class LocalAgent:
         on_text: Callable[[str], None] | None,
         config: AgentConfig | None,
     ) -> LLMResponse:
-        asked = request.model_copy(update={"settings": self._trusted(request.settings)})
+        trusted = request.model_copy(update={"settings": self._trusted(request.settings)})
         llm = self._agent.llm
         if config is None or self._cache is None:
-            return await self._models.generate(asked, llm=llm, on_text=on_text)
+            return await self._models.generate(trusted, llm=llm, on_text=on_text)
         call = partial(self._models.generate, llm=llm, on_text=on_text)
-        return await self._cache.answer(asked, config, call, llm=llm, on_text=on_text)
+        return await self._cache.answer(trusted, config, call, llm=llm, on_text=on_text)
 
-    def _trusted(self, asked: ModelSettings) -> ModelSettings:
+    def _trusted(self, settings: ModelSettings) -> ModelSettings:
         # Runs of one batch share one settings object; the worker's own are put in once.
-        if asked is not self._asked:
+        if settings is not self._stored:
             own = self._agent.config.settings
             changes = {name: getattr(own, name) for name in WORKERS_OWN}
-            self._asked, self._settings = asked, asked.model_copy(update=changes)
+            self._stored, self._settings = settings, settings.model_copy(update=changes)
         return self._settings
-
-
-class Sources(Protocol):
-    """Servers that have tools of their own; see `toolbox.mcp`."""
-
-    def registry(
-        self, own: ToolRegistry, servers: Iterable[McpServer], reserved: Iterable[str]
-    ) -> ToolRegistry:
-        """Return the tools of `own` and of `servers`, which get no name among `reserved`."""
 
 
 class LocalAgents:
@@ -181,13 +173,13 @@ class LocalAgents:
         self,
         agents: Iterable[Agent],
         models: Models,
-        teller: Teller | None = None,
+        streaming: Streaming | None = None,
         sources: Sources | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
         self._agents = {agent.name: agent for agent in agents}
         self._models = models
-        self._teller = teller
+        self._streaming = streaming
         self._sources = sources
         self._cache = cache
         self._ready: dict[Hashable, LocalAgent] = {}
@@ -215,7 +207,7 @@ class LocalAgents:
                 "start workers with --agents naming its module"
             )
             raise ConfigurationError(msg)
-        # Which code runs says this worker's agent; what else is installed here is not its tools.
+        # The worker's agent decides which tools a run may use, whatever else is installed here.
         allowed = {one.name for one in (*agent.tools, *agent.earlier_tools)}
         missing = [ref.name for ref in config.tools if ref.name not in allowed]
         if missing:
@@ -229,7 +221,7 @@ class LocalAgents:
         tools.middleware = agent.middleware
         if config.mcp_servers:
             tools = self._with_servers(agent, tools, config)
-        return LocalAgent(agent, tools, self._models, self._teller, self._cache)
+        return LocalAgent(agent, tools, self._models, self._streaming, self._cache)
 
     def _with_servers(self, agent: Agent, tools: ToolRegistry, config: AgentConfig) -> ToolRegistry:
         servers = {one.name: one for one in agent.tools.servers}

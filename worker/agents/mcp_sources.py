@@ -1,19 +1,21 @@
-"""Whether this worker's agents have tools of servers; only then is the code for that loaded.
-
-Without such agents neither the protocol's package nor anything of it is imported.
-"""
+"""The MCP servers of this worker's agents; without any the protocol's package is not imported."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.worker.agents.local import Sources
+from stepfleet.orchestrator.tools import McpServer, ToolRegistry
 
 
-class OpenSources(Sources, Protocol):
-    """Sources that are connected, and have to be closed."""
+class Sources(Protocol):
+    """Servers that have tools of their own, connected; see `toolbox.mcp`."""
+
+    def registry(
+        self, own: ToolRegistry, servers: Iterable[McpServer], reserved: Iterable[str]
+    ) -> ToolRegistry:
+        """Return the tools of `own` and of `servers`, which get no name among `reserved`."""
 
     async def aclose(self) -> None:
         """Disconnect from all of them."""
@@ -30,7 +32,7 @@ def check_sources(agents: Sequence[Agent]) -> None:
             raise ConfigurationError(msg)
 
 
-def sources_of(agents: Sequence[Agent]) -> OpenSources | None:
+def sources_of(agents: Sequence[Agent]) -> Sources | None:
     """Connect to the servers of all agents, in the background; None where there are none.
 
     Raises `ConfigurationError` as `check_sources` does.

@@ -1,7 +1,7 @@
 """Answers model calls from the fleet's response cache, and keeps what is worth it.
 
-Decides nothing about requests and answers (`caching` does). A cache in trouble is none: whatever
-goes wrong with it, the call is made, and no step fails or waits for it.
+Decides nothing about requests and answers (`caching` does). If the cache fails, the call is made:
+it never fails a step, nor delays one.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from stepfleet.worker.models.endpoint import endpoint_of
 log = logging.getLogger(__name__)
 
 READ_SECONDS = 0.5
-"""So long a call waits for the cache at most."""
+"""The longest wait of a call for the cache."""
 KEEP_SECONDS = 5.0
-TELL_SECONDS = 60.0
+WARN_SECONDS = 60.0
 IDENTITY = "cache_identity"
-"""Attribute of an agent's own model object: text that says which answers are alike."""
+"""Attribute of an agent's own model object: objects of the same identity share answers."""
 
-_TROUBLE = (AgentException, RedisError, OSError, TimeoutError)
+_ERRORS = (AgentException, RedisError, OSError, TimeoutError)
 Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
 
 
@@ -67,7 +67,7 @@ class ResponseCache:
         self._environment = os.environ if environment is None else environment
         self._providers: dict[tuple[str | None, ...], str] = {}
         self._under_way: set[asyncio.Task[None]] = set()
-        self._told = -TELL_SECONDS
+        self._warned_at = -WARN_SECONDS
 
     async def answer(
         self,
@@ -80,8 +80,8 @@ class ResponseCache:
     ) -> LLMResponse:
         """Return the answer that is kept for `request`, else the one of `call`.
 
-        `config` is the run's; `llm` the agent's own model object, if it has one. `on_text` hears a
-        kept answer as one piece. Raises what `call` raises.
+        `config` is the run's; `llm` the agent's own model object, if it has one. `on_text` receives
+        a kept answer as one piece. Raises what `call` raises.
         """
         policy, key = config.cache, self._key(request, config, llm)
         if policy is None or key is None:
@@ -96,9 +96,9 @@ class ResponseCache:
         return marked(response, key)
 
     def forget(self, key: str) -> None:
-        """Drop an answer that turned out to be no good, so that those who ask later have a call.
+        """Drop an answer that has turned out invalid, after the entries that are being kept.
 
-        Returns at once, and drops it behind what is being kept.
+        Returns at once.
         """
         self._beside(self._dropped(key, set(self._under_way)))
 
@@ -110,11 +110,11 @@ class ResponseCache:
     # ------------------------------------------------------------------ keys
 
     def _key(self, request: ModelRequest, config: AgentConfig, llm: LLM | None) -> str | None:
-        """Return the request's key; None for one that cannot be told from others."""
+        """Return the request's key; None for one without an identity."""
         try:
             return key_of(request, self._provider(request, config, llm))
         except (ModelError, TypeError, ValueError, RecursionError):
-            return None  # the call itself says what is wrong
+            return None  # the call itself raises the error
 
     def _provider(self, request: ModelRequest, config: AgentConfig, llm: LLM | None) -> str:
         if llm is not None:
@@ -139,8 +139,8 @@ class ResponseCache:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 entry = await self._entries.read(key, model)
-        except _TROUBLE as error:
-            self._tell("read", error)
+        except _ERRORS as error:
+            self._warn("read", error)
             return None
         return answer_of(entry, key, model, cost) if entry else None
 
@@ -160,8 +160,8 @@ class ResponseCache:
         try:
             async with asyncio.timeout(KEEP_SECONDS):
                 await self._entries.keep(key, model, entry, ttl)
-        except _TROUBLE as error:
-            self._tell("filled", error)
+        except _ERRORS as error:
+            self._warn("filled", error)
 
     async def _dropped(self, key: str, before: set[asyncio.Task[None]]) -> None:
         if before:
@@ -169,12 +169,12 @@ class ResponseCache:
         try:
             async with asyncio.timeout(KEEP_SECONDS):
                 await self._entries.drop(key)
-        except _TROUBLE as error:
-            self._tell("cleared", error)
+        except _ERRORS as error:
+            self._warn("cleared", error)
 
-    def _tell(self, what: str, error: BaseException) -> None:
+    def _warn(self, what: str, error: BaseException) -> None:
         now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
-            self._told = now
+        if now - self._warned_at >= WARN_SECONDS:
+            self._warned_at = now
             reason = f"{type(error).__name__}: {error}"
             log.warning("the response cache cannot be %s (calls are made): %s", what, reason)

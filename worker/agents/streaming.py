@@ -1,4 +1,4 @@
-"""What a step's model call tells while it is made: its text as it is written, its answer.
+"""Streams a step's model call while it is made: its text in chunks, its answer to subscribers.
 
 For runs that ask for chunks and agents with subscribers; every other call is made as it is.
 """
@@ -12,11 +12,11 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.events.subscribers import SubscriberQueue, moment_of
 from stepfleet.worker.events.text_chunks import ChunkSender
 
-Ask = Callable[[ModelRequest], Awaitable[LLMResponse]]
+Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
 
 
 class Generate(Protocol):
-    """Makes a model call; `on_text` hears its text piece by piece."""
+    """Makes a model call; `on_text` receives its text piece by piece."""
 
     async def __call__(
         self, request: ModelRequest, on_text: Callable[[str], None] | None = None
@@ -24,20 +24,20 @@ class Generate(Protocol):
         """Return the answer. Raises `ModelError`."""
 
 
-class Teller:
-    """Makes the model calls of steps heard."""
+class Streaming:
+    """Streams the model calls of steps."""
 
     def __init__(self, chunks: ChunkSender, listening: SubscriberQueue) -> None:
         self._chunks = chunks
         self._listening = listening
 
-    def asking(self, claim: Claim, subscribers: Subscribers | None, generate: Generate) -> Ask:
-        """Return what makes the calls of `claim`'s step: `generate` itself if nobody listens."""
+    def call_for(self, claim: Claim, subscribers: Subscribers | None, generate: Generate) -> Call:
+        """Return what makes the calls of a step: `generate` itself if nothing is streamed."""
         is_streamed = claim.config.broadcast.include_stream_chunks
         if subscribers is None and not is_streamed:
             return generate
 
-        async def ask(request: ModelRequest) -> LLMResponse:
+        async def call(request: ModelRequest) -> LLMResponse:
             response = await (
                 self._streamed(claim, request, generate) if is_streamed else generate(request)
             )
@@ -48,14 +48,14 @@ class Teller:
                 )
             return response
 
-        return ask
+        return call
 
     async def _streamed(
         self, claim: Claim, request: ModelRequest, generate: Generate
     ) -> LLMResponse:
         writer = self._chunks.begin(claim)
         settings = request.settings.model_copy(update={"stream": True})
-        asked = request.model_copy(update={"settings": settings})
-        response = await generate(asked, writer.add)
+        request = request.model_copy(update={"settings": settings})
+        response = await generate(request, writer.add)
         writer.complete()
         return response

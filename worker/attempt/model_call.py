@@ -72,7 +72,7 @@ async def call_model(
     if reasoner:
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
-    ask = partial(_answer, claim, agent.asking(claim), ports)
+    ask = partial(_answer, claim, agent.call_for(claim), ports)
     try:
         response = await ask(request)
     except ContextWindowError as error:

@@ -1,8 +1,8 @@
-"""Counts the deaths of a pool's children, where Celery tells of them: prefork.
+"""Counts the deaths of a pool's children, where Celery reports them: prefork.
 
-A child does one thing at a time, so its death while its parent lives is held against that. Called
-in the parent, where no event loop runs. Celery tells what was lost, and not whose it was: that is
-read from the store, and believed where that process is gone from this machine.
+A child does one thing at a time, so its death while its parent lives counts against its work.
+Called in the parent, where no event loop runs. Celery reports the task, not the child: that is
+read from the store, and trusted where that process is gone from this machine.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def counts_lost_children(
         hinted = _HINTS.get(getattr(sender, "name", ""))
         if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
             return
-        # A hard time limit is told of right before the SIGKILL.
+        # Celery reports a hard time limit right before the SIGKILL.
         is_gone: Callable[[str], bool] = is_gone_here
         if isinstance(exception, TimeLimitExceeded):
             is_gone = partial(is_child_here, pid=requests.pid_of(task_id))
@@ -63,7 +63,7 @@ def counts_lost_children(
         except Inadmissible:
             return
         except (AgentException, OSError) as error:
-            log.warning("the loss of a child is known by its lease alone: %s", error)
+            log.warning("the death of a child could not be counted, its lease runs out: %s", error)
 
     return receive
 
@@ -85,7 +85,7 @@ async def _count(
 
 
 class Requests:
-    """The tasks that this process has received and not finished: a receiver of `task_received`."""
+    """The unfinished tasks that this process has received: a receiver of `task_received`."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[str, Any] = WeakValueDictionary()

@@ -16,9 +16,9 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.agents.local import LocalAgents
-from stepfleet.worker.agents.mcp_sources import OpenSources, sources_of
+from stepfleet.worker.agents.mcp_sources import Sources, sources_of
 from stepfleet.worker.agents.response_cache import ResponseCache
-from stepfleet.worker.agents.streaming import Teller
+from stepfleet.worker.agents.streaming import Streaming
 from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue
 from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.ports import Isolation, Ports
@@ -41,7 +41,7 @@ class Collaborators:
         self._models = self.instrumentation.models()
         self._toolbox = self.instrumentation.toolbox(LocalToolbox(settings.tool_threads))
         self._counters = TokenCounters()
-        self._sources: OpenSources | None = None
+        self._sources: Sources | None = None
         self._chunks: ChunkSender | None = None
         self._cache: ResponseCache | None = None
 
@@ -52,7 +52,7 @@ class Collaborators:
         settings, connection = opened.settings, opened.connection
         self._sources = self._sources or sources_of(self._agents)
         self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
-        teller = Teller(self._chunks, self.listening)
+        streaming = Streaming(self._chunks, self.listening)
         subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
         listener = (SubscriberObserver(subscribers, self.listening),) if subscribers else ()
         logger = step_logger(as_json=settings.log_format == "json")
@@ -65,7 +65,7 @@ class Collaborators:
         return Ports(
             store=store,
             calls=store.calls,
-            agent=LocalAgents(self._agents, self._models, teller, self._sources, cache).find,
+            agent=LocalAgents(self._agents, self._models, streaming, self._sources, cache).find,
             toolbox=self._toolbox,
             cost=cost,
             elapsed=time.monotonic,

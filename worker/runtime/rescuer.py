@@ -1,7 +1,7 @@
-"""Brings back to work what nobody holds: retries that are due, runs of dead workers, lost hints.
+"""Dispatches again what nobody holds: retries that are due, runs of dead workers, lost hints.
 
-It is at once the retry timer, the orphan collector, and the recovery after a lost broker.
-Every worker has one, and they take turns; what several find, the script gives to one of them.
+It is the retry timer, the orphan collector, and the recovery after a lost broker in one. Every
+worker has one, and they take turns; a run that several find is given to one of them by the script.
 """
 
 import asyncio
@@ -24,30 +24,30 @@ from stepfleet.worker.runtime.store_clock import StoreClock
 log = logging.getLogger(__name__)
 
 MOST_PER_SHARD = 200
-MOST_LOOKS = 100
+MOST_SCANS = 100
 MOST_AGAIN = 40
-"""So many hints may one look publish again in a long queue, over all shards (one of each, where
+"""So many hints may one scan publish again in a long queue, over all shards (one of each, where
 there are more): otherwise every run that waits there would add hints without end."""
 AGAIN_SECONDS = 600.0
-"""So much later than in a short queue are runs published again that were left in a long one."""
+"""Runs that were left in a long queue are published again so much later than in a short one."""
 TURN = 0.75
-"""The share of an interval for which nobody looks again; a worker alone looks at each interval."""
+"""The share of an interval after a scan without another; a single worker scans at each interval."""
 PUT_OFF = "rescue put off: %s"
 STEPPED = (
     "Redis's clock was set forward by %.1f s: nothing is rescued for %.1f s, so that workers"
     " renew what they hold"
 )
 SHARD_SECONDS = 5.0
-"""So long a look waits for a shard; what answers later is heard by a later look."""
+"""So long a scan waits for a shard; a later answer is used by a later scan."""
 
 
 class Rescuer:
-    """Looks for overdue runs every `interval` seconds, give or take a fifth, where nobody else has.
+    """Scans for overdue runs every `interval` seconds, give or take a fifth, unless another does.
 
     `long_queue`: above so many waiting messages, runs that are merely ready stay where they
-    are; their message is most likely among those. Below a tenth of it they are looked for.
-    `again`: so many of those that waited longest are published again by one look all the same.
-    `calm`: for so many seconds after trouble with a shard nothing of it is rescued. Workers that
+    are; their message is most likely among those. Below a tenth of it they are published.
+    `again`: so many of those that waited longest are published again by one scan all the same.
+    `calm`: for so many seconds after an error of a shard nothing of it is rescued. Workers that
     could not renew their leases meanwhile are alive, and hold what was paid for: they come first.
     `clock`: where it notices that Redis's was set forward, nothing is rescued for twice as long.
     """
@@ -73,54 +73,51 @@ class Rescuer:
         self.calm = 0.0
         self.clock = StoreClock()
         self.again = MOST_AGAIN
-        self._asked: dict[int, asyncio.Task[Any]] = {}
-        self._troubled: dict[int, float] = {}
+        self._pending: dict[int, asyncio.Task[Any]] = {}
+        self._calm_until: dict[int, float] = {}
 
     async def watch(
-        self, crash: Visit = unharmed, told: Callable[[int], None] = lambda _: None
+        self, crash: Visit = unharmed, rescued: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Rescue until cancelled. Trouble is logged and tried again at the next turn.
+        """Rescue until cancelled. Errors are logged, and the next turn tries again.
 
-        `told` hears how many runs were dispatched again.
+        `rescued` receives how many runs were dispatched again.
         """
+        is_put_off = False
         try:
-            await self._watch(crash, told)
+            while True:
+                await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
+                try:
+                    count = await self.rescue_all(crash, await self.take_turn())
+                except (AgentException, OSError) as error:
+                    log.log(logging.DEBUG if is_put_off else logging.WARNING, PUT_OFF, error)
+                    is_put_off = True
+                except Exception:
+                    log.exception("rescue failed")
+                else:
+                    is_put_off = False
+                    if count:
+                        rescued(count)
+                        log.info("dispatched %d overdue runs again", count)
         finally:
             self.forget()
 
     def forget(self) -> None:
-        """Drop what shards were asked and have not answered."""
-        for asked in self._asked.values():
-            asked.cancel()
-        self._asked.clear()
-
-    async def _watch(self, crash: Visit, told: Callable[[int], None]) -> None:
-        is_put_off = False
-        while True:
-            await asyncio.sleep(self._interval * (0.8 + 0.4 * self._jitter()))
-            try:
-                rescued = await self.rescue_all(crash, await self.take_turn())
-            except (AgentException, OSError) as error:
-                log.log(logging.DEBUG if is_put_off else logging.WARNING, PUT_OFF, error)
-                is_put_off = True
-            except Exception:
-                log.exception("rescue failed")
-            else:
-                is_put_off = False
-                if rescued:
-                    told(rescued)
-                    log.info("dispatched %d overdue runs again", rescued)
+        """Drop the requests that shards have not answered."""
+        for request in self._pending.values():
+            request.cancel()
+        self._pending.clear()
 
     async def take_turn(self) -> Collection[int]:
-        """Return the shards that this rescuer is to look at now: nobody has of late.
+        """Return the shards that this rescuer is to scan now: no other one has recently.
 
-        One turn is for the whole store; on a cluster each shard has its own, beside its runs. What
-        cannot be asked for is taken: so every worker finds out which shards are in trouble.
+        One turn is for the whole store; on a cluster each shard has its own, beside its runs. A
+        turn whose request fails is taken: so every worker finds out which shards are away.
         """
         places: dict[str, list[int]] = {}
         for shard in range(self._keys.shards):
             places.setdefault(self._place_of(shard), []).append(shard)
-        turns = await asyncio.gather(*map(self._ask_for_turn, places))
+        turns = await asyncio.gather(*map(self._request_turn, places))
         self._hold([ahead for _, ahead in turns], list(places.values()))
         return [
             one for turn, of in zip(turns, places.values(), strict=True) if turn[0] for one in of
@@ -130,16 +127,16 @@ class Rescuer:
         on_cluster = isinstance(self._connection, ClusterConnection)
         return f"{self._keys.tag(shard)}rescuer" if on_cluster else RESCUER
 
-    async def _ask_for_turn(self, place: str) -> tuple[bool, float]:
+    async def _request_turn(self, place: str) -> tuple[bool, float]:
         """Return whether it is this rescuer's turn, and by what the clock there was set forward."""
         pause = max(1, round(self._interval * TURN * 1000))
-        asked = self.clock.asks()
+        sent = self.clock.asks()
         try:
             async with asyncio.timeout(SHARD_SECONDS):
                 turn, now = await run_script(self._connection, "turn", [place], pause, once=True)
         except (AgentException, OSError):
             return True, 0.0
-        return bool(turn), self.clock.answered(place, asked, int(now))
+        return bool(turn), self.clock.answered(place, sent, int(now))
 
     def _hold(self, ahead: list[float], places: list[list[int]]) -> None:
         """Leave shards alone whose leases are over only because a clock was set forward."""
@@ -148,25 +145,25 @@ class Rescuer:
         until = time.monotonic() + 2 * self.calm
         for seconds, shards in zip(ahead, places, strict=True):
             if seconds:
-                self._troubled |= dict.fromkeys(shards, until)
+                self._calm_until |= dict.fromkeys(shards, until)
         log.warning(STEPPED, max(ahead), 2 * self.calm)
 
     async def rescue_all(
         self, crash: Visit = unharmed, shards: Collection[int] | None = None
     ) -> int:
-        """Rescue until no shard has more overdue runs than one look takes; return how many.
+        """Rescue until no shard has more overdue runs than one scan takes; return how many.
 
-        `shards`: those to look at (default all).
+        `shards`: those to scan (default all).
         """
-        rescued = 0
+        count = 0
         if shards is not None and not shards:
             return 0
-        for looks in range(MOST_LOOKS):
-            published, is_more = await self.look(crash, shards, self.again if looks == 0 else 0)
-            rescued += published
+        for scans in range(MOST_SCANS):
+            published, is_more = await self.look(crash, shards, self.again if scans == 0 else 0)
+            count += published
             if not is_more:
                 break
-        return rescued
+        return count
 
     async def rescue(self) -> int:
         """Publish the overdue runs of all shards once; return how many."""
@@ -178,18 +175,19 @@ class Rescuer:
         shards: Collection[int] | None = None,
         again: int | None = None,
     ) -> tuple[int, bool]:
-        """Return how many overdue runs one look published, and whether a shard may have more.
+        """Return how many overdue runs one scan published, and whether a shard may have more.
 
-        `shards`: those to look at (default all); `again` replaces the attribute for this look.
-        Shards in trouble are left alone for `calm` seconds. Raises what a shard failed with when
-        those of the others are published, for trouble only where all of them are in it.
+        `shards`: those to scan (default all); `again` replaces the attribute for this scan. Shards
+        that failed are left alone for `calm` seconds. Raises a shard's error when the runs of the
+        others are published; that it is away only where all of them are.
         """
-        queue = self._shape_of_queue(await self._dispatch.waiting())
+        waiting, few = await self._dispatch.waiting(), self._long_queue / 10
+        queue = "1" if waiting > self._long_queue else "idle" if waiting <= few else "0"
         places = range(self._keys.shards) if shards is None else shards
-        answered = await self._ask(places, queue, self.again if again is None else again)
+        answered = await self._request(places, queue, self.again if again is None else again)
         failed = {shard: error for shard, one in answered.items() if (error := one.exception())}
         replies = [one.result() for shard, one in answered.items() if shard not in failed]
-        self._troubled |= dict.fromkeys(failed, time.monotonic() + self.calm)
+        self._calm_until |= dict.fromkeys(failed, time.monotonic() + self.calm)
         hints = [hint for reply in replies for hint in _hints(reply[3:])]
         behind = [hint for reply in replies for hint in _hints(reply[2])]
         calls = [call for reply in replies for call in _calls(reply[1])]
@@ -204,48 +202,41 @@ class Rescuer:
         count = len(hints) + len(behind) + len(calls)
         return count, any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
 
-    async def _ask(
+    async def _request(
         self, shards: Collection[int], queue: str, again: int
     ) -> dict[int, asyncio.Task[Any]]:
-        """Ask the shards that owe no answer; return what has been answered.
+        """Send requests to the shards that owe no answer; return all that are answered.
 
-        Nothing is cut off for being late: the shard has put off the runs that it tells of.
+        A late request is not cancelled: its shard has put off the runs that it answers.
         """
         new = {
             shard: asyncio.create_task(self._overdue(shard, queue, again))
             for shard in shards
-            if shard not in self._asked and self._troubled.get(shard, 0.0) <= time.monotonic()
+            if shard not in self._pending and self._calm_until.get(shard, 0.0) <= time.monotonic()
         }
-        self._asked |= new
+        self._pending |= new
         if new:
             await asyncio.wait(new.values(), timeout=SHARD_SECONDS)
-        answered = [shard for shard, asked in self._asked.items() if asked.done()]
-        return {shard: self._asked.pop(shard) for shard in answered}
+        answered = [shard for shard, request in self._pending.items() if request.done()]
+        return {shard: self._pending.pop(shard) for shard in answered}
 
     async def _overdue(self, shard: int, queue: str, again: int) -> Any:
         most = max(1, again // self._keys.shards) if again else 0
         latest = self.clock.latest(self._place_of(shard)) or ""
-        told = (MOST_PER_SHARD, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest)
+        given = (MOST_PER_SHARD, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest)
         due = [self._keys.due(shard)]
-        return await run_script(self._connection, "rescue", due, *told, once=True)
-
-    def _shape_of_queue(self, waiting: int) -> str:
-        if waiting > self._long_queue:
-            return "1"
-        return "idle" if waiting * 10 <= self._long_queue else "0"
+        return await run_script(self._connection, "rescue", due, *given, once=True)
 
 
 def _calls(reply: list[str]) -> list[CallTask]:
-    told = zip(*[iter(reply)] * 5, strict=True)
-    return [_call_task(*one) for one in told]
-
-
-def _call_task(run_id: str, step: str, agent: str, index: str, place: str) -> CallTask:
-    queue, _, tool = place.partition(":")
-    label = call_label(agent, int(step), tool)
-    return CallTask(ToolHint(run_id, int(step), int(index)), queue, label)
+    calls = []
+    for run_id, step, agent, index, place in zip(*[iter(reply)] * 5, strict=True):
+        queue, _, tool = place.partition(":")
+        hint = ToolHint(run_id, int(step), int(index))
+        calls.append(CallTask(hint, queue, call_label(agent, hint.step, tool)))
+    return calls
 
 
 def _hints(reply: list[str]) -> list[tuple[StepHint, str]]:
-    triples = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+    triples = zip(*[iter(reply)] * 3, strict=True)
     return [(StepHint(run_id, int(step)), agent) for run_id, step, agent in triples]
