@@ -10,9 +10,15 @@ from stepfleet.orchestrator.tools.calls import (
     parse_tool_calls,
 )
 from stepfleet.orchestrator.tools.catalog import ToolCatalog, tool_catalog
-from stepfleet.orchestrator.tools.definition import Tool, ToolLike, ToolOptions, as_tool, tool
+from stepfleet.orchestrator.tools.definition import (
+    Tool,
+    ToolLike,
+    ToolOptions,
+    as_tool,
+    lazy_tool,
+    tool,
+)
 from stepfleet.orchestrator.tools.invocation import ToolInvocation, current_invocation, running
-from stepfleet.orchestrator.tools.lazy import lazy_tool
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
 from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of, tools_of

@@ -6,12 +6,14 @@ Knows nothing of runs; workers execute, time and record calls.
 import asyncio
 import inspect
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of
@@ -200,6 +202,53 @@ def as_tool(given: Any) -> Tool[..., Any]:
         check=checker_of(given.name, given.schema),
         options=ToolOptions(**options),
     )
+
+
+def lazy_tool(
+    reference: str,
+    *,
+    name: str,
+    description: str,
+    schema: Mapping[str, Any],
+    **options: Any,
+) -> Tool[..., Any]:
+    """Return the tool of `module:attribute`, without importing it.
+
+    For code whose import is slow or large, or that only the machines of its queue have.
+
+    `schema` is the JSON Schema of its arguments, `options` are the fields of `ToolOptions`; the
+    code's own options are ignored. The first call imports it, in a thread, and its own
+    check sees the arguments as well. Raises `ConfigurationError` for a reference without `:`.
+    """
+    module, _, attribute = reference.partition(":")
+    if not module or not attribute:
+        raise ConfigurationError(f"tool {name!r}: write module:attribute, not {reference!r}")
+    return Tool(
+        name=name,
+        description=description,
+        schema=schema,
+        function=_LazyFunction(reference),
+        check=checker_of(name, schema),
+        options=ToolOptions(**options),
+    )
+
+
+class _LazyFunction:
+    """The function of a tool whose code is imported at its first call, in a thread."""
+
+    takes_time = True
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+        self._loaded: Tool[..., Any] | None = None
+        self._loading = threading.Lock()
+
+    def __call__(self, **arguments: Any) -> Any:
+        if self._loaded is None:
+            with self._loading:
+                self._loaded = self._loaded or as_tool(load_reference(self._reference, "tool"))
+        tool = self._loaded
+        return tool.function(**tool.check(arguments))
 
 
 def _not_a_tool(given: Any) -> str:

@@ -5,11 +5,12 @@ Knows neither stores nor workers. The answer so far is in the run's state.
 
 from collections.abc import Iterable, Sequence
 
-from stepfleet.orchestrator.agents.answers.answering import LARGEST, problems_of_data
 from stepfleet.orchestrator.agents.answers.definitions import (
+    LARGEST,
     correction,
     final_answer,
     paragraph,
+    problems_of_data,
     reminder,
     structured_response,
 )

@@ -4,7 +4,7 @@ Knows no provider and no store. Prices change without notice: the shipped table 
 point, a file of your own (see `loading`) is the truth.
 """
 
-from stepfleet.orchestrator.models.pricing.agent_prices import Pricing, StatedPrice, stated_cost
+from stepfleet.orchestrator.models.pricing.agent_prices import Pricing, stated_cost
 from stepfleet.orchestrator.models.pricing.ledger import (
     CostLedger,
     CostStatistics,
@@ -32,7 +32,6 @@ __all__ = [
     "load_prices",
     # prices of an agent's own
     "Pricing",
-    "StatedPrice",
     "stated_cost",
     # the ledger
     "CostLedger",

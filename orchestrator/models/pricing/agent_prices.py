@@ -8,26 +8,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from stepfleet.orchestrator.models.pricing.prices import DEFAULT, Price, fitting_key
-from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.usage import UsageStats
 
 _VERSION = re.compile(r"([-@:/](v?\d.*|latest|preview.*))?")
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class StatedPrice(Record):
-    """USD per million tokens; without `cached_input` cached tokens have the price `input`."""
-
-    input: Amount
-    output: Amount
-    cached_input: Amount | None = None
-
-    def cost(self, usage: UsageStats) -> float:
-        """Return the cost of `usage` in USD."""
-        return Price(self.input, self.output, self.cached_input).cost(usage)
 
 
 def _by_model(given: Any) -> Any:
@@ -37,30 +23,30 @@ def _by_model(given: Any) -> Any:
     models = {
         name: price
         for name, price in given.items()
-        if name not in StatedPrice.model_fields or isinstance(price, Mapping | StatedPrice)
+        if name not in Price.model_fields or isinstance(price, Mapping | Price)
     }
     alone = {name: amount for name, amount in given.items() if name not in models}
     if not alone:
         return models
     before = models.get(DEFAULT, {})
-    earlier = before.to_dict() if isinstance(before, StatedPrice) else before
+    earlier = before.to_dict() if isinstance(before, Price) else before
     if not isinstance(earlier, Mapping):
         msg = "'default' must be a table of input and output in USD per million tokens"
         raise ValueError(msg)  # noqa: TRY004 - pydantic explains only these
     for name, amount in models.items():
-        if not isinstance(amount, Mapping | StatedPrice):
-            known = ", ".join(StatedPrice.model_fields)
+        if not isinstance(amount, Mapping | Price):
+            known = ", ".join(Price.model_fields)
             msg = f"{name!r} is neither a price's field ({known}) nor a model's table of them"
             raise ValueError(msg)  # noqa: TRY004 - as above
     return {**models, DEFAULT: {**earlier, **alone}}
 
 
-Pricing = Annotated[dict[str, StatedPrice], BeforeValidator(_by_model)]
+Pricing = Annotated[dict[str, Price], BeforeValidator(_by_model)]
 """Prices by model id, with or without the provider; `default` is for all others."""
 
 
 def stated_cost(
-    pricing: Mapping[str, StatedPrice], models: Iterable[str], usage: UsageStats
+    pricing: Mapping[str, Price], models: Iterable[str], usage: UsageStats
 ) -> float | None:
     """Return the cost of `usage` in USD by the first of `models` with a price; None without.
 

@@ -4,12 +4,15 @@ Knows no sources of tables; `loading` does.
 """
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.records.usage import UsageStats
 
 _LOG = logging.getLogger(__name__)
@@ -18,16 +21,18 @@ _BOUNDARIES = "-@:/"
 DEFAULT = "default"
 
 
-@dataclass(frozen=True)
-class Price:
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Price(Record):
     """USD per million tokens. `cached_input` holds for prompt tokens read from a cache.
 
     Without it, cached tokens cost as much as other prompt tokens.
     """
 
-    input: float
-    output: float
-    cached_input: float | None = None
+    input: Amount
+    output: Amount
+    cached_input: Amount | None = None
 
     def cost(self, usage: UsageStats) -> float:
         """Return the cost of `usage` in USD."""
@@ -134,18 +139,9 @@ def _is_price(value: dict[str, Any]) -> bool:
 
 
 def _price(entry: Any, where: str) -> Price:
-    if not isinstance(entry, dict) or not {"input", "output"} <= entry.keys():
-        raise ConfigurationError(f"{where}: needs 'input' and 'output' in USD per million tokens")
-    cached = entry.get("cached_input")
-    return Price(
-        input=_amount(entry["input"], f"{where}.input"),
-        output=_amount(entry["output"], f"{where}.output"),
-        cached_input=None if cached is None else _amount(cached, f"{where}.cached_input"),
-    )
-
-
-def _amount(value: Any, where: str) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise ConfigurationError(f"{where}: must be a number of USD, 0 or more, not {value!r:.40}")
-    return float(value)
+    fields = entry if isinstance(entry, dict) else {}
+    known = {name: fields[name] for name in Price.model_fields if name in fields}
+    try:
+        return Price.model_validate(known, strict=True)
+    except ValidationError as error:
+        raise ConfigurationError(f"{where}: {explain_invalid(error)} (USD per million)") from None

@@ -186,26 +186,15 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _CONSTANTS = {"e": math.e, "pi": math.pi, "tau": math.tau}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
-    "acos": math.acos,
-    "asin": math.asin,
-    "atan": math.atan,
-    "atan2": math.atan2,
-    "ceil": math.ceil,
-    "cos": math.cos,
-    "degrees": math.degrees,
-    "exp": math.exp,
-    "factorial": _factorial,
-    "floor": math.floor,
-    "gcd": math.gcd,
-    "hypot": math.hypot,
-    "log": math.log,
-    "log10": math.log10,
-    "log2": math.log2,
     "max": max,
     "min": min,
-    "radians": math.radians,
     "round": _round,
-    "sin": math.sin,
-    "sqrt": math.sqrt,
-    "tan": math.tan,
+    "factorial": _factorial,
+    **{
+        name: getattr(math, name)
+        for name in (
+            *("acos", "asin", "atan", "atan2", "ceil", "cos", "degrees", "exp", "floor", "gcd"),
+            *("hypot", "log", "log10", "log2", "radians", "sin", "sqrt", "tan"),
+        )
+    },
 }

@@ -1,18 +1,228 @@
-"""The web tools: `http_get` for the public internet, `http_get_from` for hosts that you name."""
+"""The web tools: `http_get` for the public internet, `http_get_from` for hosts that you name.
 
+Each hop resolves the host's name once, has every address judged (`addresses`), and connects to
+the address that was judged, so that a name which changes its address in between (rebinding) gains
+nothing. Redirects are followed here and not by the client, each as a hop of its own. Proxies of
+the environment are not used: they would resolve names themselves.
+
+httpx is imported on the first call: clients that only submit runs do not have it.
+"""
+
+import asyncio
+import functools
+import ipaddress
+import socket
 import ssl
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import SplitResult, urljoin
 
 from pydantic import Field
 
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools.builtin.addresses import Reach
-from stepfleet.orchestrator.tools.builtin.fetching import MAX_BODY, TIMEOUT, Fetcher
+from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError, ToolExecutionError
+from stepfleet.orchestrator.tools.builtin.addresses import (
+    PORTS,
+    IPAddress,
+    Reach,
+    checked_url,
+    literal_address,
+    pinned,
+)
+from stepfleet.orchestrator.tools.builtin.charsets import charset_of, decoded
 from stepfleet.orchestrator.tools.definition import Tool, tool
 
+if TYPE_CHECKING:
+    import httpx
+
+MAX_REDIRECTS = 5
+MAX_BODY = 1024 * 1024
+"""Bytes of a response's body."""
 MAX_CHARACTERS = 60_000
 """Characters of text that one call returns."""
+TIMEOUT = 20.0
+"""Seconds for the whole fetch, redirects included."""
+
+_REDIRECTS = {301, 302, 303, 307, 308}
+_TEXT_TYPES = (
+    "application/json",
+    "application/javascript",
+    "application/x-javascript",
+    "application/xml",
+    "application/yaml",
+    "application/x-yaml",
+    "application/x-ndjson",
+    "application/x-www-form-urlencoded",
+)
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "stepfleet"}
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host, as text."""
+
+
+@dataclass(frozen=True)
+class WebPage:
+    """A fetched page. `url` is the address after redirects."""
+
+    status: int
+    url: str
+    content_type: str
+    text: str
+
+
+async def resolve_host(host: str, port: int) -> list[str]:
+    """Return the addresses of `host`, as the system resolves it.
+
+    Raises `ToolExecutionError` when it has none.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ToolExecutionError(
+            f"the host {host[:100]!r} cannot be resolved: {error}", retryable=True
+        ) from None
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Fetches within a `Reach`. `tls` replaces the default trust (a company's own authority)."""
+
+    reach: Reach = field(default_factory=Reach)
+    max_body: int = MAX_BODY
+    timeout: float = TIMEOUT
+    tls: ssl.SSLContext | None = None
+    resolve: Resolve = resolve_host
+
+    async def fetch(self, url: str) -> WebPage:
+        """Return the page at `url`.
+
+        Raises `ToolArgumentsError` for addresses that may not be fetched, `ToolExecutionError`
+        for failures of the fetch.
+        """
+        scope = asyncio.timeout(self.timeout)
+        try:
+            async with scope:
+                return await self._follow(url)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise ToolExecutionError(
+                f"{url[:200]} was not fetched within {self.timeout:g} s", retryable=True
+            ) from None
+
+    async def _follow(self, url: str) -> WebPage:
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = await self._hop(url)
+            if isinstance(answer, WebPage):
+                return answer
+            url = answer
+        raise ToolExecutionError(f"more than {MAX_REDIRECTS} redirects; last to {url[:200]}")
+
+    async def _hop(self, url: str) -> WebPage | str:
+        """Return the page, or the address to which the server redirects."""
+        target = checked_url(url)
+        host, port = str(target.hostname), target.port or PORTS[target.scheme]
+        self.reach.check_host(host)
+        literal = literal_address(host)
+        found = [str(literal)] if literal else await self.resolve(host, port)
+        addresses = [ipaddress.ip_address(one) for one in found]
+        if not addresses:
+            raise ToolExecutionError(f"the host {host[:100]!r} has no address")
+        self.reach.check_addresses(host, addresses)
+        return await self._get(target, addresses)
+
+    async def _get(self, target: SplitResult, addresses: Sequence[IPAddress]) -> WebPage | str:
+        httpx = _httpx()
+        async with httpx.AsyncClient(
+            verify=self.tls or _trust(), trust_env=False, timeout=self.timeout, headers=_HEADERS
+        ) as client:
+            failure: Exception | None = None
+            for address in addresses:
+                try:
+                    return await self._request(client, target, address)
+                except httpx.ConnectError as error:
+                    failure = error
+                except httpx.HTTPError as error:
+                    failure = error
+                    break
+                except httpx.InvalidURL as error:
+                    raise ToolArgumentsError(f"the address is not valid: {error}") from None
+        raise ToolExecutionError(
+            f"{target.geturl()[:200]} cannot be fetched: {_reason(failure)}", retryable=True
+        ) from None
+
+    async def _request(
+        self, client: "httpx.AsyncClient", target: SplitResult, address: IPAddress
+    ) -> WebPage | str:
+        # The address in the URL, the name in Host, in SNI and in the check of the certificate.
+        async with client.stream(
+            "GET",
+            pinned(target, address),
+            headers={"Host": target.netloc},
+            extensions={"sni_hostname": str(target.hostname)},
+        ) as response:
+            location = response.headers.get("location")
+            if response.status_code in _REDIRECTS and location:
+                return urljoin(target.geturl(), str(location))
+            content_type = _text_type(response)
+            _check_plain(response.headers.get("content-encoding", ""))
+            body = await self._body(response)
+            return WebPage(
+                status=response.status_code,
+                url=target.geturl(),
+                content_type=content_type,
+                text=await decoded(body, charset_of(str(response.headers.get("content-type", "")))),
+            )
+
+    async def _body(self, response: "httpx.Response") -> bytes:
+        body = bytearray()
+        async for chunk in response.aiter_raw(16_384):
+            body += chunk
+            if len(body) > self.max_body:
+                raise ToolExecutionError(
+                    f"the response is larger than the limit of {self.max_body} bytes"
+                )
+        return bytes(body)
+
+
+def _httpx() -> Any:
+    try:
+        import httpx  # noqa: PLC0415 - clients do not have it
+    except ImportError:
+        raise ToolExecutionError(
+            "http_get needs httpx, which a worker has; install stepfleet[worker]"
+        ) from None
+    return httpx
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    # Reading the certificates takes some 20 ms: once per process.
+    context: ssl.SSLContext = _httpx().create_ssl_context(trust_env=False)
+    return context
+
+
+def _text_type(response: "httpx.Response") -> str:
+    kind = str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+    if kind.startswith("text/") or kind.endswith(("+json", "+xml")) or kind in _TEXT_TYPES:
+        return kind
+    raise ToolExecutionError(
+        f"the response (status {response.status_code}) is of type {kind[:100] or 'unknown'}; only "
+        "text, JSON, XML, YAML and the like can be read"
+    )
+
+
+def _check_plain(encoding: str) -> None:
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ToolExecutionError(
+            f"the response is compressed ({encoding[:50]}), although the request excludes that"
+        )
+
+
+def _reason(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def http_get_from(

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
 from stepfleet.orchestrator.tools import Tool
 from stepfleet.orchestrator.tools.builtin import http_get, http_get_from
 from stepfleet.orchestrator.tools.builtin.addresses import Reach
-from stepfleet.orchestrator.tools.builtin.fetching import Fetcher
+from stepfleet.orchestrator.tools.builtin.web import Fetcher
 
 
 class Site(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.client.checkpoints.trust import of_agent
-from stepfleet.orchestrator.models.pricing import StatedPrice, stated_cost
+from stepfleet.orchestrator.models.pricing import Price, stated_cost
 from stepfleet.orchestrator.records.usage import UsageStats
 
 MILLION = UsageStats(prompt_tokens=1_000_000, completion_tokens=1_000_000)
@@ -90,14 +90,14 @@ def test_file_environment_and_code_state_prices(tmp_path: Path) -> None:
         '[agents.two]\nmodel = "openai:m"\n[agents.two.pricing."gpt-4.1"]\ninput = 3\noutput = 4\n'
     )
     agents = agents_of_file(file, {"STEPFLEET_AGENT__ONE__PRICING__OUTPUT": "9"})
-    assert agents["one"].config.pricing == {"default": StatedPrice(input=1, output=9)}
-    assert agents["two"].config.pricing == {"gpt-4.1": StatedPrice(input=3, output=4)}
+    assert agents["one"].config.pricing == {"default": Price(input=1, output=9)}
+    assert agents["two"].config.pricing == {"gpt-4.1": Price(input=3, output=4)}
     built = builder_of("one", file, {}).with_pricing({"m": {"input": 5, "output": 6}}).build()
-    assert built.config.pricing == {"m": StatedPrice(input=5, output=6)}
+    assert built.config.pricing == {"m": Price(input=5, output=6)}
     started = AgentBuilder("a").with_model("openai:m").with_pricing(BY_MODEL)
     assert started.with_fields(pricing={"gpt-4o": {"input": 8}}).build().config.pricing[
         "gpt-4o"
-    ] == StatedPrice(input=8, output=0)
+    ] == Price(input=8, output=0)
 
 
 def test_whoever_submits_a_line_or_a_checkpoint_sets_no_prices() -> None:

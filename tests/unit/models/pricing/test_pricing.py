@@ -28,6 +28,10 @@ from stepfleet.orchestrator.records.usage import UsageStats
 Write = Callable[[str | Path, Any], Path]
 
 
+def price(given: float, answered: float, cached: float | None = None) -> Price:
+    return Price(input=given, output=answered, cached_input=cached)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder and home, and no variables."""
@@ -63,7 +67,7 @@ def price_of_m() -> float:
 
 def test_a_call_is_recorded_with_its_cost() -> None:
     """COST-01, COST-02: 1,000/500 tokens at 5.00/15.00 cost 0.0125."""
-    ledger = CostLedger(Prices(models={"gpt": Price(5.0, 15.0)}))
+    ledger = CostLedger(Prices(models={"gpt": price(5.0, 15.0)}))
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     call = ledger.record_call("gpt", 1000, 500, moment)
     assert call.cost == pytest.approx(0.0125)
@@ -75,7 +79,7 @@ def test_a_call_is_recorded_with_its_cost() -> None:
 def test_a_call_without_a_timestamp_is_of_now() -> None:
     """COST-01: the timestamp is optional."""
     before = datetime.now(UTC)
-    call = CostLedger(Prices(models={"gpt": Price(1, 1)})).record_call("gpt", 1, 1)
+    call = CostLedger(Prices(models={"gpt": price(1, 1)})).record_call("gpt", 1, 1)
     assert before <= call.timestamp <= datetime.now(UTC)
 
 
@@ -88,7 +92,7 @@ def test_statistics_are_zero_without_calls() -> None:
 
 def test_statistics_sum_all_calls_and_each_models() -> None:
     """COST-03: totals and by_model."""
-    ledger = CostLedger(Prices(models={"a": Price(1.0, 2.0), "b": Price(10.0, 20.0)}))
+    ledger = CostLedger(Prices(models={"a": price(1.0, 2.0), "b": price(10.0, 20.0)}))
     for model in ("a", "b", "a"):
         ledger.record_call(model, 1_000_000, 500_000)
     statistics = ledger.statistics()
@@ -140,8 +144,10 @@ def test_a_changed_file_is_read_again(write: Write) -> None:
 def test_the_shipped_table_reads_and_says_when_it_was_true() -> None:
     """COST-04: the package's own file."""
     prices = shipped_prices()
-    assert prices.price_of("openai:gpt-4o-mini") == Price(0.15, 0.60, 0.075)
-    assert prices.default == Price(5.0, 15.0)
+    assert prices.price_of("openai:gpt-4o-mini") == Price(
+        input=0.15, output=0.60, cached_input=0.075
+    )
+    assert prices.default == price(5.0, 15.0)
 
 
 @pytest.mark.parametrize("shipped", ["not_there.json", "search.py"])
@@ -167,16 +173,18 @@ def test_the_file_format_groups_models_by_provider() -> None:
         },
         "test",
     )
-    assert prices.price_of("gpt-4o") == Price(2.5, 10.0)
-    assert prices.price_of("openai:gpt-4o") == Price(2.5, 10.0)
-    assert prices.price_of("openai/gpt-4o") == Price(2.5, 10.0)
-    assert prices.default == Price(1.0, 2.0)
+    assert prices.price_of("gpt-4o") == price(2.5, 10.0)
+    assert prices.price_of("openai:gpt-4o") == price(2.5, 10.0)
+    assert prices.price_of("openai/gpt-4o") == price(2.5, 10.0)
+    assert prices.default == price(1.0, 2.0)
     assert not [name for name in prices.models if "_note" in name or "_comment" in name]
 
 
 def test_models_outside_a_group_are_read() -> None:
     """COST-05: a flat file."""
-    assert parse_prices({"m": {"input": 1, "output": 2}}, "t").price_of("m") == Price(1.0, 2.0)
+    assert parse_prices({"m": {"input": 1, "output": 2}}, "t").price_of("m") == Price(
+        input=1.0, output=2.0
+    )
 
 
 def test_the_same_id_of_two_providers_keeps_both_prices() -> None:
@@ -190,10 +198,10 @@ def test_an_unknown_model_costs_the_default_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """COST-06: default price, and a warning."""
-    prices = Prices(models={"gpt-4": Price(30, 60)}, default=Price(1, 1))
+    prices = Prices(models={"gpt-4": price(30, 60)}, default=price(1, 1))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert prices.price_of("mystery") == Price(1, 1)
+            assert prices.price_of("mystery") == price(1, 1)
     assert [record.getMessage().split(" in ")[0] for record in caplog.records] == [
         "no price for model 'mystery'"
     ]
@@ -203,14 +211,14 @@ def test_an_unknown_model_costs_the_default_with_one_warning(
 def test_a_dated_variant_costs_what_the_longest_prefix_costs(order: tuple[str, ...]) -> None:
     """COST-06: in whatever order the file lists them."""
     amounts = {"gpt-4": 30.0, "gpt-4o": 2.5, "gpt-4o-mini": 0.15}
-    prices = Prices(models={name: Price(amounts[name], 0) for name in order})
+    prices = Prices(models={name: price(amounts[name], 0) for name in order})
     assert prices.price_of("gpt-4o-mini-2024-07-18").input == 0.15
     assert prices.price_of("openai:gpt-4o-2024-11-20").input == 2.5
 
 
 def test_another_model_whose_name_only_begins_alike_is_unknown() -> None:
-    prices = Prices(models={"gpt-4": Price(30, 60)}, default=Price(1, 1))
-    assert prices.price_of("gpt-4o") == Price(1, 1)
+    prices = Prices(models={"gpt-4": price(30, 60)}, default=price(1, 1))
+    assert prices.price_of("gpt-4o") == price(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -249,11 +257,14 @@ def test_a_file_that_is_not_there_falls_back_with_a_warning(
 
 
 def test_an_invalid_entry_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"file: openai\.gpt\.input"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"file: openai\.gpt: field 'input': input should be a valid number",
+    ):
         parse_prices({"openai": {"gpt": {"input": "free", "output": 1}}}, "file")
 
 
 def test_cached_tokens_cost_their_own_price_where_there_is_one() -> None:
-    assert Price(2.0, 8.0, 0.5).cost(usage(1_000_000, 0, cached=400_000)) == pytest.approx(1.4)
-    assert Price(2.0, 8.0).cost(usage(1_000_000, 0, cached=400_000)) == pytest.approx(2.0)
+    assert price(2.0, 8.0, 0.5).cost(usage(1_000_000, 0, cached=400_000)) == pytest.approx(1.4)
+    assert price(2.0, 8.0).cost(usage(1_000_000, 0, cached=400_000)) == pytest.approx(2.0)
     assert FALLBACK.cost(UsageStats()) == 0
