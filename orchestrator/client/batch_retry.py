@@ -21,8 +21,7 @@ from stepfleet.orchestrator.store.lua import load
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.records.codec import Fields
 from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
-from stepfleet.orchestrator.store.runs.ended import EndedRuns, ended_run
-from stepfleet.orchestrator.store.runs.reading import StoredRun
+from stepfleet.orchestrator.store.runs.reading import EndedRuns, StoredRun, ended_run
 
 log = logging.getLogger(__name__)
 

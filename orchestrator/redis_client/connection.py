@@ -110,11 +110,14 @@ class Connection:
         """
         read_at = self._clock_read_at
         if read_at is None or time.monotonic() - read_at > CLOCK_SECONDS:
-            seconds, micros = await self.execute("TIME")
+            self._clock = await self.read_clock()
             self._clock_read_at = read_at = time.monotonic()
-            self._clock = datetime.fromtimestamp(int(seconds), UTC)
-            self._clock += timedelta(microseconds=int(micros))
         return self._clock + timedelta(seconds=time.monotonic() - read_at)
+
+    async def read_clock(self) -> datetime:
+        """Return the time of Redis, read now. Raises `StoreError` as `execute` does."""
+        seconds, micros = await self.execute("TIME")
+        return datetime.fromtimestamp(int(seconds), UTC) + timedelta(microseconds=int(micros))
 
     async def aclose(self) -> None:
         """Finish what is under way and disconnect; calls that wait for Redis raise `StoreError`."""

@@ -31,8 +31,7 @@ def key_of(command: Command) -> str | None:
     name = command[0]
     if name in _KEYLESS:
         return None
-    at = 3 if name in _SCRIPTS else command.index("STREAMS") + 1 if name == "XREAD" else 1
-    key: str = command[at]
+    key: str = command[3 if name in _SCRIPTS else 1]
     return key
 
 

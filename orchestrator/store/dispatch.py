@@ -1,14 +1,14 @@
-"""Task messages of steps: hints `(run_id, step)`, named after the agent for people to read.
+"""Task messages of steps: hints `(run_id, step)` under labels for people.
 
-The message is one that Celery and kombu built themselves, once; every further one is that
-message with other ids. A contract test compares them with what `send_task` puts on the wire.
+Celery and kombu build the first message; all others are copies of it with other ids. A contract
+test compares them with those that `send_task` puts on the wire.
 """
 
 import asyncio
 import base64
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,8 +25,10 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
 
 REST_SECONDS = 2.0
-"""How long a broker that could not be reached is left alone."""
+"""How long no message is sent after the broker could not be reached."""
 
+_Task = tuple[str, str, list[Any], str]
+"""Name of a task, its queue, its arguments, and its label in Flower."""
 BROKER_ERRORS = (OperationalError, ChannelError, RedisError, OSError)
 
 
@@ -42,7 +44,7 @@ def call_label(agent: str, step: int, tool: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallTask:
-    """A tool call to be dispatched: which one, to which queue, and how it is shown."""
+    """A tool call to dispatch, its queue, and its label in Flower."""
 
     hint: ToolHint
     queue: str
@@ -116,7 +118,7 @@ _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
 
 def _random_id() -> str:
-    """Return the text of a random UUID; `uuid4` takes four times as long to say the same."""
+    """Return the text of a random UUID; `uuid4` takes four times as long."""
     digits = os.urandom(16).hex()
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
@@ -140,7 +142,7 @@ def _celerys_own_message(queue: str, task: str, args: list[Any]) -> dict[str, An
 
 
 class Redis(Protocol):
-    """What sends one command to the broker's Redis."""
+    """Sends one command to the Redis of the broker."""
 
     async def execute(self, *command: Any) -> Any:
         """Return the reply to one command."""
@@ -177,13 +179,13 @@ class Dispatch:
         return self.queue if self.in_script else None
 
     def message(self, hint: StepHint, agent: str) -> str:
-        """Return what a script pushes for `hint`; empty where it is published afterwards."""
+        """Return the message that a script pushes; empty where it is published afterwards."""
         return self._messages.build(hint, agent) if self._messages else ""
 
     async def publish(self, hints: Sequence[tuple[StepHint, str]], *, behind: bool = False) -> None:
-        """Send hints (each with its agent's name) now, ahead of runs that were not begun.
+        """Send hints (each with its agent's name) now, ahead of runs that have not begun.
 
-        `behind` sends them to the queue's end, as those of new runs.
+        `behind` sends them to the end of the queue, like those of new runs.
         """
         if not hints:
             return
@@ -192,7 +194,10 @@ class Dispatch:
             push = "LPUSH" if behind else "RPUSH"
             await self._connection.execute(push, self.queue, *messages)
         else:
-            await self._publish(self._send, hints)
+            await self._publish(
+                (TASK, self.queue, [hint.run_id, hint.step], step_label(agent, hint.step))
+                for hint, agent in hints
+            )
 
     async def published(self, hint: StepHint, agent: str) -> None:
         """Send `hint` unless the script has pushed it already."""
@@ -200,7 +205,7 @@ class Dispatch:
             await self.publish([(hint, agent)])
 
     def call_message(self, call: CallTask) -> str:
-        """Return what a script pushes for a tool call; empty where it is published afterwards."""
+        """Return the message that a script pushes for a tool call; empty as that of `message`."""
         if not self.in_script:
             return ""
         if call.queue not in self._calls:
@@ -208,14 +213,14 @@ class Dispatch:
         return self._calls[call.queue].filled(call.args, call.label)
 
     async def publish_calls(self, calls: Sequence[CallTask]) -> None:
-        """Send tasks of tool calls now, each to its own queue, ahead of those that wait there."""
+        """Send tasks of tool calls now, each to the head of its own queue."""
         if not calls:
             return
         if self.in_script:
             pushes = [("RPUSH", call.queue, self.call_message(call)) for call in calls]
             await asyncio.gather(*(self._connection.execute(*push) for push in pushes))
         else:
-            await self._publish(self._send_calls, calls)
+            await self._publish((TOOL_TASK, one.queue, one.args, one.label) for one in calls)
 
     async def waiting(self) -> int:
         """Return how many messages wait in the queue."""
@@ -226,50 +231,35 @@ class Dispatch:
         except BROKER_ERRORS as error:
             raise StoreError(f"the broker cannot be reached: {error}") from None
 
-    async def _publish(self, send: Callable[[Any], None], what: Sequence[Any]) -> None:
-        """Send beside the store; what a broker that is away does not get, a rescuer sends again.
+    async def _publish(self, tasks: Iterable[_Task]) -> None:
+        """Send tasks by Celery.
 
-        So it is no error of those who wrote what the hints are about, and nobody waits for it.
+        A broker that is away raises no error, and no caller waits for it: the rescuer sends the
+        tasks again.
         """
         if time.monotonic() < self._rests_until:
             return
         try:
-            await asyncio.to_thread(send, what)
+            await asyncio.to_thread(self._send, tasks)
         except BROKER_ERRORS as error:
             self._rests_until = time.monotonic() + REST_SECONDS
             self._watch.failed(TransientError.AWAY, error, time.monotonic())
         else:
             self._watch.answered(time.monotonic())
 
-    def _send(self, hints: Sequence[tuple[StepHint, str]]) -> None:
+    def _send(self, tasks: Iterable[_Task]) -> None:
         with self._app.producer_or_acquire() as producer:
-            for hint, agent in hints:
-                args = [hint.run_id, hint.step]
+            for task, queue, args, label in tasks:
+                signature = self._signing.sign(task, queue, args) if self._signing else None
                 self._app.send_task(
-                    TASK,
+                    task,
                     args=args,
-                    headers=self._headers(TASK, self.queue, args),
-                    queue=self.queue,
-                    shadow=step_label(agent, hint.step),
+                    headers={HEADER: signature} if signature else None,
+                    queue=queue,
+                    shadow=label,
                     ignore_result=True,
                     producer=producer,
                 )
-
-    def _send_calls(self, calls: Sequence[CallTask]) -> None:
-        with self._app.producer_or_acquire() as producer:
-            for call in calls:
-                self._app.send_task(
-                    TOOL_TASK,
-                    args=call.args,
-                    headers=self._headers(TOOL_TASK, call.queue, call.args),
-                    queue=call.queue,
-                    shadow=call.label,
-                    ignore_result=True,
-                    producer=producer,
-                )
-
-    def _headers(self, task: str, queue: str, args: list[Any]) -> dict[str, str] | None:
-        return {HEADER: self._signing.sign(task, queue, args)} if self._signing else None
 
     def _count(self) -> int:
         with self._app.connection_for_read() as connection:

@@ -1,4 +1,4 @@
-"""Reads what is going on: active runs, waiting messages, workers. Decides nothing."""
+"""Reads the state of the fleet: active runs, waiting messages, workers. Decides nothing."""
 
 import os
 import socket
@@ -20,8 +20,8 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore
 class WorkerSeen(Record):
     """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
 
-    `queues` are those that it serves (None where it does not say), `tool_queues` those that its
-    agents' tools need.
+    `queues` are the queues that it serves (None where it does not report them), `tool_queues` those
+    that the tools of its agents need.
     """
 
     name: str
@@ -38,7 +38,7 @@ class FleetOverview(Record):
     """The fleet at one moment.
 
     `active` counts runs that are ready, held or waiting for a time; `queue_length` the task
-    messages that wait (None where the broker does not say); `oldest_due_seconds` how long
+    messages that wait (None where the broker does not report it); `oldest_due_seconds` how long
     the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
     living worker serves and some need, each with the number of runs that wait for it.
     """
@@ -59,17 +59,17 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
     """
     found = []
     for name, report in sorted(reports.items()):
-        told = orjson.loads(report)
-        ago = max(now - float(told.get("seen", 0)), 0.0)
+        state = orjson.loads(report)
+        ago = max(now - float(state.get("seen", 0)), 0.0)
         found.append(
             WorkerSeen(
                 name=name,
                 seen_seconds_ago=round(ago, 1),
-                held=int(told.get("held", 0)),
-                slots=int(told.get("slots", 0)),
-                agents=tuple(told.get("agents", ())),
-                queues=tuple(told["queues"]) if "queues" in told else None,
-                tool_queues=tuple(told.get("tool_queues", ())),
+                held=int(state.get("held", 0)),
+                slots=int(state.get("slots", 0)),
+                agents=tuple(state.get("agents", ())),
+                queues=tuple(state["queues"]) if "queues" in state else None,
+                tool_queues=tuple(state.get("tool_queues", ())),
                 alive=ago <= silence and not is_gone_here(name),
             )
         )
@@ -79,7 +79,7 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
 def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...]:
     """Return the queues that no living worker serves: of steps, and of the agents' tools.
 
-    Nothing where no worker lives, or one does not say what it serves.
+    Nothing where no worker lives, or one does not report its queues.
     """
     served: set[str] = set()
     needed = {steps}
@@ -108,7 +108,7 @@ def is_gone_here(name: str) -> bool:
 
 FORGOTTEN_SECONDS = 24 * 3600.0
 LOOKED_AT = 10_000
-"""So many active runs are looked at, at most, where a queue has no worker."""
+"""How many active runs are read, at most, where a queue has no worker."""
 TOGETHER = 500
 
 
@@ -147,9 +147,9 @@ async def _due(store: OpenStore) -> tuple[int, float]:
     run = store.connection.execute_all
     counts = await run(*(("ZCARD", key) for key in shards))
     firsts = await run(*(("ZRANGE", key, 0, 0, "WITHSCORES") for key in shards))
-    seconds, _ = await store.connection.execute("TIME")
+    now = (await store.connection.read_clock()).timestamp()
     times = [float(flat[1]) / 1000 for flat in firsts if flat]
-    oldest = max(int(seconds) - min(times), 0.0) if times else 0.0
+    oldest = max(now - min(times), 0.0) if times else 0.0
     return sum(counts), round(oldest, 1)
 
 

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCa
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
 from stepfleet.orchestrator.records.run.tool_traces import ToolTraces, tool_traces_of
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs.marks import COST_FROM, mark
+from stepfleet.orchestrator.store.runs.control import COST_FROM, mark
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 Checkpoints = AsyncGenerator[AgentCheckpoint, None]

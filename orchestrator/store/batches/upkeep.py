@@ -1,7 +1,7 @@
 """Lets the runs of ended batches expire, page by page, when the last of them has ended.
 
-Decides when a batch is over, on all shards, and when it has begun anew. Whoever looks may be broken
-off at any place: the next look goes on.
+Decides when a batch is over, on all shards, and when it has begun anew. A pass may be interrupted
+anywhere: the next one continues.
 """
 
 import asyncio
@@ -18,12 +18,13 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.records.codec import milliseconds
 
 PAGE = 200
 """Runs in one call of the script: about a millisecond of Redis."""
 MOST_AT_ONCE = 50
 LOOK_SECONDS = 5.0
-"""One worker of a fleet looks so often."""
+"""How often one worker of a fleet looks."""
 NEXT_LOOK_MS = 60_000
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,8 @@ class BatchUpkeep:
     async def look(self) -> int:
         """Settle batches that may be over, unless another worker just did; return how many.
 
-        Finishes beside it what was asked of batches by clients that are gone: neither waits for,
-        or fails with, the other.
-
-        Raises `StoreError` when Redis stays out of reach.
+        At the same time finishes the requests to batches whose clients are gone. Neither waits for
+        the other, or fails with it. Raises `StoreError` when Redis stays out of reach.
         """
         pause = round(LOOK_SECONDS * 1000)
         if not await self._connection.execute("SET", keys.UPKEEP, "1", "NX", "PX", pause):
@@ -68,9 +67,9 @@ class BatchUpkeep:
         return settled
 
     async def settle_all(self) -> int:
-        """Settle what is to be looked at now; return how many batches that were.
+        """Settle the batches that are due; return how many they were.
 
-        One that cannot be settled is logged and looked at later. Raises as `look`.
+        A batch that cannot be settled is logged and put off. Raises as `look`.
         """
         limits = ("LIMIT", 0, MOST_AT_ONCE)
         now = await self._now()
@@ -97,7 +96,7 @@ class BatchUpkeep:
         manifest = await self._batches.find(batch_id)
         if await self._is_over(batch_id, manifest):
             await self._expire(batch_id, manifest, seen)
-            # Somebody may have taken a run up meanwhile.
+            # A run may have been retried meanwhile.
             if await self._is_over(batch_id, manifest):
                 return
         if await self._expires(batch_id):
@@ -118,7 +117,7 @@ class BatchUpkeep:
         return is_whole and not await self._batches.open_runs(batch_id)
 
     async def _scores(self, batch_id: str) -> list[str]:
-        """Return the batch's score in each shard's index of what is to be looked at, or ''."""
+        """Return the batch's score in each shard's index of due batches, or ''."""
         found = await self._connection.execute_all(
             *(("ZSCORE", self._keys.over(shard), batch_id) for shard in self._shards)
         )
@@ -154,9 +153,8 @@ class BatchUpkeep:
             place = await run_script(self._connection, "expire", due, *given)
 
     async def _now(self) -> int:
-        # Not carried on from before: what a script has just written is to be seen.
-        seconds, micros = await self._connection.execute("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000
+        # Read anew: the times that scripts have just written must not be ahead of it.
+        return milliseconds(await self._connection.read_clock())
 
     @property
     def _shards(self) -> range:

@@ -23,8 +23,11 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of
 from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
 from stepfleet.orchestrator.store.records.events import stored_events
-from stepfleet.orchestrator.store.runs.reading import StoredRun
+from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
+
+COST_FROM = "cost_from"
+"""The step (from 0) from which a run's cost statistics count."""
 
 
 class ControlOutcome(StrEnum):
@@ -210,3 +213,11 @@ def _reopened(run: StoredRun, revision: Revision) -> Event:
     info = state.info
     execution, at, parent = info.execution_id, info.updated_at, state.parent_agent_id
     return Event(EventType.STATUS, run.run_id, execution, at, payload, parent)
+
+
+async def mark(
+    connection: Connection, keys: Keys, run_id: str, name: str, value: str | int
+) -> None:
+    """Note `value` under `name`. Raises `ConfigurationError` if there is no run of that id."""
+    if not await RunScripts(connection, keys).run("mark", run_id, name, value):
+        raise unknown_run(run_id)

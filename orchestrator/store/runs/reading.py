@@ -1,5 +1,6 @@
 """Runs as their callers read them: from anywhere, while they run and after."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,7 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.records.codec import (
     Fields,
     check_version,
+    in_milliseconds,
     load_log,
     load_lost,
     load_messages,
@@ -147,9 +149,9 @@ class Runs:
         Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """
         key = f"{self._keys.run(run_id)}:events"
-        reply = await self._connection.execute("XREAD", "COUNT", 500, "STREAMS", key, after)
+        entries = await self._connection.execute("XRANGE", key, f"({after}", "+", "COUNT", 500)
         events: list[dict[str, Any]] = []
-        for position, fields in _entries(reply):
+        for position, fields in entries:
             first = int(fields["first"])
             events += numbered(
                 load_events(run_id, fields["events"]),
@@ -161,8 +163,7 @@ class Runs:
 
     async def now(self) -> datetime:
         """Return Redis's time."""
-        seconds, micros = await self._connection.execute("TIME")
-        return moment(int(seconds) * 1000 + int(micros) // 1000)
+        return in_milliseconds(await self._connection.read_clock())
 
 
 def unknown_run(run_id: str) -> ConfigurationError:
@@ -171,13 +172,64 @@ def unknown_run(run_id: str) -> ConfigurationError:
     return ConfigurationError(msg)
 
 
-def _entries(reply: Any) -> list[tuple[str, Fields]]:
-    if not reply:
-        return []
-    streams = reply.values() if isinstance(reply, dict) else [stream[1] for stream in reply]
-    found: list[tuple[str, Fields]] = []
-    for entries in streams:
-        for batch in entries if entries and isinstance(entries[0], list) else [entries]:
-            for position, fields in batch:
-                found.append((position, fields))
-    return found
+_RETRY_FIELDS = (
+    *("v", "agent", "config", "overrides", "slim", "since", "created", "updated"),
+    *("execution_started", "status", "step", "seq", "want", "want_note"),
+)
+
+
+class EndedRuns:
+    """Reads many ended runs as a retry needs them: no inputs, outcomes, events, lost attempts."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    async def headers(self, run_ids: Sequence[str]) -> list[Fields]:
+        """Return what a retry needs of the runs' headers; {} for a run that is not there."""
+        replies = await self._connection.execute_all(
+            *(("HMGET", self._keys.run(run_id), *_RETRY_FIELDS) for run_id in run_ids)
+        )
+        return [
+            {
+                name: value
+                for name, value in zip(_RETRY_FIELDS, reply, strict=True)
+                if value is not None
+            }
+            for reply in replies
+        ]
+
+    async def logs(self, steps: Sequence[tuple[str, int]]) -> list[Fields]:
+        """Return the logs of runs with so many steps, by the steps' numbers; no inputs."""
+        reads = (
+            ("HMGET", f"{self._keys.run(run_id)}:log", *range(count))
+            for run_id, count in steps
+            if count
+        )
+        replies = iter(await self._connection.execute_all(*reads))
+        return [_by_number(next(replies)) if count else {} for _, count in steps]
+
+
+def ended_run(run_id: str, header: Fields, log: Fields, config: AgentConfig) -> StoredRun:
+    """Return a run without its conversation and its lost attempts. Pure.
+
+    `config` has the run's overrides in it. Raises `SerializationError` as `Runs.get` does.
+    """
+    check_version(header)
+    step = int(header["step"])
+    first = 0 if len(log) >= step else log_begin(header)
+    return StoredRun(
+        run_id=run_id,
+        agent=header["agent"],
+        step=step,
+        header=header,
+        state=load_state(header, (), (), moment(header["updated"])),
+        config=config,
+        log=tuple(load_log(log, first=first)),
+        lost=(),
+        first=first,
+    )
+
+
+def _by_number(reply: Sequence[str | None]) -> Fields:
+    return {str(number): step for number, step in enumerate(reply) if step is not None}

@@ -41,9 +41,13 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_step,
 )
 from stepfleet.orchestrator.store.records.events import stored_events
-from stepfleet.orchestrator.store.runs.log_pages import LOST_WHILE_READ, WHOLE, read_on
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
+_COMPLETE = 6
+"""Parts of a claim's reply that is complete; a longer one lacks pages of the log or the journal."""
+_MOST_NAMES = 1000
+"""Fields of the journal that one call reads."""
+LOST_WHILE_READ = "the step was taken over while its log was read"
 MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
 
@@ -109,7 +113,9 @@ class StepStore:
         reply = await self._pushing.run("claim", hint.run_id, *owned, self.terms.worker, *_HEADER)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), detail_of(reply))
-        if len(reply) > WHOLE and not await read_on(self._scripts, (hint.run_id, *owned), reply):
+        if len(reply) > _COMPLETE and not await _read_pages(
+            self._scripts, (hint.run_id, *owned), reply
+        ):
             return Refusal(Refused.STALE, LOST_WHILE_READ)
         header = dict(
             given for given in zip(_HEADER, reply[2], strict=True) if given[1] is not None
@@ -254,6 +260,31 @@ class StepStore:
         reply = await self._pushing.run("commit", hint.run_id, hint.step, token, **fields)
         if reply[0] == "wanted":
             await self._give_back(hint, token, header | {"want": reply[1]})
+
+
+async def _read_pages(
+    scripts: RunScripts, claim: tuple[str, int, str, int], reply: list[Any]
+) -> bool:
+    """Add the missing pages to a claim's `reply`; each page renews the lease.
+
+    `claim`: run id, step, token and lease in ms. Returns False where the claim has lost the step
+    meanwhile: then the pages may be of two logs. Raises as `Connection.execute` does.
+    """
+    _, _, _, log, journal, _, began, following, left = reply
+    while following != "":
+        page = await scripts.run("page", *claim, began, following)
+        if page[0] != "page":
+            return False
+        log.extend(page[1])
+        following = page[2]
+    while left:
+        names = left[:_MOST_NAMES]
+        page = await scripts.run("page", *claim, began, "", *names)
+        if page[0] != "page":
+            return False
+        journal.extend(page[3])
+        left = left[page[4] :]
+    return True
 
 
 def ending(reason: StopReason | None, error: str | None, retention: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator.redis_client.topology import slot_of
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs.marks import mark
+from stepfleet.orchestrator.store.runs.control import mark
 
 __all__ = ["one_slot_scripts", "redis_url"]
 

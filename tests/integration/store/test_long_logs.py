@@ -11,7 +11,7 @@ from stepfleet.orchestrator.protocol.waiting import NOTHING
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs import log_pages
+from stepfleet.orchestrator.store.runs.steps import LOST_WHILE_READ
 
 LARGEST = 2 * 262_144
 """Bytes that one reply may have here: its bound, and one record."""
@@ -126,7 +126,7 @@ async def test_a_step_that_is_taken_over_while_its_log_is_read_is_refused(
 
         monkeypatch.setattr(lua, "run_script", taken_over)
         found = await desk.steps.claim(StepHint(run_id, STEPS), "mine")
-        assert found == Refusal(Refused.STALE, log_pages.LOST_WHILE_READ)
+        assert found == Refusal(Refused.STALE, LOST_WHILE_READ)
 
 
 async def test_reading_a_long_log_renews_the_lease(

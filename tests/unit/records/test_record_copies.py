@@ -5,6 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel
 
+from stepfleet.orchestrator.records import base
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.state import AgentState, StateInfo
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
@@ -62,3 +63,10 @@ def test_an_original_is_never_changed_by_its_copies() -> None:
     RESULT.model_copy(update={"step": 9})
 
     assert RESULT.to_json() == before
+
+
+def test_attributes_of_a_model_are_set_also_where_it_has_no_slots_of_their_names() -> None:
+    record = UsageStats()
+    set_value = base._setter("without_a_slot")
+    set_value(record, 1)
+    assert record.__dict__["without_a_slot"] == 1

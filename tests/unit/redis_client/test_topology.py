@@ -34,7 +34,6 @@ def test_all_keys_of_a_shard_share_a_slot() -> None:
     [
         (("HGET", "k", "f"), "k"),
         (("EVALSHA", "digest", 2, "k1", "k2", "argument"), "k1"),
-        (("XREAD", "COUNT", 500, "STREAMS", "k", "0"), "k"),
         (("PUBLISH", "channel", "text"), None),
         (("TIME",), None),
         (("INFO", "server"), None),
