@@ -27,8 +27,8 @@ import psutil
 from agents import runner
 from loads import LONGEST, Running, Setup, fleet, lines
 from monitor import Seen, Watch, watching
-from repeats import percentile
 
+from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.lua import digest
 
@@ -118,10 +118,10 @@ def summed(calls: list[Call], watch: Watch, addresses: set[str]) -> Added:
 def _calls(log: Path, known: dict[str, str]) -> list[Call]:
     """Return the answered calls of the runs in `known` (by their input)."""
     offset = time.time() - time.monotonic()
-    told: list[dict[str, Any]] = [json.loads(line) for line in log.read_bytes().splitlines()]
+    logged: list[dict[str, Any]] = [json.loads(line) for line in log.read_bytes().splitlines()]
     return [
         Call(known[one["key"]], one["turn"] - 1, one["received"] + offset, one["answered"] + offset)
-        for one in told
+        for one in logged
         if one["key"] in known and one["outcome"] == "replied"
     ]
 

@@ -17,10 +17,11 @@ from typing import Any
 from agents import runner
 from loads import Running, Setup, fleet
 from plots import Line, Plot
-from repeats import Spread, paired, percentile
+from repeats import Spread, paired
 from reports import Column, Report, begin, finish, parser, show, values
 
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.models.pricing import cost_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
@@ -38,7 +39,7 @@ KEPT = Agent("kept", model=runner.config.model, cache=True)
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     made.add_argument("--latency", type=float, default=0.5, help="seconds of a model call")
     made.add_argument("--calls", type=int, default=20, help="calls that are made")
@@ -47,7 +48,7 @@ def arguments() -> argparse.Namespace:
     return made.parse_args()
 
 
-async def calls(running: Running, asked: argparse.Namespace) -> list[dict[str, Any]]:
+async def calls(running: Running, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure calls and hits, one at a time; return a row of each kind."""
     environment = {"OPENAI_BASE_URL": running.model.url, "OPENAI_API_KEY": "none"}
     opened = await open_store(load_settings(redis_url=running.url))
@@ -65,9 +66,9 @@ async def calls(running: Running, asked: argparse.Namespace) -> list[dict[str, A
 
     try:
         await once(-1)  # the connections are open then
-        made = [await _timed(once, number, hit=False) for number in range(asked.calls)]
+        made = [await _timed(once, number, hit=False) for number in range(args.calls)]
         await cache.settle(SETTLE_SECONDS)
-        order = [number % asked.calls for number in range(asked.hits)]
+        order = [number % args.calls for number in range(args.hits)]
         found = [await _timed(once, number, hit=True) for number in order]
     finally:
         await models.aclose()
@@ -84,12 +85,12 @@ async def _timed(once: Callable[[int], Awaitable[LLMResponse]], number: int, *, 
     return took
 
 
-def runs(running: Running, asked: argparse.Namespace) -> list[dict[str, Any]]:
+def runs(running: Running, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure whole runs, each without an entry and then with it; return a row of each kind."""
     stamp = time.time_ns()
     made: list[float] = []
     found: list[float] = []
-    for number in range(asked.runs):
+    for number in range(args.runs):
         for times, hit in ((made, False), (found, True)):
             question = f"1 turns, run {stamp}-{number}"
             begun = time.perf_counter()
@@ -112,17 +113,17 @@ def _row(part: str, what: str, times: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("caching", asked)
-    for _ in range(asked.repeat):
-        setup = Setup(workers=1 if asked.runs else 0, slots=10, latency=str(asked.latency))
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("caching", args)
+    for _ in range(args.repeat):
+        setup = Setup(workers=1 if args.runs else 0, slots=10, latency=str(args.latency))
         with fleet(setup) as running:
-            for row in asyncio.run(calls(running, asked)):
+            for row in asyncio.run(calls(running, args)):
                 report.add(row)
-            if asked.runs:
+            if args.runs:
                 running.warm()
-                for row in runs(running, asked):
+                for row in runs(running, args):
                     report.add(row)
     columns = [Column("part", "part"), Column("answer", "what"), Column("count", "count", 0)]
     columns += [
@@ -132,13 +133,13 @@ def main() -> None:
     shown = [
         {**row, "p50_ms": row["p50"] * 1000, "p99_ms": row["p99"] * 1000} for row in report.rows
     ]
-    title = f"An answer of a model of {asked.latency * 1000:.0f} ms"
+    title = f"An answer of a model of {args.latency * 1000:.0f} ms"
     show(title, shown, ("part", "what"), columns)
     for part in ("call", "run"):
         pair = (values(_of(report, part, what), "p50") for what in ("made", "cached"))
         if ratio := paired(*pair):
             report.ratios[f"{part}: made over cached, medians"] = ratio
-    finish(report, asked, lambda: [plot(report)])
+    finish(report, args, lambda: [plot(report)])
 
 
 def plot(report: Report) -> Plot:

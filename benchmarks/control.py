@@ -29,22 +29,22 @@ LOGGED_MICROSECONDS = 200
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     made.add_argument("--runs", type=int, default=RUNS)
     made.add_argument("--only", nargs="*", choices=VERBS, default=list(VERBS))
     return made.parse_args()
 
 
-async def measure(asked: argparse.Namespace, report: Report) -> None:
+async def measure(args: argparse.Namespace, report: Report) -> None:
     """Submit a batch and ask everything of it, one after the other."""
     with redis_server() as (url, _), Redis.from_url(url) as client:
         client.config_set("slowlog-max-len", 100_000)
         async with AsyncFleet(url) as fleet:
-            batch = await fleet.submit_batch(lines(asked.runs, 1), runner)
+            batch = await fleet.submit_batch(lines(args.runs, 1), runner)
             for verb in VERBS:
-                if verb in asked.only:
-                    report.add(await one(verb, batch, client, asked.runs))
+                if verb in args.only:
+                    report.add(await one(verb, batch, client, args.runs))
 
 
 async def one(verb: str, batch: AsyncBatch, client: "Redis", runs: int) -> dict[str, Any]:
@@ -78,10 +78,10 @@ async def one(verb: str, batch: AsyncBatch, client: "Redis", runs: int) -> dict[
 
 def main() -> None:
     """Measure and print."""
-    asked = arguments()
-    report = begin("control", asked)
-    for _ in range(asked.repeat):
-        asyncio.run(measure(asked, report))
+    args = arguments()
+    report = begin("control", args)
+    for _ in range(args.repeat):
+        asyncio.run(measure(args, report))
     show(
         "Requests to a whole batch",
         report.rows,
@@ -96,7 +96,7 @@ def main() -> None:
             Column("longest script ms", "longest_ms", 1),
         ],
     )
-    finish(report, asked, list)
+    finish(report, args, list)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Crew:
         worker.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
 
     def logged(self) -> list[str]:
-        """Return the lines that the workers have said so far."""
+        """Return the workers' log lines so far."""
         self.log.flush()
         return Path(self.log.name).read_text(encoding="utf-8").splitlines()
 
@@ -84,11 +84,11 @@ def headers(store: redis.Redis, runs: Iterable[str]) -> dict[str, dict[str, str]
     runs = list(runs)
     for at in range(0, len(runs), PAGE):
         page = runs[at : at + PAGE]
-        asked = store.pipeline(transaction=False)
+        pipeline = store.pipeline(transaction=False)
         for run in page:
-            asked.hmget(keys.run(run), FIELDS)
-        for run, told in zip(page, asked.execute(), strict=True):
-            texts = [(one or b"").decode() for one in told]
+            pipeline.hmget(keys.run(run), FIELDS)
+        for run, values in zip(page, pipeline.execute(), strict=True):
+            texts = [(one or b"").decode() for one in values]
             found[run] = dict(zip(FIELDS, texts, strict=True))
     return found
 
@@ -108,5 +108,5 @@ def calls_of(log: Path) -> list[dict[str, Any]]:
 
 
 def repeated(calls: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many calls were made for a turn that had been asked for already."""
+    """Return how many calls were made again for the same turn."""
     return sum(count - 1 for count in Counter((one["run"], one["turn"]) for one in calls).values())

@@ -64,9 +64,9 @@ AGENTS = (plain, bounded, stumbling, ignoring, strict, telling, answering, forge
 
 def samples() -> list[bytes]:
     """Return the records of some runs of every agent."""
-    with servers(Setup(stub=True)) as (url, _, model), Fleet(url) as client:
-        told = {**environment(url, model.url, 50), "STEPFLEET_AGENTS": str(Path(__file__))}
-        with workers(1, told):
+    with servers(Setup(stub=True)) as (url, model), Fleet(url) as client:
+        variables = {**environment(url, model.url, 50), "STEPFLEET_AGENTS": str(Path(__file__))}
+        with workers(1, variables):
             batches = [
                 client.submit_batch(lines(RUNS_OF_EACH, steps), agent=agent)
                 for agent in AGENTS
@@ -82,8 +82,8 @@ def _records(store: redis.Redis) -> list[str]:
     for key in store.scan_iter("sf:*:run:*", count=1000):
         part = key.split(":")[4:]
         if part == ["events"]:
-            told = [fields["events"] for _, fields in store.xrange(key)]
-            found += [one for one in told if not one.startswith("s")]  # a script's
+            events = [fields["events"] for _, fields in store.xrange(key)]
+            found += [one for one in events if not one.startswith("s")]  # a script's
         elif part in (["log"], ["outcomes"]):
             found += [value for name, value in store.hgetall(key).items() if name.isdigit()]
         elif not part:
@@ -107,13 +107,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--out", required=True, type=Path)
-    asked = made.parse_args()
-    if asked.out.exists():
-        made.error(f"{asked.out} is there; a dictionary never changes: take the next letter")
+    args = made.parse_args()
+    if args.out.exists():
+        made.error(f"{args.out} is there; a dictionary never changes: take the next letter")
     records = samples()
     known, tried = records[::2], records[1::2]
-    asked.out.write_bytes(trained(known))
-    dictionary = zstandard.ZstdCompressionDict(asked.out.read_bytes())
+    args.out.write_bytes(trained(known))
+    dictionary = zstandard.ZstdCompressionDict(args.out.read_bytes())
     packer = zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary, write_dict_id=False)
     before, after = sum(map(len, tried)), sum(len(packer.compress(one)) for one in tried)
     print(f"{len(records)} records; of those not trained on: {before} bytes become {after}")

@@ -2,7 +2,7 @@
 
 Each step is a GET and a SET of the conversation in Redis around a POST to the same model server,
 by aiohttp and redis-py's asyncio client under uvloop. Nothing survives a crash, nothing retries,
-nobody can look: what a step costs where none of that is asked for.
+nobody can look inside: what a step costs where none of that is needed.
 
 python benchmarks/floor.py --redis URL --model URL --runs 1000 --steps 5
 
@@ -50,26 +50,26 @@ async def chain(
         messages = orjson.loads(await store.get(key) or b"[]")
         body = orjson.dumps({"model": "benchmark", "messages": messages, "tools": [TOOL]})
         async with http.post(url, data=body) as answer:
-            said = orjson.loads(await answer.read())["choices"][0]["message"]
-        messages.append(said)
-        for call in said.get("tool_calls") or ():
+            reply = orjson.loads(await answer.read())["choices"][0]["message"]
+        messages.append(reply)
+        for call in reply.get("tool_calls") or ():
             seen = str(orjson.loads(call["function"]["arguments"])["step"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": seen})
         await store.set(key, orjson.dumps(messages))
         done += 1
-        if not said.get("tool_calls"):
+        if not reply.get("tool_calls"):
             return done
 
 
-async def measure(asked: argparse.Namespace) -> dict[str, float]:
-    """Warm up, wait for the word, and do the runs."""
+async def measure(args: argparse.Namespace) -> dict[str, float]:
+    """Warm up, wait for the start signal, and do the runs."""
     pool = redis.BlockingConnectionPool.from_url(
-        asked.redis, max_connections=CONNECTIONS, timeout=None
+        args.redis, max_connections=CONNECTIONS, timeout=None
     )
     store = redis.Redis.from_pool(pool)
     limits = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
-    url = f"{asked.model}/chat/completions"
+    url = f"{args.model}/chat/completions"
     headers = {"Content-Type": "application/json"}
     async with (
         store,
@@ -80,13 +80,13 @@ async def measure(asked: argparse.Namespace) -> dict[str, float]:
         await asyncio.to_thread(sys.stdin.readline)
         stamp = time.time_ns()
         started, cpu = time.monotonic(), time.process_time()
-        places = asyncio.Semaphore(asked.at_once or asked.runs)
+        places = asyncio.Semaphore(args.at_once or args.runs)
 
         async def one(name: str) -> int:
             async with places:
-                return await chain(store, http, url, name, asked.steps)
+                return await chain(store, http, url, name, args.steps)
 
-        done = await asyncio.gather(*(one(f"{stamp}-{n}") for n in range(asked.runs)))
+        done = await asyncio.gather(*(one(f"{stamp}-{n}") for n in range(args.runs)))
         wall, used = time.monotonic() - started, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     unit = 1 if sys.platform == "darwin" else 1024

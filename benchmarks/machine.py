@@ -23,7 +23,7 @@ def facts() -> dict[str, object]:
     }
 
 
-def said(known: dict[str, object]) -> str:
+def summary(known: dict[str, object]) -> str:
     """Return the facts as two lines."""
     packages = known["packages"]
     assert isinstance(packages, dict)  # noqa: S101 - made above

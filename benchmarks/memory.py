@@ -3,11 +3,11 @@
 python benchmarks/memory.py                            # runs of 5 and of 20 steps, whole fleet
 python benchmarks/memory.py --steps 5 --runs 1000 --agent reader
 
-A real worker does the runs; then each run's keys are asked for by MEMORY USAGE (every element, not
+A real worker does the runs; then each run's keys are measured by MEMORY USAGE (every element, not
 a sample), and `used_memory` before and after is compared, which has what the keys share as well:
 indexes, the batch, what the allocator rounds up. `runner` calls a tool that returns a number,
 `reader` one that returns 8 kB of text. `read` is the CPU of a client per whole reading (trace and
-outcomes, `Fleet.show`), `told` that of all its events.
+outcomes, `fleet.runs.show`), `told` that of all its events.
 """
 
 import argparse
@@ -33,7 +33,7 @@ READINGS = 100
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     add = made.add_argument
     add("--steps", type=int, nargs="*", default=[5, 20], help="steps of each run")
@@ -43,23 +43,23 @@ def arguments() -> argparse.Namespace:
     return made.parse_args()
 
 
-def measure(agent: str, steps: int, asked: argparse.Namespace) -> dict[str, Any]:
+def measure(agent: str, steps: int, args: argparse.Namespace) -> dict[str, Any]:
     """Do the runs; return what one of them takes."""
-    with fleet(Setup(slots=asked.runs, stub=asked.stub)) as running:
+    with fleet(Setup(slots=args.runs, stub=args.stub)) as running:
         running.warm()
         time.sleep(SETTLE_SECONDS)
         before = running.reading()
-        batch = running.client.submit_batch(lines(asked.runs, steps), agent=AGENTS[agent])
-        end = until(lambda: batch.progress().done == asked.runs, within=LONGEST)
+        batch = running.client.submit_batch(lines(args.runs, steps), agent=AGENTS[agent])
+        end = until(lambda: batch.progress().done == args.runs, within=LONGEST)
         progress = batch.progress()
-        if progress.completed != asked.runs:
-            raise RuntimeError(f"only {progress.completed} of {asked.runs} runs completed")
+        if progress.completed != args.runs:
+            raise RuntimeError(f"only {progress.completed} of {args.runs} runs completed")
         cost = running.cost(before, progress.steps, end)
         run_ids = [result.run_id for result in batch.results()]
         return {
             "agent": agent,
             "steps": steps,
-            "runs": asked.runs,
+            "runs": args.runs,
             "used": cost.redis_memory * steps,
             "worker_ms": cost.worker_ms,
             "redis_ms": cost.redis_ms,
@@ -82,10 +82,10 @@ def stored(store: redis.Redis, run_ids: list[str]) -> dict[str, float]:
 
 def readings(client: Fleet, batch: Batch, run_ids: list[str]) -> dict[str, float]:
     """Return the client's CPU per reading, in ms."""
-    asked = run_ids[:READINGS]
+    sample = run_ids[:READINGS]
     return {
-        "read_ms": _cpu(client.show, asked),
-        "told_ms": _cpu(lambda run_id: list(client.runs.events(run_id)), asked),
+        "read_ms": _cpu(client.runs.show, sample),
+        "told_ms": _cpu(lambda run_id: list(client.runs.events(run_id)), sample),
         "results_ms": _cpu(lambda _: list(batch.results()), ["all"] * 3) / len(run_ids),
     }
 
@@ -132,15 +132,15 @@ def print_tables(report: Report) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("memory", asked)
-    for _ in range(asked.repeat):
-        for agent in asked.agent:
-            for steps in asked.steps:
-                report.add(measure(agent, steps, asked))
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("memory", args)
+    for _ in range(args.repeat):
+        for agent in args.agent:
+            for steps in args.steps:
+                report.add(measure(agent, steps, args))
     print_tables(report)
-    finish(report, asked, list)
+    finish(report, args, list)
 
 
 if __name__ == "__main__":

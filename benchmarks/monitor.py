@@ -61,8 +61,8 @@ class Watch:
             if match:
                 text = match.group(3)
                 name = _WORD.match(text)
-                told = name.group(1).decode().lower() if name else ""
-                yield Seen(float(match.group(1)), match.group(2).decode(), told, text)
+                command = name.group(1).decode().lower() if name else ""
+                yield Seen(float(match.group(1)), match.group(2).decode(), command, text)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ python benchmarks/overheads.py --repeat 5 --turns 2000 --json overheads.json
 
 Rows: the memory's look at a conversation of `--messages`, which fit its limit or are twice as many
 (then it moves on, once in many steps); a turn of each strategy, its request prepared and its
-answer read; the criteria's decision behind a step; a step told as a line of JSON for the log; a
+answer read; the criteria's decision behind a step; a step's line of JSON for the log; a
 run's history of twenty messages as a chat window shows it. For a whole step with Redis, model and
 tools see steps.py.
 """
@@ -116,23 +116,23 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--turns", type=int, default=2000)
     made.add_argument("--messages", type=int, default=20, help="in the conversation")
-    asked = made.parse_args()
-    messages = tuple(Message.user(f"{TEXT} {number}") for number in range(asked.messages))
+    args = made.parse_args()
+    messages = tuple(Message.user(f"{TEXT} {number}") for number in range(args.messages))
     measured: dict[str, Work] = {
         "memory": memory_look(messages, len(messages)),
         "memory moved on": memory_look(messages, max(len(messages) // 2, 1)),
     }
     measured |= {f"strategy {name}": turn_of(name, messages) for name in STRATEGIES}
     measured |= others()
-    report = begin("overheads", asked)
-    for _ in range(asked.repeat):
+    report = begin("overheads", args)
+    for _ in range(args.repeat):
         for what, work in measured.items():
-            spent = asyncio.run(partial(microseconds, work, asked.turns)())
+            spent = asyncio.run(partial(microseconds, work, args.turns)())
             report.add({"what": what, "microseconds": spent})
     columns = [Column("what", "what"), Column("µs", "microseconds", digits=1, spread=True)]
     found: list[dict[str, Any]] = report.rows
     show("In process, without Redis", found, ("what",), columns)
-    finish(report, asked, list)
+    finish(report, args, list)
 
 
 if __name__ == "__main__":

@@ -39,13 +39,13 @@ console = Console(stderr=True, soft_wrap=True)
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = _arguments()
+    """Measure, print, and write the files."""
+    args = _arguments()
     try:
-        peers = chosen(asked.only)
-        pythons = {peer.name: python_of(peer.environment, asked.cache) for peer in peers}
-        _check_services(peers, asked.cache)
-        if asked.plot:
+        peers = chosen(args.only)
+        pythons = {peer.name: python_of(peer.environment, args.cache) for peer in peers}
+        _check_services(peers, args.cache)
+        if args.plot:
             importlib.import_module("matplotlib")
     except (ImportError, LookupError, ValueError) as error:
         sys.exit(f"peers: {error}")
@@ -54,26 +54,26 @@ def main() -> None:
     for name, found in machine["versions"].items():
         console.print(f"{name}:", ", ".join(f"{key} {value}" for key, value in found.items()))
     measured: list[Figures] = []
-    for setting in settings(asked):
-        part = peers if setting.concurrency <= asked.own_up_to else without_slower(peers)
-        for peer in order(part, pairs=asked.pairs, repeat=asked.repeat):
-            one = measure(peer, pythons[peer.name], setting, asked.cache)
+    for setting in settings(args):
+        part = peers if setting.concurrency <= args.own_up_to else without_slower(peers)
+        for peer in order(part, pairs=args.pairs, repeat=args.repeat):
+            one = measure(peer, pythons[peer.name], setting, args.cache)
             measured.append(one)
             console.print(_line(one), markup=False, highlight=False)
     found_rows = rows(measured)
     show(found_rows, Console(width=WIDTH))
-    if asked.json:
-        write_json(asked.json, machine, measured)
-    if asked.plot:
-        draw(asked.plot, found_rows)
+    if args.json:
+        write_json(args.json, machine, measured)
+    if args.plot:
+        draw(args.plot, found_rows)
 
 
-def settings(asked: argparse.Namespace) -> Iterator[Setting]:
+def settings(args: argparse.Namespace) -> Iterator[Setting]:
     """Return the settings to measure: every latency with every concurrency."""
-    for latency in asked.latency:
-        for concurrency in asked.concurrency:
-            runs = asked.runs or concurrency
-            yield Setting(runs, asked.steps, concurrency, latency, asked.deadline)
+    for latency in args.latency:
+        for concurrency in args.concurrency:
+            runs = args.runs or concurrency
+            yield Setting(runs, args.steps, concurrency, latency, args.deadline)
 
 
 def order(peers: list[Peer], *, pairs: bool, repeat: int) -> Iterator[Peer]:
@@ -144,11 +144,11 @@ def _arguments() -> argparse.Namespace:
     add("--json", help="file to write everything to")
     add("--plot", help="SVG or PNG file to draw to (needs matplotlib)")
     add("--list", action="store_true", help="list the peers and end")
-    asked = parser.parse_args()
-    if asked.list:
+    args = parser.parse_args()
+    if args.list:
         print("\n".join(peer.name for peer in PEERS))
         sys.exit()
-    return asked
+    return args
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Environment:
 class Peer:
     """One way to do the job.
 
-    `kind` and `client` are told to the script (see peers/job.py); `most` is the highest
+    `kind` and `client` are arguments of the script (see peers/job.py); `most` is the highest
     concurrency that is worth a try, and `why` says what stands against more.
     """
 

@@ -49,7 +49,7 @@ class Figures:
     """One measurement. Seconds, CPU in milliseconds per step, memory in bytes.
 
     `calls` is what the model server answered within the time; `steps_done` at most what was
-    asked for. `problem` is empty for a peer that did everything that it was asked for.
+    requested. `problem` is empty for a peer that completed everything.
     """
 
     peer: str
@@ -89,19 +89,19 @@ def measure(peer: Peer, python: str, setting: Setting, cache: Path) -> Figures:
 
     Raises `LookupError` where a server's program is missing.
     """
-    asked = Figures(
+    requested = Figures(
         peer.name, peer.client, setting.runs, setting.steps, setting.concurrency, setting.latency
     )
     if peer.most is not None and setting.concurrency > peer.most:
-        return _with(asked, problem=f"not tried above {peer.most}: {peer.why}")
+        return _with(requested, problem=f"not tried above {peer.most}: {peer.why}")
     try:
-        return _with_servers(peer, python, setting, cache, asked)
+        return _with_servers(peer, python, setting, cache, requested)
     except OSError as failure:
-        return _with(asked, problem=f"did not start, or lost its servers: {failure}")
+        return _with(requested, problem=f"did not start, or lost its servers: {failure}")
 
 
 def _with_servers(
-    peer: Peer, python: str, setting: Setting, cache: Path, asked: Figures
+    peer: Peer, python: str, setting: Setting, cache: Path, requested: Figures
 ) -> Figures:
     with (
         model_server(setting.latency) as model,
@@ -122,14 +122,18 @@ def _with_servers(
         command = [python, str(SCRIPTS / peer.script), json.dumps(job)]
         try:
             with _script(command, log) as process:
-                found = _measured(asked, process, server, model, setting.deadline)
+                found = _measured(requested, process, server, model, setting.deadline)
                 return _with(found, problem=f"{found.problem}{_last(log) if found.problem else ''}")
         except DidNotFinishError as failure:
-            return _with(asked, problem=f"{failure}{_last(log)}")
+            return _with(requested, problem=f"{failure}{_last(log)}")
 
 
 def _measured(
-    asked: Figures, process: "subprocess.Popen[str]", server: Running, model: str, deadline: float
+    requested: Figures,
+    process: "subprocess.Popen[str]",
+    server: Running,
+    model: str,
+    deadline: float,
 ) -> Figures:
     _line(process, START_SECONDS, "did not start")
     calls = _calls(model)
@@ -140,25 +144,25 @@ def _measured(
         try:
             end = _line(process, deadline, "did not finish")
             wall = float(end["seconds"])
-            if end["done"] != asked.runs:
-                problem = f"only {end['done']} of {asked.runs} runs ended well"
+            if end["done"] != requested.runs:
+                problem = f"only {end['done']} of {requested.runs} runs ended well"
         except DidNotFinishError as failure:
             problem = str(failure)
         wall = wall or time.monotonic() - started
         made = _calls(model) - calls
         spent = watch.spent()
-    steps = min(made, asked.runs * asked.steps)
+    steps = min(made, requested.runs * requested.steps)
     if problem:
-        problem += f" ({steps} of {asked.runs * asked.steps} steps)"
-    return _figures(asked, wall, steps, made, spent, problem)
+        problem += f" ({steps} of {requested.runs * requested.steps} steps)"
+    return _figures(requested, wall, steps, made, spent, problem)
 
 
 def _figures(
-    asked: Figures, wall: float, steps: int, calls: int, spent: Spent, problem: str
+    requested: Figures, wall: float, steps: int, calls: int, spent: Spent, problem: str
 ) -> Figures:
     divided = max(steps, 1)
     return _with(
-        asked,
+        requested,
         wall=wall,
         steps_done=steps,
         calls=calls,
@@ -199,9 +203,9 @@ def _without_proxies() -> dict[str, str]:
 
 
 def _last(log: Path) -> str:
-    """Return the last error that the script and its children told of."""
-    said = log.read_text("utf-8", errors="replace").splitlines()
-    errors = [line.strip() for line in said if ERROR.search(line)]
+    """Return the last error in the log of the script and its children."""
+    logged = log.read_text("utf-8", errors="replace").splitlines()
+    errors = [line.strip() for line in logged if ERROR.search(line)]
     return f"; its last error: {errors[-1][-LOG_LENGTH:]}" if errors else ""
 
 

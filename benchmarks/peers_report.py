@@ -149,7 +149,7 @@ def draw(path: str, found: list[Row]) -> None:
 
     Raises `ImportError` without matplotlib.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - only where a drawing is asked for
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only for a drawing
 
     settings = list(dict.fromkeys((row.latency, row.concurrency) for row in found))
     peers = list(dict.fromkeys(row.peer for row in found))[::-1]

@@ -1,4 +1,4 @@
-"""Starts what a benchmark measures as real processes, and reads their CPU time and memory."""
+"""Starts what a benchmark measures as real processes."""
 
 import contextlib
 import json
@@ -11,34 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import redis
 
 HERE = Path(__file__).resolve().parent
 DEADLINE = 60.0
 LOOK_SECONDS = 0.05
 LOG_TAIL = 4000
-
-
-@dataclass(frozen=True)
-class Usage:
-    """CPU seconds (user and system, children included) and resident memory in bytes."""
-
-    cpu: float
-    memory: int
-
-
-def usage(pids: list[int]) -> Usage:
-    """Return what processes and their children have used so far, and hold now."""
-    cpu, memory = 0.0, 0
-    for pid in pids:
-        parent = psutil.Process(pid)
-        for process in (parent, *parent.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                cpu += times.user + times.system
-                memory += process.memory_info().rss
-    return Usage(cpu, memory)
 
 
 @contextlib.contextmanager
@@ -83,9 +61,9 @@ def model(latency: str, log: Path | None = None, *, stub: bool = False) -> Itera
         *(("--log", str(log)) if log else ()),
     ]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
-        assert process.stdout is not None  # noqa: S101 - it was asked for
-        told = json.loads(process.stdout.readline())
-        yield Model(told["url"], process.pid)
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        announced = json.loads(process.stdout.readline())
+        yield Model(announced["url"], process.pid)
 
 
 @contextlib.contextmanager

@@ -78,14 +78,14 @@ class Scene:
     crew: Crew
     within: float
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """What the model was asked, known when the scene is over."""
+    """The model's calls, known when the scene is over."""
 
     def submit(self) -> tuple[Batch, dict[str, str]]:
-        """Submit the runs; return the batch, and what each run is asked, by its id."""
+        """Submit the runs; return the batch, and each run's input by its id."""
         given = lines(self.sizes.runs, self.sizes.steps)
         batch = self.client.submit_batch(given, agent=runner)
-        asked = {run_id_of(batch.id, row): line["input"] for row, line in enumerate(given)}
-        return batch, asked
+        inputs = {run_id_of(batch.id, row): line["input"] for row, line in enumerate(given)}
+        return batch, inputs
 
     def ended(self, batch: Batch) -> float:
         """Wait until all runs have ended; return that moment, or the one when it was too long."""
@@ -96,7 +96,7 @@ class Scene:
             return time.monotonic()
 
     def holds(self, runs: Iterable[str], worker: str) -> list[str]:
-        """Return the runs that are in a worker's hands."""
+        """Return the runs that a worker holds."""
         return held(self.store, runs).get(worker, [])
 
 
@@ -108,24 +108,24 @@ def scene(sizes: Sizes, within: float) -> Iterator[Scene]:
         log = Path(folder) / "calls.jsonl"
         setup = Setup(slots=max(100, sizes.runs), latency=str(sizes.latency), log=log, stub=True)
         with (
-            servers(setup) as (url, _, served),
+            servers(setup) as (url, served),
             Fleet(url) as client,
             redis.Redis.from_url(url) as store,
         ):
-            told = {
+            variables = {
                 **environment(url, served.url, setup.slots),
                 "STEPFLEET_LEASE": str(sizes.lease),
                 "STEPFLEET_GRACE": str(min(5.0, sizes.lease / 2)),
                 "BLOCK_SECONDS": str(sizes.every),
                 "BLOCK_ONCE": str(Path(folder) / "blocked"),
             }
-            with crew(told) as working:
+            with crew(variables) as working:
                 yield Scene(sizes, store, client, working, within, calls)
         calls += calls_of(log)
 
 
 def rescue(sizes: Sizes, within: float) -> dict[str, Any]:
-    """Kill one worker under load; tell when its runs called the model again."""
+    """Kill one worker under load; measure when its runs call the model again."""
     with scene(sizes, within) as on:
         on.crew.start(sizes.workers)
         batch, runs = on.submit()
@@ -138,7 +138,7 @@ def rescue(sizes: Sizes, within: float) -> dict[str, Any]:
         lost = set(on.holds(runs, name_of(victim)))
         on.crew.start()
         ended, done = on.ended(batch), batch.progress().done
-        said = len(on.crew.logged())
+        logged = len(on.crew.logged())
         failed = batch.progress().failed
     again = _first_after(on.calls, killed, {runs[run] for run in lost})
     return {
@@ -150,7 +150,7 @@ def rescue(sizes: Sizes, within: float) -> dict[str, Any]:
         "done": done,
         "failed": failed,
         "repeated": repeated(on.calls),
-        "lines": said,
+        "lines": logged,
     }
 
 
@@ -164,7 +164,7 @@ def _first_after(calls: list[dict[str, Any]], moment: float, runs: set[str]) -> 
 
 
 def two_kills(sizes: Sizes, within: float) -> dict[str, Any]:
-    """Kill whoever has all runs, so often; tell how long everything took since the first kill."""
+    """Kill the worker that has all runs, several times; measure the time from the first kill."""
     with scene(sizes, within) as on:
         on.crew.start()
         batch, runs = on.submit()
@@ -177,7 +177,7 @@ def two_kills(sizes: Sizes, within: float) -> dict[str, Any]:
             progress.print(f"kill {number + 1} after {time.monotonic() - first:.1f} s")
             on.crew.start()
         ended, done = on.ended(batch), batch.progress().done
-        said, gave_up = len(on.crew.logged()), _given_up(batch)
+        logged, gave_up = len(on.crew.logged()), _given_up(batch)
         failed = batch.progress().failed
     bound = sizes.latency * sizes.steps + sizes.kills * sizes.lease + SLACK
     return {
@@ -187,7 +187,7 @@ def two_kills(sizes: Sizes, within: float) -> dict[str, Any]:
         "done": done,
         "failed": failed,
         "repeated": repeated(on.calls),
-        "lines": said,
+        "lines": logged,
     }
 
 
@@ -202,7 +202,7 @@ def _all_in_flight(on: Scene, batch: Batch, runs: Mapping[str, str], worker: str
 
 
 def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
-    """Kill the busiest worker at fixed intervals; tell what became of the runs."""
+    """Kill the busiest worker at fixed intervals; count the outcomes of the runs."""
     with scene(sizes, within) as on:
         on.crew.start(sizes.workers)
         batch, runs = on.submit()
@@ -214,7 +214,7 @@ def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
             on.crew.start()
         progress.print(f"the last kill: {batch.progress().done} of {sizes.runs} had ended")
         ended, done = on.ended(batch), batch.progress().done
-        said, gave_up = len(on.crew.logged()), _given_up(batch)
+        logged, gave_up = len(on.crew.logged()), _given_up(batch)
         failed = batch.progress().failed
     return {
         "ended": ended - began,
@@ -222,12 +222,12 @@ def outside_kills(sizes: Sizes, within: float) -> dict[str, Any]:
         "done": done,
         "failed": failed,
         "repeated": repeated(on.calls),
-        "lines": said,
+        "lines": logged,
     }
 
 
 def blocked_loop(sizes: Sizes, within: float) -> dict[str, Any]:
-    """Block the loop of one worker that has its share of the runs; tell what was repeated."""
+    """Block the loop of one worker that has its share of the runs; count repeated calls."""
     with scene(sizes, within) as on:
         on.crew.start(sizes.workers)
         batch, runs = on.submit()
@@ -239,14 +239,14 @@ def blocked_loop(sizes: Sizes, within: float) -> dict[str, Any]:
         on.client.runs.wait(on.client.submit(blocker, line["input"]), timeout=within)
         unblocked = time.monotonic() - began
         ended, done = on.ended(batch), batch.progress().done
-        said, failed = len(on.crew.logged()), batch.progress().failed
+        logged, failed = len(on.crew.logged()), batch.progress().failed
     return {
         "unblocked": unblocked,
         "ended": ended - began,
         "done": done,
         "failed": failed,
         "repeated": repeated(on.calls),
-        "lines": said,
+        "lines": logged,
     }
 
 
@@ -290,7 +290,7 @@ SECONDS = {"median", "p99", "worst", "ended", "bound", "unblocked"}
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     add = made.add_argument
     add("--only", choices=SCENARIOS, nargs="*", default=list(SCENARIOS))
@@ -305,10 +305,10 @@ def arguments() -> argparse.Namespace:
     return made.parse_args()
 
 
-def sizes_of(scenario: str, asked: argparse.Namespace) -> Sizes:
-    """Return a scenario's sizes: its small ones, and what was asked for."""
+def sizes_of(scenario: str, args: argparse.Namespace) -> Sizes:
+    """Return a scenario's sizes: its small ones, changed by the arguments."""
     names = Sizes.__dataclass_fields__
-    given = {name: value for name in names if (value := getattr(asked, name)) is not None}
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
     return replace(SMALL[scenario], **given)
 
 
@@ -323,15 +323,15 @@ def print_tables(report: Report) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("recovery", asked)
-    for _, scenario in itertools.product(range(asked.repeat), asked.only):
-        sizes = sizes_of(scenario, asked)
-        told = {**vars_of(sizes), "scenario": scenario}
-        report.add({**told, **SCENARIOS[scenario](sizes, asked.within)})
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("recovery", args)
+    for _, scenario in itertools.product(range(args.repeat), args.only):
+        sizes = sizes_of(scenario, args)
+        given = {**vars_of(sizes), "scenario": scenario}
+        report.add({**given, **SCENARIOS[scenario](sizes, args.within)})
     print_tables(report)
-    finish(report, asked, list)
+    finish(report, args, list)
 
 
 def vars_of(sizes: Sizes) -> dict[str, Any]:

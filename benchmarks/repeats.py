@@ -1,6 +1,5 @@
-"""Medians, spreads, percentiles and ratios of what was measured several times. Pure."""
+"""Medians, spreads and ratios of repeated measurements. Pure."""
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,12 +29,6 @@ class Spread:
         """Return the median, with the spread where there were several measurements."""
         text = f"{self.median:.{digits}f}"
         return f"{text} ±{self.share:.0%}" if self.count > 1 else text
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that `share` (0 to 1) of all values do not exceed."""
-    known = sorted(values)
-    return known[max(0, math.ceil(share * len(known)) - 1)] if known else math.nan
 
 
 def paired(over: Sequence[float], under: Sequence[float]) -> Spread | None:

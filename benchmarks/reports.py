@@ -44,11 +44,11 @@ class Report:
     details: dict[str, Any] = field(default_factory=dict)
 
     def add(self, row: Any) -> None:
-        """Take a measurement (a dataclass instance, or a mapping), and say it on stderr."""
+        """Add a measurement (a dataclass instance, or a mapping), and print it on stderr."""
         known = asdict(row) if is_dataclass(row) and not isinstance(row, type) else dict(row)
         self.rows.append(known)
-        told = {name: _short(value) for name, value in known.items()}
-        progress.print("  ".join(f"{name}={value}" for name, value in told.items()))
+        shown = {name: _short(value) for name, value in known.items()}
+        progress.print("  ".join(f"{name}={value}" for name, value in shown.items()))
 
     def write(self, path: str | None) -> None:
         """Write everything as JSON, if a path is given."""
@@ -69,21 +69,21 @@ def parser(text: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def begin(name: str, asked: argparse.Namespace) -> Report:
+def begin(name: str, args: argparse.Namespace) -> Report:
     """Return a new report, after printing what is measured where."""
     raise_open_files_limit()
-    report = Report(name, vars(asked))
-    progress.print(machine.said(report.machine))
+    report = Report(name, vars(args))
+    progress.print(machine.summary(report.machine))
     return report
 
 
-def finish(report: Report, asked: argparse.Namespace, plots: Callable[[], list[Plot]]) -> None:
-    """Print the ratios, and write the files that were asked for."""
+def finish(report: Report, args: argparse.Namespace, plots: Callable[[], list[Plot]]) -> None:
+    """Print the ratios, and write the files."""
     for name, value in report.ratios.items():
         Console(width=WIDTH, highlight=False).print(f"{name}: {value.shown(3)}")
-    report.write(asked.json)
-    if asked.plot:
-        draw(plots(), Path(asked.plot))
+    report.write(args.json)
+    if args.plot:
+        draw(plots(), Path(args.plot))
 
 
 def grouped(

@@ -18,13 +18,14 @@ from typing import Any
 
 import bare
 from agents import runner
-from loads import LONGEST, WARM_SECONDS, Cost, Running, Setup, fleet, lines
+from loads import LONGEST, WARM_SECONDS, Running, Setup, fleet, lines
 from plots import Line, Plot
 from processes import until
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, progress, show, values
 
 from stepfleet.orchestrator import Batch, Fleet
+from stepfleet.orchestrator.cli.bench.readings import Cost
 
 PARTS = ("history", "waiting", "workers")
 KEY = ("part", "what", "size")
@@ -32,7 +33,7 @@ FEW_SLOTS = 50
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     add = made.add_argument
     add("--only", choices=PARTS, nargs="*", default=PARTS)
@@ -61,28 +62,28 @@ def row(part: str, what: str, size: int, cost: Cost) -> dict[str, Any]:
     }
 
 
-def history(asked: argparse.Namespace, report: Report) -> None:
+def history(args: argparse.Namespace, report: Report) -> None:
     """Measure runs of growing length."""
-    for steps in asked.history:
-        runs = max(asked.in_flight, asked.total // steps)
-        if not asked.no_floor:
+    for steps in args.history:
+        runs = max(args.in_flight, args.total // steps)
+        if not args.no_floor:
             report.add(
                 row(
                     "history",
                     "floor",
                     steps,
-                    bare.floor(runs, steps, "0", stub=asked.stub, at_once=asked.in_flight),
+                    bare.floor(runs, steps, "0", stub=args.stub, at_once=args.in_flight),
                 )
             )
-        with fleet(Setup(slots=asked.in_flight, stub=asked.stub)) as running:
+        with fleet(Setup(slots=args.in_flight, stub=args.stub)) as running:
             running.warm()
             report.add(row("history", "stepfleet", steps, running.batch(runs, steps)))
 
 
-def waiting(asked: argparse.Namespace, report: Report) -> None:
+def waiting(args: argparse.Namespace, report: Report) -> None:
     """Measure the same work with more and more runs behind it."""
-    for size in asked.waiting:
-        given = lines(FEW_SLOTS + asked.runs + size, asked.steps)
+    for size in args.waiting:
+        given = lines(FEW_SLOTS + args.runs + size, args.steps)
         submitted: list[Batch] = []
 
         def submit(
@@ -91,8 +92,8 @@ def waiting(asked: argparse.Namespace, report: Report) -> None:
             progress.print(f"submitting {len(given)} runs")
             into.append(client.submit_batch(given, agent=runner))
 
-        with fleet(Setup(slots=FEW_SLOTS, stub=asked.stub), submit) as running:
-            cost = _ahead_of(running, submitted[0], asked.runs)
+        with fleet(Setup(slots=FEW_SLOTS, stub=args.stub), submit) as running:
+            cost = _ahead_of(running, submitted[0], args.runs)
             report.add(row("waiting", "stepfleet", size, cost))
 
 
@@ -105,13 +106,13 @@ def _ahead_of(running: Running, batch: Batch, runs: int) -> Cost:
     return running.cost(before, batch.progress().steps - reached.steps, end)
 
 
-def workers(asked: argparse.Namespace, report: Report) -> None:
+def workers(args: argparse.Namespace, report: Report) -> None:
     """Measure the same load with more worker processes."""
-    for count in asked.workers:
-        setup = Setup(count, max(100, asked.runs), str(asked.latency), stub=asked.stub)
+    for count in args.workers:
+        setup = Setup(count, max(100, args.runs), str(args.latency), stub=args.stub)
         with fleet(setup) as running:
             running.warm()
-            report.add(row("workers", "stepfleet", count, running.batch(asked.runs, asked.steps)))
+            report.add(row("workers", "stepfleet", count, running.batch(args.runs, args.steps)))
 
 
 def print_tables(report: Report) -> None:
@@ -166,16 +167,16 @@ def plots(report: Report) -> list[Plot]:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("scale", asked)
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("scale", args)
     measures = {"history": history, "waiting": waiting, "workers": workers}
-    for _ in range(asked.repeat):
-        for part in asked.only:
-            measures[part](asked, report)
+    for _ in range(args.repeat):
+        for part in args.only:
+            measures[part](args, report)
     report.ratios.update(ratios(report))
     print_tables(report)
-    finish(report, asked, lambda: plots(report))
+    finish(report, args, lambda: plots(report))
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ Play = Callable[["Store"], Awaitable[None]]
 class Store:
     """A Redis that notes how long calls take, and records written as the store writes them."""
 
-    def __init__(self, url: str, asked: argparse.Namespace) -> None:
+    def __init__(self, url: str, args: argparse.Namespace) -> None:
         self.client: Any = Redis.from_url(url, decode_responses=True)
         self.connection = Connection(self.client, patience=600)
-        self.asked = asked
+        self.args = args
 
     async def run(self, **fields: Any) -> None:
         """Write a run's header."""
@@ -52,7 +52,7 @@ class Store:
 
     async def log(self, steps: int) -> None:
         """Write a log, its outcomes, and who committed each step."""
-        text = "x" * self.asked.size
+        text = "x" * self.args.size
         for first in range(0, steps, AT_ONCE):
             part = range(first, min(first + AT_ONCE, steps))
             await self.client.hset(f"{RUN}:log", mapping={str(n): text for n in part})
@@ -60,7 +60,7 @@ class Store:
             await self.client.hset(f"{RUN}:outcomes", mapping={str(n): text[:400] for n in part})
 
     async def active(self, runs: int) -> None:
-        """Write runs of the shard that are overdue and have told one event each."""
+        """Write runs of the shard that are overdue and have published one event each."""
         for first in range(0, runs, AT_ONCE):
             pipe = self.client.pipeline(transaction=False)
             for n in range(first, min(first + AT_ONCE, runs)):
@@ -89,7 +89,7 @@ def flat(**fields: Any) -> list[Any]:
 
 def commit(**more: Any) -> list[Any]:
     """Return what a commit says."""
-    told = {
+    fields = {
         "verdict": "continue",
         "slim": "{}",
         "outcome": "{}",
@@ -98,7 +98,7 @@ def commit(**more: Any) -> list[Any]:
         "delay": 0,
     }
     rest = {"grace": 5000, "message": "m", "events": "[]", "event_count": 1, "tokens": 1, "cost": 1}
-    return flat(**{**told, **rest, "calls": 1, "lost": "", "dropped": "", **more})
+    return flat(**{**fields, **rest, "calls": 1, "lost": "", "dropped": "", **more})
 
 
 def history(steps: int) -> dict[tuple[str, str], Play]:
@@ -122,12 +122,12 @@ def history(steps: int) -> dict[tuple[str, str], Play]:
     async def retry(on: Store) -> None:
         await on.run(step=steps, status="failed", token="")
         await on.log(steps)
-        told = {"expected": 1, "step": steps - 1, "slim": "{}", "overrides": "", "message": "m"}
+        fields = {"expected": 1, "step": steps - 1, "slim": "{}", "overrides": "", "message": "m"}
         rest = {"grace": 5000, "tokens": 1, "cost": 1, "calls": 1, "events": "[]", "event_count": 1}
-        await on.script("retry", "r", *flat(**told, **rest, lost="", input="", request="q"))
+        await on.script("retry", "r", *flat(**fields, **rest, lost="", input="", request="q"))
 
     async def adopt(on: Store) -> None:
-        text = "x" * on.asked.size
+        text = "x" * on.args.size
         log = [part for n in range(steps) for part in (str(n), text)]
         outcomes = [part for n in range(steps) for part in (str(n), text[:400])]
         head = flat(v=1, slim="{}")
@@ -182,19 +182,26 @@ def calls(number: int) -> dict[tuple[str, str], Play]:
     async def park(on: Store) -> None:
         await on.run()
         await on.client.hset(f"{RUN}:journal", "response", "x" * 10_000)
-        asked = [part for n in range(number) for part in (n, "gpu:tool", "m" * 800)]
-        told = {"want": "", "patience": 60_000, "grace": 5000, "began": 1, "spent": 1, "paid": "{}"}
-        rest = flat(**told, dropped="", events="[]", event_count=1)
+        parked = [part for n in range(number) for part in (n, "gpu:tool", "m" * 800)]
+        fields = {
+            "want": "",
+            "patience": 60_000,
+            "grace": 5000,
+            "began": 1,
+            "spent": 1,
+            "paid": "{}",
+        }
+        rest = flat(**fields, dropped="", events="[]", event_count=1)
         queues = [RUN, DUE, *(["gpu"] * number)]
-        await on.script("park", "r", 0, "t", number, *asked, *rest, keys=queues)
+        await on.script("park", "r", 0, "t", number, *parked, *rest, keys=queues)
         await on.script("take", "r", 0, 0, "c", 30_000)
         await on.script("keep", "r", 0, 0, "c", 30_000, 1)
-        told = {"record": "x" * 1000, "spent": 1, "lost": "{}", "grace": 5000, "message": "m"}
-        await on.script("deliver", "r", 0, 0, "c", *flat(**told))
+        fields = {"record": "x" * 1000, "spent": 1, "lost": "{}", "grace": 5000, "message": "m"}
+        await on.script("deliver", "r", 0, 0, "c", *flat(**fields))
 
     async def claim(on: Store) -> None:
         await on.run(token="")
-        held = {"response": "x" * 10_000} | {f"r:{n}": "x" * on.asked.result for n in range(number)}
+        held = {"response": "x" * 10_000} | {f"r:{n}": "x" * on.args.result for n in range(number)}
         await on.client.hset(f"{RUN}:journal", mapping=held)
         await on.script("claim", "r", 0, "n", 30_000, "w", *HEADER)
 
@@ -253,7 +260,7 @@ def pages_of_runs() -> dict[tuple[str, str], Play]:
             pipe.hset(key, mapping={"status": "in_progress", "step": 1, "agent": "a"})
             pipe.zadd(DUE, {f"a{n}": n + 1})
             for one in range(1000):
-                pipe.xadd(f"{key}:events", {"first": one, "events": "x" * on.asked.size})
+                pipe.xadd(f"{key}:events", {"first": one, "events": "x" * on.args.size})
         await pipe.execute()
         for _ in range(20):
             await on.script("feed", 600, JOINED_AT_ONCE, keys=[DUE])
@@ -274,15 +281,15 @@ def pages_of_runs() -> dict[tuple[str, str], Play]:
     }
 
 
-def shards(asked: argparse.Namespace) -> dict[tuple[str, str], Play]:
+def shards(args: argparse.Namespace) -> dict[tuple[str, str], Play]:
     """Return what depends on how much a store holds."""
 
     async def rescue(on: Store) -> None:
-        await on.active(asked.active)
+        await on.active(args.active)
         await on.script("rescue", MOST_PER_SHARD, 5000, "0", keys=[DUE])
 
     async def feed(on: Store) -> None:
-        await on.active(asked.active)
+        await on.active(args.active)
         for _ in range(20):
             await on.script("feed", 600, JOINED_AT_ONCE, keys=[DUE])
 
@@ -297,7 +304,7 @@ def shards(asked: argparse.Namespace) -> dict[tuple[str, str], Play]:
             await on.script("cache", *key, keys=["{c}:cache"])
         await on.script("cache", "clear", 500, keys=["{c}:cache"])
 
-    sizes = f"{asked.active} runs"
+    sizes = f"{args.active} runs"
     return {
         ("rescue", sizes): rescue,
         ("feed", sizes): feed,
@@ -306,21 +313,21 @@ def shards(asked: argparse.Namespace) -> dict[tuple[str, str], Play]:
     }
 
 
-async def measure(url: str, asked: argparse.Namespace, report: Report) -> None:
+async def measure(url: str, args: argparse.Namespace, report: Report) -> None:
     """Play every case, each on an empty Redis."""
-    plays = shards(asked) | pages_of_runs()
-    for steps in asked.steps:
+    plays = shards(args) | pages_of_runs()
+    for steps in args.steps:
         plays |= history(steps)
-    for size in asked.state:
+    for size in args.state:
         plays |= states(size)
-    for number in asked.calls:
+    for number in args.calls:
         plays |= calls(number) | waits(number)
-    on = Store(url, asked)
+    on = Store(url, args)
     await on.client.config_set("slowlog-log-slower-than", 20)
     await on.client.config_set("slowlog-max-len", 10_000)
     for (script, what), play in plays.items():
         found = []
-        for _ in range(asked.tries):
+        for _ in range(args.tries):
             await on.client.flushall()
             await on.client.slowlog_reset()
             await play(on)
@@ -339,13 +346,13 @@ def main() -> None:
     made.add_argument("--result", type=int, default=40_000, help="bytes of a tool call's result")
     made.add_argument("--active", type=int, default=50_000, help="active runs of one shard")
     made.add_argument("--tries", type=int, default=3)
-    asked = made.parse_args()
-    report = begin("scripts", asked)
+    args = made.parse_args()
+    report = begin("scripts", args)
     with redis_server() as (url, _):
-        asyncio.run(measure(url, asked, report))
+        asyncio.run(measure(url, args, report))
     columns = (Column("longest call, ms", "longest_ms", 2),)
     show("scripts", report.rows, ("script", "input"), columns)
-    finish(report, asked, list)
+    finish(report, args, list)
 
 
 if __name__ == "__main__":

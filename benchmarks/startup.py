@@ -44,7 +44,7 @@ LOAD_CELERY = "import celery.__main__, celery.bin.celery, celery.apps.worker; fr
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     made.add_argument("--top", type=int, default=15, help="modules in the import list")
     return made.parse_args()
@@ -52,7 +52,7 @@ def arguments() -> argparse.Namespace:
 
 def stepfleet() -> dict[str, Any]:
     """Measure a Stepfleet worker."""
-    with servers(Setup()) as (url, _, served), Fleet(url) as fleet:
+    with servers(Setup()) as (url, served), Fleet(url) as fleet:
         batch = fleet.submit_batch(lines(1, 1), agent=runner)
         known = environment(url, served.url, 1000)
         claim, commit = digest("claim"), digest("commit")
@@ -113,7 +113,7 @@ def started(
 
 
 def _read(process: "subprocess.Popen[str]", begun: float, ready: list[float]) -> None:
-    assert process.stdout is not None  # noqa: S101 - it was asked for
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
     for line in process.stdout:
         if not ready and READY.search(line):
             ready.append(time.monotonic() - begun)
@@ -171,10 +171,10 @@ def print_imports(what: str, modules: list[dict[str, Any]], top: int) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("startup", asked)
-    for _ in range(asked.repeat):
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("startup", args)
+    for _ in range(args.repeat):
         for measure in (celery, stepfleet):
             report.add(measure())
     show(
@@ -190,14 +190,14 @@ def main() -> None:
     )
     for what, code in (("celery", LOAD_CELERY), ("stepfleet", LOAD_WORKER)):
         modules = imports(what, code)
-        print_imports(what, modules, asked.top)
+        print_imports(what, modules, args.top)
         packages = {one["package"]: one["self"] for one in by_package(modules)}
         report.details[what] = {"import_seconds": sum(packages.values()), "packages": packages}
     for moment in MOMENTS:
         times = (values(_of(report, name), moment) for name in ("stepfleet", "celery"))
         if ratio := paired(*times):
             report.ratios[f"{moment}, stepfleet over celery"] = ratio
-    finish(report, asked, lambda: [plot(report)])
+    finish(report, args, lambda: [plot(report)])
 
 
 def plot(report: Report) -> Plot:

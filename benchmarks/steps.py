@@ -7,7 +7,7 @@ python benchmarks/steps.py --slots 100 500 1000 2000 3000 --latency 1 --workers 
 `--slots` sweeps how many runs are in flight: so many runs, and slots for all of them in every
 worker. Rows: `stepfleet`; `floor`, the same chains in one bare asyncio process (floor.py);
 `celery chain`, no-op tasks of a stock worker, one sends the next. Then the latency that a step
-adds at low load, and what is asked of Redis for a step (added.py says how).
+adds at low load, and what Redis does for a step (added.py says how).
 
 `--stub` takes stub.py instead of the model server that checks every request: where few cores are
 shared, more of them are left for what is measured.
@@ -22,16 +22,18 @@ from typing import Any
 
 import added
 import bare
-from loads import Cost, Setup, fleet
+from loads import Setup, fleet
 from plots import Line, Plot
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, show, values
+
+from stepfleet.orchestrator.cli.bench.readings import Cost
 
 KEY = ("what", "workers", "in_flight", "latency", "steps_per_run")
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     add = made.add_argument
     add("--runs", type=int, default=1000)
@@ -65,34 +67,34 @@ def row(what: str, workers: int, in_flight: int, latency: float, cost: Cost) -> 
 
 
 def stepfleet(
-    workers: int, in_flight: int, latency: float, asked: argparse.Namespace
+    workers: int, in_flight: int, latency: float, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Measure Stepfleet."""
-    setup = Setup(workers, max(in_flight, 100), str(latency), stub=asked.stub)
+    setup = Setup(workers, max(in_flight, 100), str(latency), stub=args.stub)
     with fleet(setup) as running:
         running.warm()
-        cost = running.batch(in_flight, asked.steps)
+        cost = running.batch(in_flight, args.steps)
     return row("stepfleet", workers, in_flight, latency, cost)
 
 
-def sweep(asked: argparse.Namespace, report: Report) -> None:
+def sweep(args: argparse.Namespace, report: Report) -> None:
     """Measure everything that is beside each other once."""
-    for in_flight in asked.slots or [asked.runs]:
-        if not asked.no_chain:
+    for in_flight in args.slots or [args.runs]:
+        if not args.no_chain:
             report.add(
                 row(
                     *("celery chain", 1, in_flight, 0.0),
-                    bare.chain(in_flight, asked.steps, "-P", "solo"),
+                    bare.chain(in_flight, args.steps, "-P", "solo"),
                 )
             )
-        for latency in asked.latency:
-            if not asked.no_floor:
-                cost = bare.floor(in_flight, asked.steps, str(latency), stub=asked.stub)
+        for latency in args.latency:
+            if not args.no_floor:
+                cost = bare.floor(in_flight, args.steps, str(latency), stub=args.stub)
                 report.add(row("floor", 1, in_flight, latency, cost))
-            for workers in asked.workers:
-                report.add(stepfleet(workers, in_flight, latency, asked))
-    if asked.low_runs:
-        low = added.measure(asked.low_runs, asked.low_steps)
+            for workers in args.workers:
+                report.add(stepfleet(workers, in_flight, latency, args))
+    if args.low_runs:
+        low = added.measure(args.low_runs, args.low_steps)
         report.add({"what": "added", **asdict(low)})
 
 
@@ -132,7 +134,7 @@ def print_tables(report: Report) -> None:
         ],
     )
     show(
-        "Per step: CPU in ms, and what Redis is asked (the client's own polling is in it)",
+        "Per step: CPU in ms, and what Redis is args (the client's own polling is in it)",
         rates,
         KEY,
         [
@@ -191,14 +193,14 @@ def _of(report: Report, what: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("steps", asked)
-    for _ in range(asked.repeat):
-        sweep(asked, report)
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("steps", args)
+    for _ in range(args.repeat):
+        sweep(args, report)
     report.ratios.update(ratios(report))
     print_tables(report)
-    finish(report, asked, lambda: plots(report))
+    finish(report, args, lambda: plots(report))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def answer(body: dict[str, Any]) -> tuple[str, int, bytes]:
         calls = [{"id": f"call_{turn}", "type": "function", "function": call}]
         message, finish = {"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"
     choice = {"index": 0, "message": message, "finish_reason": finish}
-    said = {"id": "c", "object": "chat.completion", "created": 0, "model": body.get("model", "")}
-    return question, turn, orjson.dumps({**said, "choices": [choice], "usage": _USAGE})
+    reply = {"id": "c", "object": "chat.completion", "created": 0, "model": body.get("model", "")}
+    return question, turn, orjson.dumps({**reply, "choices": [choice], "usage": _USAGE})
 
 
 class Conversation(asyncio.Protocol):
@@ -63,21 +63,21 @@ class Conversation(asyncio.Protocol):
                 return
             body, self._buffer = self._buffer[head + 4 : end], self._buffer[end:]
             arrived = time.monotonic()
-            question, turn, said = answer(orjson.loads(body))
+            question, turn, reply = answer(orjson.loads(body))
             if self._latency:
                 loop = asyncio.get_running_loop()
-                loop.call_later(self._latency, self._answer, question, turn, arrived, said)
+                loop.call_later(self._latency, self._answer, question, turn, arrived, reply)
             else:
-                self._answer(question, turn, arrived, said)
+                self._answer(question, turn, arrived, reply)
 
-    def _answer(self, question: str, turn: int, arrived: float, said: bytes) -> None:
+    def _answer(self, question: str, turn: int, arrived: float, reply: bytes) -> None:
         gone = self._transport is None or self._transport.is_closing()
         if self._log is not None:
             answered = None if gone else time.monotonic()
             line = {"run": question, "turn": turn, "arrived": arrived, "answered": answered}
             self._log.append(orjson.dumps(line))
         if self._transport is not None and not gone:
-            self._transport.write(_HEAD % len(said) + said)
+            self._transport.write(_HEAD % len(reply) + reply)
 
 
 def _length(head: bytes) -> int:
@@ -86,7 +86,7 @@ def _length(head: bytes) -> int:
 
 
 async def serve(port: int, latency: float, log_file: str | None, parent: int | None) -> None:
-    """Listen on loopback until told to end, or until `parent` is gone."""
+    """Listen on loopback until a signal, or until `parent` is gone."""
     log: list[bytes] | None = [] if log_file else None
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -115,14 +115,14 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--log")
     parser.add_argument("--parent-pid", type=int)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
         import uvloop  # noqa: PLC0415 - where it is
 
         run: Any = uvloop.run
     except ImportError:
         run = asyncio.run
-    run(serve(asked.port, asked.latency, asked.log, asked.parent_pid))
+    run(serve(args.port, args.latency, args.log, args.parent_pid))
 
 
 if __name__ == "__main__":

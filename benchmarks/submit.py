@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.01
 
 
 def arguments() -> argparse.Namespace:
-    """Return what was asked for."""
+    """Return the parsed arguments."""
     made = parser(__doc__)
     made.add_argument("--lines", type=int, nargs="*", default=[1000, 10_000, 100_000])
     made.add_argument("--steps", type=int, default=5, help="named in the input, never done")
@@ -62,8 +62,8 @@ def row(what: str, count: int, seconds: float, cpu: float, peak: float | None) -
 def library(count: int, steps: int) -> dict[str, Any]:
     """Measure `Fleet.submit_batch` in a process of its own."""
     with redis_server() as (url, _), inputs(count, steps) as path:
-        told, _, _, peak = _run([sys.executable, str(HERE / "submitter.py"), path], url)
-        return row("library", count, told["seconds"], told["cpu"], peak)
+        printed, _, _, peak = _run([sys.executable, str(HERE / "submitter.py"), path], url)
+        return row("library", count, printed["seconds"], printed["cpu"], peak)
 
 
 def command_line(count: int, steps: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def floor(count: int, steps: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _connected(url: str) -> Iterator[socket.socket]:
-    """Give a plain socket to the server, with the password said."""
+    """Give an authenticated plain socket to the server."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379)) as made:
         if parts.password:
@@ -130,8 +130,8 @@ def _run(command: list[str], url: str) -> tuple[dict[str, Any], float, float, fl
     """Run a client; return what it printed, seconds, CPU seconds and peak memory (megabytes)."""
     environment = {**os.environ, "STEPFLEET_REDIS_URL": url}
     started = time.monotonic()
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, env=environment, cwd=HERE, stdout=said, text=True)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=environment, cwd=HERE, stdout=output, text=True)
         peak = 0.0
         while True:
             time.sleep(LOOK_SECONDS)
@@ -141,8 +141,8 @@ def _run(command: list[str], url: str) -> tuple[dict[str, Any], float, float, fl
                 break
         seconds = time.monotonic() - started
         process.returncode = os.waitstatus_to_exitcode(status)
-        said.seek(0)
-        text = said.read()
+        output.seek(0)
+        text = output.read()
     if process.returncode:
         raise RuntimeError(f"{command} ended with {process.returncode}")
     return json.loads(text), seconds, used.ru_utime + used.ru_stime, peak
@@ -158,8 +158,8 @@ def _peak_megabytes(pid: int) -> float:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0.0
-    told = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(told[0]) * 1024 / 1e6 if told else 0.0
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 / 1e6 if found else 0.0
 
 
 def print_table(report: Report) -> None:
@@ -209,16 +209,16 @@ def plots(report: Report) -> list[Plot]:
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
-    asked = arguments()
-    report = begin("submit", asked)
-    for _ in range(asked.repeat):
-        for count in asked.lines:
+    """Measure, print, and write the files."""
+    args = arguments()
+    report = begin("submit", args)
+    for _ in range(args.repeat):
+        for count in args.lines:
             for measure in (floor, library, command_line):
-                report.add(measure(count, asked.steps))
+                report.add(measure(count, args.steps))
     report.ratios.update(ratios(report))
     print_table(report)
-    finish(report, asked, lambda: plots(report))
+    finish(report, args, lambda: plots(report))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,6 @@ async def main(job: jobs.Job) -> None:
 
 
 if __name__ == "__main__":
-    asked = jobs.from_arguments()
-    with asyncio.Runner(loop_factory=jobs.loop_factory(asked)) as runner:
-        runner.run(main(asked))
+    args = jobs.from_arguments()
+    with asyncio.Runner(loop_factory=jobs.loop_factory(args)) as runner:
+        runner.run(main(args))

@@ -125,7 +125,7 @@ def wait_for_start() -> None:
 
 
 def tell_end(done: int, seconds: float) -> None:
-    """Tell how many runs ended well and how long that took; wait until told to leave."""
+    """Report how many runs succeeded and how long that took; wait for the request to leave."""
     _tell({"done": done, "seconds": seconds})
     sys.stdin.read()
 

@@ -26,7 +26,7 @@ look = tool(jobs.look)
 @contextlib.asynccontextmanager
 async def sqlite(job: jobs.Job) -> AsyncIterator[Any]:
     """Yield a checkpointer over a new SQLite file."""
-    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # noqa: PLC0415 - as asked
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # noqa: PLC0415 - one variant
 
     path = str(Path(job.folder) / "checkpoints.sqlite")
     async with AsyncSqliteSaver.from_conn_string(path) as saver:
@@ -36,9 +36,9 @@ async def sqlite(job: jobs.Job) -> AsyncIterator[Any]:
 @contextlib.asynccontextmanager
 async def postgres(job: jobs.Job) -> AsyncIterator[Any]:
     """Yield a checkpointer over a pool of connections, its tables made."""
-    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415 - as asked
-    from psycopg.rows import dict_row  # noqa: PLC0415 - as asked
-    from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - as asked
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # noqa: PLC0415 - one variant
+    from psycopg.rows import dict_row  # noqa: PLC0415 - one variant
+    from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - one variant
 
     settings = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
     pool = AsyncConnectionPool(job.store, max_size=POOL_SIZE, kwargs=settings, open=False)
@@ -52,7 +52,7 @@ def model(job: jobs.Job) -> Any:
     """Return the chat model with the tool."""
     if job.client == "own":
         return ChatOpenAI(model=jobs.MODEL).bind_tools([look])
-    from openai import DefaultAioHttpClient, DefaultHttpxClient  # noqa: PLC0415 - as asked
+    from openai import DefaultAioHttpClient, DefaultHttpxClient  # noqa: PLC0415 - one variant
 
     clients = {"http_async_client": DefaultAioHttpClient(), "http_client": DefaultHttpxClient()}
     return ChatOpenAI(model=jobs.MODEL, **clients).bind_tools([look])
@@ -89,6 +89,6 @@ async def main(job: jobs.Job) -> None:
 
 
 if __name__ == "__main__":
-    asked = jobs.from_arguments()
-    with asyncio.Runner(loop_factory=jobs.loop_factory(asked)) as runner:
-        runner.run(main(asked))
+    args = jobs.from_arguments()
+    with asyncio.Runner(loop_factory=jobs.loop_factory(args)) as runner:
+        runner.run(main(args))

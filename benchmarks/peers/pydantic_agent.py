@@ -41,6 +41,6 @@ async def main(job: jobs.Job) -> None:
 
 
 if __name__ == "__main__":
-    asked = jobs.from_arguments()
-    with asyncio.Runner(loop_factory=jobs.loop_factory(asked)) as loop:
-        loop.run(main(asked))
+    args = jobs.from_arguments()
+    with asyncio.Runner(loop_factory=jobs.loop_factory(args)) as loop:
+        loop.run(main(args))

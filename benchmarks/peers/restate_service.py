@@ -36,8 +36,8 @@ def application(job: jobs.Job) -> Any:
         return answer
 
     @service.handler()
-    async def run(ctx: restate.Context, asked: dict[str, Any]) -> str:
-        messages = [{"role": "user", "content": jobs.question(asked["name"], asked["turns"])}]
+    async def run(ctx: restate.Context, job: dict[str, Any]) -> str:
+        messages = [{"role": "user", "content": jobs.question(job["name"], job["turns"])}]
         while True:
             answer = await ctx.run_typed("model", complete, messages=messages)
             messages += [answer, *jobs.use_tools(answer)]

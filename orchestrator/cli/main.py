@@ -9,25 +9,17 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli.commands.batches import register as batches
-from stepfleet.orchestrator.cli.commands.bench import register as bench
-from stepfleet.orchestrator.cli.commands.caching import register as caching
-from stepfleet.orchestrator.cli.commands.checks import register as checks
-from stepfleet.orchestrator.cli.commands.control import register as control
-from stepfleet.orchestrator.cli.commands.fleets import register as fleets
-from stepfleet.orchestrator.cli.commands.history import register as history
-from stepfleet.orchestrator.cli.commands.purge import register as purging
-from stepfleet.orchestrator.cli.commands.running import register as running
-from stepfleet.orchestrator.cli.commands.runs import register as runs
-from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, refuse
+from stepfleet.orchestrator.cli.commands import batches, caching, control, fleets, history, runs
+from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
-
-def _say_version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version  # noqa: PLC0415 - for this one question
-
-        typer.echo(version("stepfleet"))
-        raise typer.Exit
+COMMANDS = (
+    *(batches.run, fleets.up, fleets.worker, fleets.flower),
+    *(batches.submit, batches.status, batches.watch, batches.results),
+    *(runs.show, runs.explain, runs.events),
+    *(history.snapshot, history.checkpoint, history.restore, history.fork, history.compare),
+    *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
+    *(fleets.bench, fleets.doctor),
+)
 
 
 def build() -> typer.Typer:
@@ -37,25 +29,44 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
+        result_callback=_end,
         epilog="Exit codes: 0 all completed, 1 some runs failed, 2 usage or set-up error, "
         "130 interrupted.",
     )
     app.callback()(_options)
-    for register in (
-        *(running, fleets, batches, runs, history),
-        *(control, purging, caching, bench, checks),
-    ):
-        register(app)
+    for command in COMMANDS:
+        app.command()(command)
+    cache = typer.Typer(
+        name="cache", no_args_is_help=True, help="Inspect and clear the response cache."
+    )
+    cache.command()(caching.stats)
+    cache.command()(caching.clear)
+    app.add_typer(cache)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 - for this option only
+
+        typer.echo(version("stepfleet"))
+        raise typer.Exit
 
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Run large fleets of LLM agents, one durable step per task."""
-    del version  # said and done before any command
+    del version  # its callback has printed it
+
+
+def _end(code: int | None, **_options: object) -> None:
+    """End with the exit code that a command returns."""
+    if code:
+        raise typer.Exit(code)
 
 
 def main() -> None:
@@ -66,23 +77,25 @@ def main() -> None:
         sys.stderr.write("Interrupted.\n")
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Whoever read our output has left: nothing more to say, and nothing to flush to.
+        # The reader of our output is gone: there is nothing more to print, and nowhere to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except Exception as error:
-        message = _said(error)
+        message = _message(error)
         if message is None:
             raise
-        refuse(message)
+        sys.stderr.write(f"Error: {message}\n")
+        sys.stderr.flush()
+        raise SystemExit(USAGE) from None
 
 
-def _said(error: BaseException) -> str | None:
-    """Return what to tell the user, or None for what is no user's error."""
+def _message(error: BaseException) -> str | None:
+    """Return the message of a user's error; None for any other error."""
     # Only code that has run can have raised our errors: not loaded means not raised.
     ours = sys.modules.get("stepfleet.orchestrator.errors")
     if ours is not None and isinstance(error, ours.AgentException):
         return str(error)
     if isinstance(error, ExceptionGroup):
-        said = [_said(one) for one in error.exceptions]
-        return said[0] if said and all(said) else None
+        messages = [_message(one) for one in error.exceptions]
+        return messages[0] if messages and all(messages) else None
     return None

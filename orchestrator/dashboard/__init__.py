@@ -1,1 +1,1 @@
-"""Flower with the fleet's own needs built in: who may see it, and how much it keeps."""
+"""Flower with access control, bounded memory, and a page about refused messages."""

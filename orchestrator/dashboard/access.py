@@ -6,7 +6,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` names this machine and no other can connect to it."""
+    """Return whether only this machine can connect to `host`."""
     name = host.strip("[]").lower()
     if name == "localhost":
         return True
@@ -17,11 +17,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_access(address: str, basic_auth: str | None) -> None:
-    """Raise `ConfigurationError` where others could connect and nobody would ask who they are."""
+    """Raise `ConfigurationError` for an address that others can reach without a password."""
     if basic_auth is not None:
         user, colon, password = basic_auth.partition(":")
         if not user or not colon or not password:
-            raise ConfigurationError("--basic-auth must be USER:PASSWORD, neither of them empty")
+            raise ConfigurationError("--basic-auth must be USER:PASSWORD, both not empty")
         return
     if not is_loopback(address):
         msg = (

@@ -1,4 +1,4 @@
-"""Runs Flower on the fleet's broker, in this process. Knows nothing of runs; pages add that."""
+"""Runs Flower on the fleet's broker, in this process. Does not know runs."""
 
 import asyncio
 import signal
@@ -13,23 +13,22 @@ from flower.urls import settings
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.web import ErrorHandler
 
-from stepfleet.orchestrator.dashboard import metrics
 from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
-from stepfleet.orchestrator.dashboard.quarantine import Pages, Read, routes
+from stepfleet.orchestrator.dashboard.pages import Pages, Read, routes
 from stepfleet.orchestrator.errors import ConfigurationError
 
 MAX_TASKS = 10_000
-"""Steps that Flower keeps in memory; by itself it would keep 100,000."""
+"""Steps that Flower keeps in memory; its default is 100,000."""
 
 COLUMNS = "name,args,state,result,received,runtime,uuid"
-"""What the list of tasks shows: the run and what became of the step, before Celery's own id."""
+"""Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""
 SHOWN = 40
 """Characters of a failure in the list of tasks; a task's own page has all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where Flower listens, and the `user:password` that it asks for."""
+    """Where Flower listens, and the `user:password` that it requires."""
 
     host: str
     port: int
@@ -37,14 +36,14 @@ class Address:
 
 
 class Dashboard(Flower):
-    """Flower that, without authentication, answers only those who address this machine.
+    """Flower that, without authentication, answers only requests addressed to this machine.
 
-    A web page elsewhere could else read it through the visitor's browser, by a name that it
-    points at 127.0.0.1.
+    Otherwise a web page could read it through the visitor's browser, by a name that resolves to
+    127.0.0.1.
     """
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate:
-        """Return what answers the request."""
+        """Return the handler of the request."""
         trusted = self.options.basic_auth or is_loopback(host_of(request.host))
         if trusted:
             found: HTTPMessageDelegate = super().find_handler(request, **kwargs)
@@ -55,25 +54,25 @@ class Dashboard(Flower):
         return refused
 
 
-def serve(app: Celery, address: Address, ready: Callable[[str], None], put_aside: Read) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told the URL. `put_aside` reads the quarantine.
+def serve(app: Celery, address: Address, ready: Callable[[str], None], read: Read) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` receives the URL. `read` reads the quarantine.
 
-    Raises `ConfigurationError` where the address is open to others without authentication, or
-    cannot be listened on.
+    Raises `ConfigurationError` for an address that is open to others without authentication, or
+    cannot be bound.
     """
     check_access(address.host, address.basic_auth)
     _configure(address)
-    # Tornado takes over the thread's loop, and Python makes none by itself any more.
+    # Tornado uses the thread's loop, which Python no longer creates by itself.
     asyncio.set_event_loop(asyncio.new_event_loop())
     pages = Pages(str(settings["template_path"]))
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
-    flower.add_handlers(".*", [*routes(put_aside), *metrics.routes()])
+    flower.add_handlers(".*", routes(read))
     try:
         port = flower.start_http_server()
     except OSError as error:
         msg = (
-            f"port {address.port} on {address.host} cannot be listened on: {error.strerror}; "
-            "name another by --port"
+            f"port {address.port} on {address.host} cannot be used: {error.strerror}; name another "
+            "by --port"
         )
         raise ConfigurationError(msg) from None
     for number in (signal.SIGINT, signal.SIGTERM):

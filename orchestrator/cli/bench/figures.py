@@ -1,4 +1,4 @@
-"""What a benchmark found, and what follows from it for larger fleets. Pure."""
+"""The figures of a benchmark, and estimates for larger fleets. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ _MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of one quantity; 0 where nothing was seen."""
+    """Percentiles of one quantity; 0 without values."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -20,32 +20,23 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Percentiles":
-        """Return them for some values (the smallest value that so large a share stays within)."""
+        """Return them for some values."""
         known = sorted(values)
-        if not known:
-            return cls()
-        places = (max(0, math.ceil(share * len(known)) - 1) for share in (0.5, 0.95, 0.99))
-        return cls(*(known[place] for place in places))
+        return cls(*(percentile(known, share) for share in (0.5, 0.95, 0.99)))
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Readings at one time: seconds (steady clock), CPU seconds of each party, bytes."""
-
-    at: float
-    worker_cpu: float
-    worker_memory: Sequence[int]
-    model_cpu: float
-    redis_cpu: float
-    redis_memory: int
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that `share` (0 to 1) of all values do not exceed; 0 for none."""
+    known = sorted(values)
+    return known[max(0, math.ceil(share * len(known)) - 1)] if known else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A run that completed without a lost attempt: its steps' seconds, and its own.
 
-    `seconds` runs from its first step's start to its last step's end, `planned` is what model
-    and tools take.
+    `seconds` is from its first step's start to its last step's end, `planned` is the planned time
+    of model and tools.
     """
 
     steps: Sequence[float]
@@ -60,7 +51,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many runs ended how, and how many steps were committed."""
+    """Numbers of runs and completed runs, committed steps, and attempts that were lost."""
 
     runs: int
     completed: int
@@ -72,9 +63,9 @@ class Counts:
 class Figures:
     """A measurement. Times in seconds, CPU in milliseconds per step, memory in bytes.
 
-    `step_seconds` is model call and tools; `added_ms` is what a step takes beyond the model's and
-    the tools' planned time, the wait for the next one included. `model_share` is the part
-    of a core that the simulated provider used: near 1, it is the provider that was measured.
+    `step_seconds` is model call and tools; `added_ms` is the time of a step beyond the planned time
+    of model and tools, with the wait for the next step. `model_share` is the share of a core that
+    the simulated provider used: near 1, the provider was the bottleneck.
     """
 
     counts: Counts
@@ -100,13 +91,13 @@ class Figures:
 
     @property
     def wall_over_ideal(self) -> float | None:
-        """Wall time over the least that the load can take; None where that is 0."""
+        """Wall time over the shortest possible time of the load; None where that is 0."""
         return self.wall_seconds / self.ideal_seconds if self.ideal_seconds else None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The workers that so many concurrent runs need; `bound` says by what: CPU or slots.
+    """The workers that so many concurrent runs need; `bound` is the limit: CPU or slots.
 
     `redis_cores` is the CPU that Redis needs; its main thread has one core.
     """
@@ -120,7 +111,7 @@ class Estimate:
 
 
 def estimate(figures: Figures, concurrent: int) -> Estimate:
-    """Return what `concurrent` runs need at the measured cost per step and time per step."""
+    """Return the estimate for `concurrent` runs at the measured cost and time per step."""
     cycle = figures.mean_step_seconds + max(0.0, figures.added_ms.p50) / _MS
     rate = concurrent / cycle if cycle else figures.steps_per_second
     by_cpu = rate * figures.worker_ms_per_step / _MS / BUSY
@@ -136,7 +127,7 @@ def estimate(figures: Figures, concurrent: int) -> Estimate:
 
 
 def assumptions(figures: Figures) -> list[str]:
-    """Return what the estimates rest on, as sentences."""
+    """Return the assumptions of the estimates, as sentences."""
     step, worker = figures.mean_step_seconds, figures.worker_ms_per_step
     rate = figures.steps_per_second / figures.workers
     return [

@@ -1,24 +1,60 @@
-"""`stepfleet submit`, `status`, `watch`, `results`."""
+"""`stepfleet run`, `submit`, `status`, `watch`, `results`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfleet.orchestrator.cli import options
-from stepfleet.orchestrator.cli.terminal import exit_codes
+
+if TYPE_CHECKING:
+    from stepfleet.orchestrator.client.fleet import AsyncFleet
+    from stepfleet.orchestrator.records.batch import BatchProgress
+
+InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="Inputs, JSONL: a run per line.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (submit, status, watch, results):
-        app.command()(command)
+def run(
+    file: InputFile,
+    *,
+    agents: options.AgentsRef,
+    agent: options.AgentName = None,
+    out: options.Out = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", "-w", min=0, max=256, help="Worker processes; 0 if others do the work."
+        ),
+    ] = 1,
+    slots: options.Slots = None,
+    simulate: options.Simulate = None,
+    simulate_latency: options.SimulateLatency = None,
+    simulate_faults: options.SimulateFaults = None,
+    data: options.Data = options.DATA_FOLDER,
+    skip_invalid: options.SkipInvalid = False,
+    output_format: options.OutFormat = "auto",
+    json: options.Json = False,
+) -> int:
+    """Run a file of inputs: Redis, workers, progress and results, all in one command.
+
+    Uses the Redis in STEPFLEET_REDIS_URL, or starts a private one in the data folder. Results
+    are written as runs end. After an interruption (Ctrl-C once: an orderly stop), the same
+    command resumes the batch and adds only the missing results. Once the batch is done, it
+    begins a new one, unless its results file still exists.
+    """
+    from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+    from stepfleet.orchestrator.cli.local.simulation import simulated_as
+    from stepfleet.orchestrator.cli.run.run import RunPlan, run_file
+
+    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
+    fleet = FleetPlan(agents, workers, slots, simulated)
+    return run_file(RunPlan(file, agent, fleet, out, data, skip_invalid, output_format, json))
 
 
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Inputs, JSONL: a run per line.")],
+    file: InputFile,
     *,
     agent: options.AgentName = None,
     agents: options.MaybeAgentsRef = None,
@@ -26,21 +62,21 @@ def submit(
     out: options.Out = None,
     idempotency_key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", help="The same key again is the same batch again."),
+        typer.Option("--idempotency-key", help="The same key returns the same batch again."),
     ] = None,
     skip_invalid: options.SkipInvalid = False,
     output_format: options.OutFormat = "auto",
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
-) -> None:
-    """Submit a file of inputs to a fleet; prints the batch's id."""
-    from stepfleet.orchestrator.cli.views.batches import Submission, submit_file
+) -> int:
+    """Submit a file of inputs to a fleet, and print the batch's id."""
+    from stepfleet.orchestrator.cli.run.batches import submit_file
 
-    asked = Submission(
-        file=file,
-        agent=agent,
+    return submit_file(
+        file,
+        data,
         agents=agents,
-        data=data,
+        agent=agent,
         out=out,
         wait=wait,
         idempotency_key=idempotency_key,
@@ -48,7 +84,6 @@ def submit(
         output_format=output_format,
         json=json,
     )
-    exit_codes.end(submit_file(asked))
 
 
 def status(
@@ -57,35 +92,44 @@ def status(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Show a batch, or the fleet and its newest batches."""
-    from stepfleet.orchestrator.cli.views.batches import show_status
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views import batches, fleet
 
-    show_status(batch, data, json=json)
+    if batch is None:
+        show(data, fleet.read, fleet.picture, json=json, as_data=fleet.as_data)
+        return
+
+    async def read(client: "AsyncFleet") -> "BatchProgress":
+        return await (await client.batches.get(batch)).progress()
+
+    show(data, read, batches.summary, json=json)
 
 
 def watch(
     batch: options.BatchId,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
-) -> None:
+) -> int:
     """Show a batch's progress until it has ended."""
-    from stepfleet.orchestrator.cli.views.batches import watch_batch
+    from stepfleet.orchestrator.cli.run.batches import watch_batch
 
-    exit_codes.end(watch_batch(batch, data, json=json))
+    return watch_batch(batch, data, json=json)
 
 
 def results(
     batch: options.BatchId,
     out: options.Out = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only what did not complete.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only runs that did not complete.")] = (
+        False
+    ),
     ordered: Annotated[bool, typer.Option("--ordered", help="In input order.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all runs have ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all runs have ended.")] = False,
     output_format: options.OutFormat = "auto",
     data: options.Data = options.DATA_FOLDER,
-) -> None:
-    """Write the results of a batch as JSON lines, to a file (replaced as a whole) or the screen."""
-    from stepfleet.orchestrator.cli.views.batches import write_results
+) -> int:
+    """Write the results of a batch as JSON lines to the screen or a file, replaced as a whole."""
+    from stepfleet.orchestrator.cli.run.batches import write_results
 
-    code = write_results(
+    return write_results(
         batch, data, out, failed=failed, ordered=ordered, wait=wait, output_format=output_format
     )
-    exit_codes.end(code)

@@ -9,21 +9,18 @@ import typer
 from stepfleet.orchestrator.cli import options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    group = typer.Typer(
-        name="cache", no_args_is_help=True, help="The response cache: what it holds, clear it."
-    )
-    group.command()(stats)
-    group.command()(clear)
-    app.add_typer(group)
-
-
 def stats(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
-    """Show entries, size, hits and misses of the response cache, in all and by model."""
-    from stepfleet.orchestrator.cli.views.cache import print_statistics
+    """Show entries, size, hits and misses of the response cache, in total and by model."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views.cache import statistics_picture
 
-    print_statistics(data, json=json)
+    show(
+        data,
+        lambda fleet: fleet.cache.statistics(),
+        statistics_picture,
+        json=json,
+        as_data=lambda found: {**found.to_dict(), "hit_rate": found.hit_rate},
+    )
 
 
 def clear(
@@ -38,7 +35,13 @@ def clear(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Forget answers: all of them, one model's, or one."""
-    from stepfleet.orchestrator.cli.views.cache import clear_cache
+    """Remove cached responses: all of them, one model's, or one entry."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
 
-    clear_cache(model, key, data, json=json)
+    show(
+        data,
+        lambda fleet: fleet.cache.clear(key=key, model=model),
+        lambda dropped: f"{dropped:,} {'entry' if dropped == 1 else 'entries'} dropped",
+        json=json,
+        as_data=lambda dropped: {"dropped": dropped},
+    )

@@ -1,4 +1,4 @@
-"""`stepfleet retry`, `send`, `cancel`, `pause`, `resume`."""
+"""`stepfleet retry`, `send`, `cancel`, `pause`, `resume`, `purge`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
@@ -7,13 +7,8 @@ from typing import Annotated
 import typer
 
 from stepfleet.orchestrator.cli import options
-from stepfleet.orchestrator.cli.terminal import exit_codes
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (retry, send, cancel, pause, resume):
-        app.command()(command)
+WholeFleet = Annotated[bool, typer.Option("--all", help="The whole fleet.")]
 
 
 def retry(
@@ -25,13 +20,11 @@ def retry(
     raised: options.Raised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
-) -> None:
-    """Take ended runs up again at their failed step; what went well is kept."""
-    from stepfleet.orchestrator.cli.views.control import retry_one_or_all
+) -> int:
+    """Continue ended runs at their failed step; completed steps are kept."""
+    from stepfleet.orchestrator.cli.views.control import retry_runs
 
-    exit_codes.end(
-        retry_one_or_all(run, batch, data, failed=failed, raised=raised or [], json=json)
-    )
+    return retry_runs(run, batch, data, failed=failed, raised=raised or [], json=json)
 
 
 def send(
@@ -40,11 +33,11 @@ def send(
     raised: options.Raised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
-) -> None:
-    """Give an ended run a further message: it goes on with its conversation, limits start anew."""
+) -> int:
+    """Send an ended run a further message: its conversation continues, its limits start anew."""
     from stepfleet.orchestrator.cli.views.control import send_message
 
-    exit_codes.end(send_message(run, text, data, raised=raised or [], json=json))
+    return send_message(run, text, data, raised=raised or [], json=json)
 
 
 def cancel(
@@ -52,34 +45,56 @@ def cancel(
     batch: options.OfBatch = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
-) -> None:
+) -> int:
     """Cancel a run, or all open runs of a batch."""
-    from stepfleet.orchestrator.cli.views.control import ask_one_or_all
+    from stepfleet.orchestrator.cli.views.control import request
 
-    exit_codes.end(ask_one_or_all("cancel", run, batch, data, json=json))
+    return request("cancel", run, batch, data, json=json)
 
 
 def pause(
     run: options.MaybeRunId = None,
     batch: options.OfBatch = None,
-    everything: Annotated[bool, typer.Option("--all", help="The whole fleet.")] = False,
+    everything: WholeFleet = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
-) -> None:
-    """Pause a run, a batch or the fleet: tools and model calls under way are finished."""
-    from stepfleet.orchestrator.cli.views.control import ask_one_or_all
+) -> int:
+    """Pause a run, a batch or the fleet; tools and model calls in progress are completed."""
+    from stepfleet.orchestrator.cli.views.control import request
 
-    exit_codes.end(ask_one_or_all("pause", run, batch, data, json=json, everything=everything))
+    return request("pause", run, batch, data, json=json, everything=everything)
 
 
 def resume(
     run: options.MaybeRunId = None,
     batch: options.OfBatch = None,
-    everything: Annotated[bool, typer.Option("--all", help="The whole fleet.")] = False,
+    everything: WholeFleet = False,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Resume a paused run, batch or fleet."""
+    from stepfleet.orchestrator.cli.views.control import request
+
+    return request("resume", run, batch, data, json=json, everything=everything)
+
+
+def purge(
+    batch: options.OfBatch = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", "-s", metavar="STATUS", help="Only runs with this status."),
+    ] = None,
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", metavar="TIME", help="Only runs that ended so long ago: 2d."),
+    ] = "0",
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only count them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Let a paused run, batch or fleet go on."""
-    from stepfleet.orchestrator.cli.views.control import ask_one_or_all
+    """Remove ended runs before their retention is over; works while Redis is full."""
+    from stepfleet.orchestrator.cli.views.purge import purge_runs, seconds_of
 
-    exit_codes.end(ask_one_or_all("resume", run, batch, data, json=json, everything=everything))
+    runs = {"batch": batch, "statuses": status or (), "older_than": seconds_of(older_than)}
+    purge_runs(runs, data, dry_run=dry_run, yes=yes, json=json)

@@ -1,4 +1,4 @@
-"""`stepfleet up`, `worker`, `flower`."""
+"""`stepfleet up`, `worker`, `flower`, `bench`, `doctor`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
@@ -7,14 +7,8 @@ from typing import Annotated
 import typer
 
 from stepfleet.orchestrator.cli import options
-from stepfleet.orchestrator.cli.terminal import exit_codes
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(up)
-    app.command()(worker)
-    app.command()(flower)
+CONCURRENT = (1_000, 10_000, 100_000)
 
 
 def up(
@@ -34,11 +28,11 @@ def up(
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
     from stepfleet.orchestrator.cli.local.simulation import simulated_as
-    from stepfleet.orchestrator.cli.local.up import stand
+    from stepfleet.orchestrator.cli.local.up import run_up
 
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
     plan = FleetPlan(agents, workers, slots, simulated)
-    exit_codes.end(stand(plan, data, with_flower=with_flower))
+    run_up(plan, data, with_flower=with_flower)
 
 
 def worker(
@@ -46,13 +40,11 @@ def worker(
     slots: options.Slots = None,
     pool: Annotated[
         str,
-        typer.Option(
-            "--pool", "-P", help="asyncio is made for steps; prefork, threads, solo work."
-        ),
+        typer.Option("--pool", "-P", help="asyncio (made for steps), prefork, threads or solo."),
     ] = "asyncio",
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", "-c", min=1, help="The same as --slots, Celery's word."),
+        typer.Option("--concurrency", "-c", min=1, help="The same as --slots; Celery's name."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Node name, unique.")] = None,
     queue: Annotated[
@@ -61,21 +53,21 @@ def worker(
             "--queue",
             "-Q",
             metavar="NAME",
-            help="Serve this queue of tools instead of steps; again, or with commas, for several.",
+            help="Serve this queue of tools instead of steps; repeat it, or use commas.",
         ),
     ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
-    from stepfleet.orchestrator.cli.local.pools import slots_of
-    from stepfleet.orchestrator.cli.local.queues import asked_queues
     from stepfleet.orchestrator.cli.local.worker import become_worker
-    from stepfleet.orchestrator.cli.local.worker_command import WorkerOptions
-
-    options_of_it = WorkerOptions(
-        agents, slots_of(pool, concurrency or slots), pool, name, queues=asked_queues(queue or ())
+    from stepfleet.orchestrator.cli.local.worker_command import (
+        WorkerOptions,
+        named_queues,
+        slots_of,
     )
-    become_worker(options_of_it, data)
+
+    wanted = slots_of(pool, concurrency or slots)
+    become_worker(WorkerOptions(agents, wanted, pool, name, queues=named_queues(queue or ())), data)
 
 
 def flower(
@@ -91,9 +83,66 @@ def flower(
 ) -> None:
     """Run Flower on the fleet's broker: steps by name, workers, failures.
 
-    Listens on this machine only; on another address it wants --basic-auth. Its HTTP API is
-    open only with --basic-auth, as in Flower itself.
+    Listens on this machine only; another address needs --basic-auth. As in Flower itself, the
+    HTTP API is open only with --basic-auth.
     """
-    from stepfleet.orchestrator.cli.commands.flower import serve_flower
+    from stepfleet.orchestrator.cli.local.flower import serve_flower
 
     serve_flower(port, address, basic_auth, data)
+
+
+def bench(
+    *,
+    runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Runs, all at once.")] = 500,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Model calls of each run.")] = 5,
+    latency: Annotated[
+        str,
+        typer.Option(
+            "--latency",
+            metavar="SECONDS",
+            help="Of a model call: 0.5, 0.2-1.5 (evenly), p50=1,p99=8 (log-normal); and "
+            ",tail=0.02:30 (that share takes 30 s).",
+        ),
+    ] = "p50=1,p99=4",
+    tools: Annotated[
+        float, typer.Option("--tools", min=0, max=1, help="Share of model calls that call a tool.")
+    ] = 1.0,
+    tool_seconds: Annotated[
+        float, typer.Option("--tool-seconds", min=0, help="Duration of a tool call, without CPU.")
+    ] = 0.0,
+    faults: Annotated[
+        float, typer.Option("--faults", min=0, max=1, help="Share of calls that fail for a retry.")
+    ] = 0.0,
+    workers: options.Workers = 1,
+    slots: options.Slots = None,
+    concurrent: Annotated[
+        list[int] | None,
+        typer.Option("--concurrent", min=1, help="Estimate workers for so many runs at once."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random load.")] = 0,
+    json: options.Json = False,
+) -> int:
+    """Measure a fleet on this machine with a simulated provider: no key, no network.
+
+    Uses a private Redis, or the one in STEPFLEET_REDIS_URL if it has no workers. Then estimates
+    the workers that more concurrent runs would need.
+    """
+    from stepfleet.orchestrator.cli.bench.latencies import Latencies
+    from stepfleet.orchestrator.cli.bench.runner import BenchPlan, bench_fleet
+    from stepfleet.orchestrator.cli.bench.workload import Workload
+
+    load = Workload(runs, steps, Latencies.parse(latency), tools, tool_seconds, seed)
+    return bench_fleet(
+        BenchPlan(load, workers, slots, faults, tuple(concurrent or CONCURRENT)), json=json
+    )
+
+
+def doctor(
+    agents: options.MaybeAgentsRef = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Check the set-up, and name the fix for each problem. Sends no prompt."""
+    from stepfleet.orchestrator.cli.doctor.doctor import diagnose
+
+    return diagnose(agents, data, json=json)

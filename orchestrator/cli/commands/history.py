@@ -14,16 +14,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Change its configuration, as max_steps=20."),
 ]
-At = Annotated[
-    int | None,
-    typer.Option("--at", min=0, help="Behind that many steps; all of them if not given."),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (snapshot, checkpoint, restore, fork, compare):
-        app.command()(command)
+At = Annotated[int | None, typer.Option("--at", min=0, help="After so many steps; default: all.")]
 
 
 def snapshot(
@@ -32,7 +23,7 @@ def snapshot(
     redact: Annotated[bool, typer.Option("--redact", help="Leave out tools' arguments.")] = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Print a run in short, as JSON: its newest messages and steps, texts cut."""
+    """Print a short form of a run as JSON: its newest messages and steps, texts shortened."""
     from stepfleet.orchestrator.cli.views.history import print_snapshot
 
     print_snapshot(run, preset, data, redact=redact)
@@ -46,37 +37,55 @@ def checkpoint(
     ],
     at: At = None,
     every: Annotated[
-        int | None, typer.Option("--every", min=1, help="One behind each so many steps.")
+        int | None, typer.Option("--every", min=1, help="One after each so many steps.")
     ] = None,
     keep: Annotated[
-        int, typer.Option("--keep", min=1, help="With --every: how many stay, the newest.")
+        int, typer.Option("--keep", min=1, help="With --every: keep so many, the newest.")
     ] = 5,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="With --every: until the run has ended.")
     ] = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Write everything of a run to a file, from which it can go on, here or elsewhere."""
-    from stepfleet.orchestrator.cli.views.history import KeepAll, write_checkpoint
+    """Write a run to a file, from which it can be restored, here or elsewhere."""
+    from stepfleet.orchestrator.cli.views.history import write_checkpoint, write_checkpoints
+    from stepfleet.orchestrator.errors import ConfigurationError
 
-    write_checkpoint(run, out, data, at=at, all_of=KeepAll(every, keep, follow=follow))
+    if every is None and follow:
+        raise ConfigurationError("--follow needs --every: write --every 1 for each step")
+    if every is not None and at is not None:
+        raise ConfigurationError("--at and --every exclude each other; give one of them")
+    if every is None:
+        write_checkpoint(run, out, data, at=at)
+    else:
+        write_checkpoints(run, out, data, every=every, keep=keep, follow=follow)
 
 
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint.")],
     agent: Annotated[
         str | None,
-        typer.Option("--agent", help="Take this agent's configuration, not the checkpoint's."),
+        typer.Option("--agent", help="Use this agent's configuration, not the checkpoint's."),
     ] = None,
     as_new: Annotated[bool, typer.Option("--as-new", help="A copy with an id of its own.")] = False,
     changes: Changes = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Create the run of a checkpoint: it goes on where it stood. Prints its id."""
-    from stepfleet.orchestrator.cli.views.history import restore_run
+    """Create the run of a checkpoint, which continues where it was. Prints its id."""
+    from uuid import uuid4
 
-    restore_run(file, agent, changes or [], data, as_new=as_new, json=json)
+    from stepfleet.orchestrator.cli.views.history import create_run
+    from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint
+
+    saved = load_checkpoint(file)
+    run_id = str(uuid4()) if as_new else None
+    create_run(
+        lambda fleet, overrides: fleet.history.restore(saved, agent, run_id=run_id, **overrides),
+        changes or [],
+        data,
+        json=json,
+    )
 
 
 def fork(
@@ -84,7 +93,10 @@ def fork(
     at: At = None,
     changes: Changes = None,
     message: Annotated[
-        str | None, typer.Option("--message", "-m", help="Say this there, or ask it instead.")
+        str | None,
+        typer.Option(
+            "--message", "-m", help="A message to continue with, in place of the input there."
+        ),
     ] = None,
     tools: Annotated[
         str | None, typer.Option("--tools", help="The tools that it may use, with commas.")
@@ -93,9 +105,17 @@ def fork(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Start a run that begins with the first steps of another one. Prints its id."""
-    from stepfleet.orchestrator.cli.views.history import ForkWish, fork_run
+    from stepfleet.orchestrator.cli.views.history import create_run
 
-    fork_run(ForkWish(run, at, changes or [], message, tools), data, json=json)
+    names = None if tools is None else [one for one in tools.split(",") if one]
+    create_run(
+        lambda fleet, overrides: fleet.history.fork(
+            run, at=at, message=message, tools=names, **overrides
+        ),
+        changes or [],
+        data,
+        json=json,
+    )
 
 
 def compare(
@@ -104,7 +124,8 @@ def compare(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Show two runs side by side: what they took, where they part, how their outputs differ."""
-    from stepfleet.orchestrator.cli.views.history import compare_runs
+    """Compare two runs: their costs, the step where they part, their outputs."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views.history import comparison_picture
 
-    compare_runs(first, second, data, json=json)
+    show(data, lambda fleet: fleet.history.compare(first, second), comparison_picture, json=json)

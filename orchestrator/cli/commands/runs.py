@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -9,16 +10,10 @@ import typer
 from stepfleet.orchestrator.cli import options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (show, explain, events):
-        app.command()(command)
-
-
 def show(
     run: options.RunId,
-    full: Annotated[bool, typer.Option("--full", help="Texts in full length.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="What was said, as in a chat.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="The conversation, as in a chat.")] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="The chat, until the run has ended.")
     ] = False,
@@ -26,14 +21,18 @@ def show(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Show a run's trace: its input, steps, tools, and answer."""
-    if chat or follow:
-        from stepfleet.orchestrator.cli.views.chat import show_conversation
+    from stepfleet.orchestrator.cli.setup import with_fleet
+    from stepfleet.orchestrator.cli.views import chat as chats
+    from stepfleet.orchestrator.cli.views import runs
 
-        show_conversation(run, data, json=json, full=full, follow=follow)
-        return
-    from stepfleet.orchestrator.cli.views.runs import show_run
-
-    show_run(run, data, json=json, full=full)
+    if follow:
+        chats.follow_conversation(run, data, json=json, full=full)
+    elif chat:
+        view = partial(chats.whole_view, full=full)
+        with_fleet.show(data, lambda fleet: fleet.runs.view(run), view, json=json)
+    else:
+        picture = partial(runs.picture, full=full)
+        with_fleet.show(data, partial(runs.read, run), picture, json=json, as_data=runs.as_data)
 
 
 def explain(
@@ -41,10 +40,12 @@ def explain(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Say why a run stopped, or goes on: every criterion with its numbers."""
-    from stepfleet.orchestrator.cli.views.runs import explain_run
+    """Explain why a run stopped or continues: every criterion with its numbers."""
+    from stepfleet.orchestrator.cli.setup import with_fleet
+    from stepfleet.orchestrator.cli.views import explain, runs
 
-    explain_run(run, data, json=json)
+    read = partial(runs.read_explanation, run)
+    with_fleet.show(data, read, explain.picture, json=json)
 
 
 def events(
@@ -53,10 +54,10 @@ def events(
         bool, typer.Option("--follow", "-f", help="Until the run has ended.")
     ] = False,
     chunks: Annotated[
-        bool, typer.Option("--chunks", help="Also the text while it is written; follows.")
+        bool, typer.Option("--chunks", help="Also the text as it is written; follows.")
     ] = False,
     since: Annotated[
-        int, typer.Option("--since", help="Only events behind this sequence number.", min=0)
+        int, typer.Option("--since", help="Only events after this sequence number.", min=0)
     ] = 0,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:

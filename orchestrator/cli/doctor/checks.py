@@ -1,4 +1,4 @@
-"""What a sound set-up looks like: each check judges one fact, and names the fix. Pure."""
+"""The checks of a set-up: each judges one fact, and names the fix. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ OTHER_VARIABLES = (
     "STEPFLEET_FLOWER_BASIC_AUTH",
     "STEPFLEET_FLOWER_PORT",
 )
-"""Variables that are no settings."""
+"""Variables that are not settings."""
 CRASH = "STEPFLEET_CRASH_"
-"""What tests let workers end by."""
+"""Variables by which tests crash workers."""
 REASONS = 3
-"""Reasons that are told why messages lie in quarantine."""
+"""Reasons of refused messages that are listed."""
 BESIDE_SLOTS = 256
 """Open files that a worker needs apart from a connection per slot."""
 
 
 class State(StrEnum):
-    """How a check came out; only `FAIL` makes `doctor` fail."""
+    """The outcome of a check; only `FAIL` makes `doctor` fail."""
 
     OK = "ok"
     WARN = "warn"
@@ -86,7 +86,7 @@ def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Check:
         else:
             seen.append(f"{need.name} {have}")
     if not required:
-        return good("libraries", "this installation does not say what it needs")
+        return good("libraries", "the requirements of this installation are unknown")
     if wrong:
         return Check("libraries", State.FAIL, "; ".join(wrong), "pip install --upgrade stepfleet")
     return good("libraries", ", ".join(sorted(seen)))
@@ -121,13 +121,13 @@ def redis(facts: ServerFacts) -> list[Check]:
 
 
 def cluster(facts: ClusterFacts) -> list[Check]:
-    """Judge a cluster: whether it serves everything, and what happens when a master dies."""
+    """Judge a cluster: whether it serves all slots, and survives the death of a master."""
     nodes = f"{facts.masters} masters, {facts.replicas} replicas"
     spread = ", ".join(map(str, sorted(facts.shards, reverse=True)))
     found = [good("cluster", nodes), good("cluster's shards", f"on the masters: {spread}")]
     if not facts.sound or facts.unserved:
         fix = "bring its masters back, or promote their replicas (redis-cli --cluster check)"
-        lacks = f"{facts.unserved} slots are served by nobody" if facts.unserved else "it is down"
+        lacks = f"{facts.unserved} slots are not served" if facts.unserved else "it is down"
         found[0] = Check("cluster", State.FAIL, f"{nodes}; {lacks}", fix)
     elif facts.alone:
         fix = "give each master a replica (redis-cli --cluster add-node ... --cluster-slave)"
@@ -137,14 +137,14 @@ def cluster(facts: ClusterFacts) -> list[Check]:
         fix = "a store with more shards (STEPFLEET_SHARDS=256 before its first use) spreads better"
         found[1] = Check("cluster's shards", State.WARN, f"on the masters: {spread}", fix)
     if facts.moving:
-        what = f"{facts.moving} slots are on their way: runs in them wait until they are there"
+        what = f"{facts.moving} slots are migrating: runs in them wait until that is done"
         fix = "wait; if it is stuck: redis-cli --cluster fix HOST:PORT"
         found.append(Check("cluster's slots", State.WARN, what, fix))
     return found
 
 
 def sentinels(facts: SentinelFacts) -> Check:
-    """Judge whether a failover would happen, and would be seen."""
+    """Judge whether a failover can happen."""
     found = f"{facts.answering} of {facts.named} answer, {facts.replicas} replicas"
     if facts.answering < facts.named:
         fix = "start them, or take them out of STEPFLEET_REDIS_URL"
@@ -160,7 +160,7 @@ def sentinels(facts: SentinelFacts) -> Check:
 
 
 def shards(facts: RedisFacts, wanted: int) -> Check:
-    """Judge whether the settings agree with the store about its shards."""
+    """Judge whether settings and store have the same number of shards."""
     if facts.shards in (None, wanted):
         return good("shards", f"{wanted}" + ("" if facts.shards else " (the store is unused)"))
     return Check(
@@ -172,11 +172,11 @@ def shards(facts: RedisFacts, wanted: int) -> Check:
 
 
 def quarantine(count: int, reasons: Mapping[str, int] | None = None) -> Check:
-    """Judge broker messages that nobody could act on; `reasons` tells how often for what."""
+    """Judge broker messages that were refused; `reasons` counts them by reason."""
     if not count:
         return good("quarantine", "empty")
-    told = [f"{why} ({often}x)" for why, often in (reasons or {}).items()]
-    shown = "; ".join([*told[:REASONS], *(["and others"] if len(told) > REASONS else [])])
+    causes = [f"{why} ({often}x)" for why, often in (reasons or {}).items()]
+    shown = "; ".join([*causes[:REASONS], *(["and others"] if len(causes) > REASONS else [])])
     return Check(
         "quarantine",
         State.WARN,
@@ -187,7 +187,7 @@ def quarantine(count: int, reasons: Mapping[str, int] | None = None) -> Check:
 
 
 def workers(names: Sequence[str], waiting: int) -> Check:
-    """Judge whether somebody does the work."""
+    """Judge whether workers are running."""
     if names:
         return good("workers", f"{len(names)} alive: {', '.join(sorted(names)[:5])}")
     return Check(
@@ -199,7 +199,7 @@ def workers(names: Sequence[str], waiting: int) -> Check:
 
 
 def queues(unserved: Mapping[str, int], steps: str) -> list[Check]:
-    """Judge queues that no worker serves; `steps` is that of steps, the others are of tools."""
+    """Judge queues that no worker serves: `steps` is for steps, the others are for tools."""
     return [
         Check(
             f"queue {queue}",
@@ -212,7 +212,7 @@ def queues(unserved: Mapping[str, int], steps: str) -> list[Check]:
 
 
 def serving(queue: str, steps: str | None = None) -> str:
-    """Return the command that starts a worker for a queue of tools, or for that of `steps`."""
+    """Return the command that starts a worker for a queue of tools, or for the queue `steps`."""
     return "stepfleet worker --agents MODULE" + ("" if queue == steps else f" --queue {queue}")
 
 
@@ -238,28 +238,28 @@ def agents(names: Sequence[str]) -> Check:
 def variables(
     environment: Mapping[str, str], settings: Iterable[str], agents: Iterable[str]
 ) -> Check:
-    """Judge variables that begin like ours; those of agents only where `agents` are known."""
+    """Judge variables with our prefix; those of agents only where `agents` are known."""
     known = {f"{OURS}{name.upper()}" for name in settings} | {*OTHER_VARIABLES}
     prefixes = (*([prefix_of(name) for name in agents] or [PREFIX]), CRASH)
     ours = [name for name in sorted(environment) if name.startswith(OURS)]
     strange = [name for name in ours if name not in known and not name.startswith(prefixes)]
     if not strange:
         return good("variables", ", ".join(ours) or "none")
-    told = [
+    names = [
         f"{name} (no agent of that name)" if name.startswith(PREFIX) else name + meant(name, known)
         for name in strange
     ]
     return Check(
         "variables",
         State.WARN,
-        f"of no effect: {'; '.join(told)}",
-        "correct or unset them; docs/configuration.md has all, and those of agents work for agents "
-        "of a .toml file (--agents) or of builder_of",
+        f"of no effect: {'; '.join(names)}",
+        "correct or unset them; docs/configuration.md lists all; those of agents apply to agents "
+        "from a .toml file (--agents) or builder_of",
     )
 
 
 def open_files(limit: int, slots: int) -> Check:
-    """Judge the limit of open files (each model call under way holds one)."""
+    """Judge the limit of open files (each model call in progress holds one)."""
     needed = slots + BESIDE_SLOTS
     if limit < 0 or limit >= needed:
         return good("open files", "unlimited" if limit < 0 else f"limit {limit}")

@@ -1,4 +1,4 @@
-"""`stepfleet doctor`: gathers the facts of a set-up, has them judged, and prints the findings."""
+"""`stepfleet doctor`: reads the facts of a set-up, checks them, and prints the findings."""
 
 import asyncio
 import os
@@ -18,17 +18,17 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.doctor import checks
 from stepfleet.orchestrator.cli.doctor.checks import Check, State, good
-from stepfleet.orchestrator.cli.doctor.known_agents import known_agents
 from stepfleet.orchestrator.cli.setup import preflight
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
 from stepfleet.orchestrator.cli.setup.open_files import open_files_limit
-from stepfleet.orchestrator.cli.setup.redis_facts import ask, is_redis
-from stepfleet.orchestrator.cli.setup.sentinel_facts import asked_sentinels
+from stepfleet.orchestrator.cli.setup.redis_facts import is_redis, redis_facts
+from stepfleet.orchestrator.cli.setup.sentinel_facts import sentinel_facts
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, USAGE
-from stepfleet.orchestrator.cli.terminal.output import print_json, screen
+from stepfleet.orchestrator.cli.terminal.output import print_either
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
 from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
@@ -41,12 +41,9 @@ _STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 
 
 def diagnose(agents: str | None, data: Path, *, json: bool) -> int:
-    """Print what is sound and what is not, with fixes; exit code 2 where a check fails."""
+    """Print all findings with their fixes; exit code 2 where a check fails."""
     found = list(_all(agents, data))
-    if json:
-        print_json([check.to_dict() for check in found])
-    else:
-        screen().print(table(found))
+    print_either(found, table, json=json, as_data=lambda all_: [one.to_dict() for one in all_])
     return USAGE if any(check.state is State.FAIL for check in found) else COMPLETED
 
 
@@ -102,34 +99,37 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
 
 
 def _store(settings: Settings) -> Iterator[Check]:
-    facts = ask(settings.store)
+    facts = redis_facts(settings.store)
     yield good("Redis", "answers, and takes the credentials")
     yield from checks.redis(facts.server)
     if facts.cluster:
         yield from checks.cluster(facts.cluster)
     if is_sentinel(settings.store):
-        yield checks.sentinels(asked_sentinels(settings.store))
+        yield checks.sentinels(sentinel_facts(settings.store))
     yield checks.shards(facts, settings.shards)
     yield checks.quarantine(facts.quarantined, facts.refusals)
     if settings.broker != settings.store:
         yield _broker(settings.broker)
-        yield from _put_aside_by_broker(settings.broker)
+        yield from _broker_quarantine(settings.broker)
 
 
 async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
+    """Return the fleet's state, and the agents that its workers have announced."""
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     opened = await open_store(quick)
     try:
-        return await overview(opened), await known_agents(opened)
+        named = await opened.connection.execute("HGETALL", keys.NAMES)
+        announced = [await opened.configs.load(named[name]) for name in sorted(named)]
+        return await overview(opened), announced
     finally:
         await opened.aclose()
 
 
-def _put_aside_by_broker(url: str) -> Iterator[Check]:
-    """Judge a broker's own quarantine, where it can have one and answers."""
+def _broker_quarantine(url: str) -> Iterator[Check]:
+    """Judge a broker's own quarantine, where it is a Redis that answers."""
     with suppress(AgentException):
         if is_redis(url):
-            facts = ask(url)
+            facts = redis_facts(url)
             yield replace(
                 checks.quarantine(facts.quarantined, facts.refusals), about="broker's quarantine"
             )

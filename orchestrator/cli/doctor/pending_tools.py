@@ -1,8 +1,7 @@
-"""Which tools on queues of their own a run waits for, and whether somebody works there. Pure."""
+"""Which tools on queues of their own a run waits for, and whether a worker serves them. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from stepfleet.orchestrator.cli.doctor.checks import serving
 from stepfleet.orchestrator.protocol.waiting import waits_in
@@ -20,19 +19,15 @@ class AwaitedTool:
 
     @property
     def text(self) -> str:
-        """What a person is told, with the fix where nobody works there."""
-        told = f"tool {self.tool!r} on queue {self.queue!r}"
+        """The wait in words, with the fix where the queue has no worker."""
+        text = f"tool {self.tool!r} on queue {self.queue!r}"
         if self.served:
-            return told
-        return f"{told}, which no running worker serves; start one: {serving(self.queue)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON-ready data."""
-        return {"tool": self.tool, "queue": self.queue, "served": self.served}
+            return text
+        return f"{text}, which no running worker serves; start one: {serving(self.queue)}"
 
 
 def awaited_tools(run: StoredRun) -> tuple[AwaitedTool, ...]:
-    """Return what a run waits for, each queue taken for served; nothing for one that has ended."""
+    """Return the calls that a run waits for, all marked as served; none for an ended run."""
     if run.state.status.is_terminal:
         return ()
     waits = waits_in(run.header.get("waiting", ""), run.header["step"])
@@ -42,9 +37,9 @@ def awaited_tools(run: StoredRun) -> tuple[AwaitedTool, ...]:
 def judged(
     awaited: Iterable[AwaitedTool], workers: Iterable[WorkerSeen]
 ) -> tuple[AwaitedTool, ...]:
-    """Return the same, those on queues that no living worker serves marked so.
+    """Return the same calls, marked as unserved on queues that no running worker serves.
 
-    A worker that does not say what it serves may serve them all.
+    A worker without a list of queues may serve all of them.
     """
     alive = [one for one in workers if one.alive]
     if any(one.queues is None for one in alive):

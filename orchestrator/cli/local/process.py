@@ -1,4 +1,4 @@
-"""One process that we start, log and end. Knows nothing of what it does."""
+"""One child process: started, logged and ended. Does not know its work."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ _KEPT_LINES = 15
 
 
 class Child:
-    """A leashed process whose output goes to a log file, apart from the terminal's signals."""
+    """A process with the parent-death watchdog, a log file, and no signals of the terminal."""
 
     def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class Child:
         return self._process.pid if self._process else 0
 
     async def start(self, *, answers: bool = False) -> None:
-        """Start it; with `answers` its standard output is ours to read instead of the log's."""
+        """Start it; with `answers` its standard output can be read here, and is not logged."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -36,7 +36,7 @@ class Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if answers else descriptor,
                 stderr=descriptor,
-                # Ctrl-C in the terminal is ours to pass on.
+                # Ctrl-C in the terminal is handled here and passed on.
                 start_new_session=True,
             )
         finally:
@@ -57,20 +57,22 @@ class Child:
         """End it with SIGTERM, and after `within` seconds with SIGKILL."""
         if self._process is None:
             return
-        self.ask_to_end()
+        self.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), within)
         except TimeoutError:
             self.kill()
             await self._process.wait()
 
-    def ask_to_end(self) -> None:
-        """Send it SIGTERM; a worker that hears a second one hands back what it does at once."""
-        self._signal(signal.SIGTERM)
+    def terminate(self) -> None:
+        """Send it SIGTERM; on a second one, a worker releases its steps at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     @property
     def runs(self) -> bool:
-        """Whether it has been started and has not ended, as seen without waiting for anything."""
+        """Whether it has been started and has not ended, without waiting."""
         if self._process is None or self._process.returncode is not None:
             return False
         try:
@@ -92,8 +94,3 @@ class Child:
         except OSError:
             return ""
         return "\n".join(line for line in lines[-_KEPT_LINES:] if line.strip())
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)

@@ -1,29 +1,54 @@
-"""Keeps workers running: starts them, says when one dies, starts it anew, and ends all of them."""
+"""Keeps workers running: starts them, restarts dead ones with a notice, and ends all of them."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from stepfleet.orchestrator.cli.local.process import Child
-from stepfleet.orchestrator.cli.local.restarts import Restarts
 from stepfleet.orchestrator.errors import ConfigurationError
 
+QUICK_SECONDS = 10.0
+QUICK_DEATHS = 4
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
 _BEYOND_DRAIN = 10.0
-_MOMENT = 5.0
-_LOOK = 0.05
+_RELEASE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often in a row a worker died soon after its start; decides on its next start. Pure."""
+
+    quick_deaths: int = 0
+
+    def after_death(self, lived_seconds: float) -> "Restarts":
+        """Return the count after one more death; a long life resets it."""
+        return Restarts(self.quick_deaths + 1 if lived_seconds < QUICK_SECONDS else 0)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether starting it again is no use."""
+        return self.quick_deaths >= QUICK_DEATHS
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next start."""
+        return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** max(0, self.quick_deaths - 1))
 
 
 class Supervisor:
     """Several child processes that should all be running.
 
-    `drain`: seconds that a stopping worker gives its steps; ours to wait a little longer.
+    `drain` are the seconds that a stopping worker gives its steps; `stop` waits a little longer.
     """
 
     def __init__(
-        self, children: Sequence[Child], say: Callable[[str], None], *, drain: float
+        self, children: Sequence[Child], notice: Callable[[str], None], *, drain: float
     ) -> None:
         self._children = children
-        self._say = say
+        self._notice = notice
         self._bound = drain + _BEYOND_DRAIN
 
     async def start(self) -> None:
@@ -32,27 +57,27 @@ class Supervisor:
             await child.start()
 
     async def watch(self) -> None:
-        """Start anew what dies; ends only by raising `ConfigurationError` with the log's tail."""
+        """Restart dead ones; ends only by raising `ConfigurationError` with the log's tail."""
         async with asyncio.TaskGroup() as group:
             for child in self._children:
                 group.create_task(self._keep(child))
             await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """End all of them cleanly, and by force what takes longer than draining may."""
+        """End all of them cleanly, and by force those that take longer than the drain."""
         await asyncio.gather(*(child.stop(within=self._bound) for child in self._children))
 
     def kill(self) -> None:
-        """End all of them at once: a moment to hand back what they do, and then by force.
+        """End all of them at once: a few seconds to release their steps, and then by force.
 
-        Asked again and again: whether they have heard the request to drain is not known here, and
-        two signals that arrive together are one.
+        Signals are repeated: a worker may not have received the first one yet, and two signals
+        that arrive together are one.
         """
-        deadline = time.monotonic() + _MOMENT
+        deadline = time.monotonic() + _RELEASE_SECONDS
         while time.monotonic() < deadline and any(child.runs for child in self._children):
             for child in self._children:
-                child.ask_to_end()
-            time.sleep(_LOOK)
+                child.terminate()
+            time.sleep(_POLL_SECONDS)
         for child in self._children:
             child.kill()
 
@@ -65,16 +90,16 @@ class Supervisor:
             if restarts.hopeless:
                 msg = (
                     f"{child.name} ended {restarts.quick_deaths} times right after its start "
-                    f"({_how(code)}). Its log ({child.log}) says:\n{child.log_tail()}"
+                    f"({_how(code)}). Its log ({child.log}) ends with:\n{child.log_tail()}"
                 )
                 raise ConfigurationError(msg)
-            self._say(
-                f"{child.name} {_how(code)}; starting it anew in {restarts.pause:g} s. "
-                f"What it was doing is done again. Log: {child.log}"
+            self._notice(
+                f"{child.name} {_how(code)}; restarting it in {restarts.pause:g} s. "
+                f"Its unfinished steps are repeated. Log: {child.log}"
             )
             await asyncio.sleep(restarts.pause)
             await child.start()
 
 
 def _how(code: int) -> str:
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

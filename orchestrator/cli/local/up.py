@@ -1,4 +1,4 @@
-"""`stepfleet up`: a local fleet that stands until Ctrl-C."""
+"""`stepfleet up`: a local fleet that runs until Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -9,65 +9,55 @@ from pathlib import Path
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan, simulated, supervisor_of
 from stepfleet.orchestrator.cli.local.process import Child
-from stepfleet.orchestrator.cli.local.worker_command import flower_port, leashed_argv
+from stepfleet.orchestrator.cli.local.worker_command import watched_argv
+from stepfleet.orchestrator.cli.options import DEFAULT_FLOWER_PORT, FLOWER_PORT
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.preflight import check_models
 from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
-from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED
 from stepfleet.orchestrator.cli.terminal.output import notice
-from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_asked
+from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 
 
-def stand(plan: FleetPlan, data: Path, *, with_flower: bool) -> int:
-    """Run the fleet until somebody asks to stop; return the exit code."""
+def run_up(plan: FleetPlan, data: Path, *, with_flower: bool) -> None:
+    """Run the fleet until an interrupt."""
     agents = load_agents(plan.agents)
     if plan.simulate is None:
         check_models([agent.config for agent in agents.values()], os.environ)
     folder = DataFolder.prepare(data)
-    with local_redis(folder) as settings:
-        warn_of(settings.store)
-        with _address_told(settings, folder):
-            asyncio.run(_stand(plan, settings, folder, sorted(agents), with_flower=with_flower))
-    return COMPLETED
-
-
-async def _stand(
-    plan: FleetPlan,
-    settings: Settings,
-    folder: DataFolder,
-    agents: list[str],
-    *,
-    with_flower: bool,
-) -> None:
-    interrupts = Interrupts()
-    with interrupts.heard():
-        async with simulated(plan, folder) as extra:
-            beside = [_flower(settings, folder)] if with_flower else []
-            fleet = supervisor_of(plan, settings, folder, extra, notice, beside)
-            interrupts.before_leaving_at_once(fleet.kill)
-            await fleet.start()
-            notice(_standing(plan, folder, agents, with_flower=with_flower))
-            try:
-                await until_asked(asyncio.Event().wait(), interrupts.asked, fleet.watch())
-            finally:
-                notice(f"Stopping: steps under way may end (up to {settings.drain:g} s).")
-                await fleet.stop()
-
-
-def _standing(plan: FleetPlan, folder: DataFolder, agents: list[str], *, with_flower: bool) -> str:
     lines = [
-        f"{plan.workers} worker(s) with {', '.join(agents)}; logs in {folder.root / 'logs'}",
+        f"{plan.workers} worker(s) with {', '.join(sorted(agents))}; logs in {folder.logs}",
         "Ctrl-C stops it. In another terminal: stepfleet submit FILE --agent NAME",
     ]
     if with_flower:
-        lines.insert(1, f"Flower: http://127.0.0.1:{flower_port(os.environ)}")
-    return "\n".join(lines)
+        lines.insert(1, f"Flower: http://127.0.0.1:{_flower_port()}")
+    with local_redis(folder) as settings:
+        warn_of(settings.store)
+        with _published_address(settings, folder):
+            beside = [_flower(settings, folder)] if with_flower else []
+            asyncio.run(_run(plan, settings, folder, beside, "\n".join(lines)))
+
+
+async def _run(
+    plan: FleetPlan, settings: Settings, folder: DataFolder, beside: list[Child], started: str
+) -> None:
+    interrupts = Interrupts()
+    with interrupts.handled():
+        async with simulated(plan, folder) as extra:
+            fleet = supervisor_of(plan, settings, folder, extra, notice, beside)
+            interrupts.before_exit(fleet.kill)
+            await fleet.start()
+            notice(started)
+            try:
+                await until_interrupted(asyncio.Event().wait(), interrupts, fleet.watch())
+            finally:
+                notice(f"Stopping: steps in progress may finish (up to {settings.drain:g} s).")
+                await fleet.stop()
 
 
 @contextlib.contextmanager
-def _address_told(settings: Settings, folder: DataFolder) -> Iterator[None]:
-    """Say how others reach a private server; its password is in a file of its owner only."""
+def _published_address(settings: Settings, folder: DataFolder) -> Iterator[None]:
+    """Keep a private server's URL, with its password, in a file that only its owner can read."""
     if load_settings().redis_url is not None:
         yield
         return
@@ -86,6 +76,11 @@ def _address_told(settings: Settings, folder: DataFolder) -> Iterator[None]:
 
 
 def _flower(settings: Settings, folder: DataFolder) -> Child:
-    argv = leashed_argv("stepfleet.orchestrator.cli", "flower")
+    argv = watched_argv("stepfleet.orchestrator.cli", "flower")
     env = {**os.environ, "STEPFLEET_REDIS_URL": settings.store}
     return Child("flower", argv, env, folder.log("flower"))
+
+
+def _flower_port() -> int:
+    given = os.environ.get(FLOWER_PORT, "")
+    return int(given) if given.isdigit() else DEFAULT_FLOWER_PORT

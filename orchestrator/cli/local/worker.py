@@ -31,9 +31,9 @@ def become_worker(options: WorkerOptions, data: Path) -> None:
 
 
 def _redis_url(data: Path) -> str:
-    """Return the named Redis, or the data folder's private one where it runs now.
+    """Return the configured Redis, or the data folder's private one where it is running.
 
-    A worker does not start a private one: nobody would end it with the worker.
+    A worker does not start a private one, which would outlive it.
     """
     settings = load_settings()
     if settings.redis_url is not None:

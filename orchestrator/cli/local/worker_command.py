@@ -1,21 +1,25 @@
-"""How a worker is started: its arguments and its environment. Pure."""
+"""How a worker is started: its pool, its queues, its arguments and its environment. Pure."""
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stepfleet.orchestrator.cli.options import DEFAULT_FLOWER_PORT, FLOWER_PORT
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.errors import ConfigurationError
 
 WORKER = "stepfleet.worker"
-LEASH = "stepfleet.orchestrator.cli.local.leash"
+WATCHDOG = "stepfleet.orchestrator.cli.local.watchdog"
+POOLS = ("asyncio", "prefork", "threads", "solo")
+THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker is told: where its agents are, and how much it does at once.
+    """A worker's agents, its steps at once, and its queues.
 
     `slots` None leaves the number to the settings; `pool` is Celery's name or `asyncio`. Without
-    `queues` the worker does steps alone, of the settings' queue.
+    `queues` the worker serves the settings' queue of steps only.
     """
 
     agents: str
@@ -29,7 +33,7 @@ class WorkerOptions:
 def celery_arguments(options: WorkerOptions) -> list[str]:
     """Return the arguments of Celery's worker command."""
     arguments = ["--loglevel", options.log_level]
-    # Workers need not know of each other: what they share is in the store.
+    # Workers need not know each other: their common state is in the store.
     arguments += ["--without-gossip", "--without-mingle"]
     if options.name:
         arguments += ["--hostname", f"{options.name}@%h"]
@@ -43,21 +47,21 @@ def celery_arguments(options: WorkerOptions) -> list[str]:
 
 
 def worker_argv(options: WorkerOptions) -> list[str]:
-    """Return the command line of a worker that stands alone."""
+    """Return the command line of a worker without the watchdog."""
     return [sys.executable, "-m", WORKER, *celery_arguments(options)]
 
 
-def leashed_argv(module: str, *arguments: str) -> list[str]:
-    """Return the command line of `python -m module` that ends when its starter dies."""
-    return [sys.executable, "-m", LEASH, module, *arguments]
+def watched_argv(module: str, *arguments: str) -> list[str]:
+    """Return the command line of `python -m module` that ends when its parent dies."""
+    return [sys.executable, "-m", WATCHDOG, module, *arguments]
 
 
 def worker_environment(
     options: WorkerOptions, redis_url: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of a worker: the starter's own, and what the worker must know.
+    """Return a worker's environment: the parent's, with the worker's Redis, agents and slots.
 
-    The address travels here and never as an argument: it may hold a password.
+    The address is passed here and never as an argument: it may hold a password.
     """
     own = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_AGENTS": options.agents}
     if options.slots is not None:
@@ -65,16 +69,46 @@ def worker_environment(
     return {**environment, **own}
 
 
-def flower_port(environment: Mapping[str, str]) -> int:
-    """Return the port on which Flower listens when none is asked for."""
-    given = environment.get(FLOWER_PORT, "")
-    return int(given) if given.isdigit() else DEFAULT_FLOWER_PORT
-
-
 def simulated_environment(base_url: str) -> dict[str, str]:
-    """Return what sends model calls to a simulated provider, and to nobody else."""
+    """Return the variables that send model calls to a simulated provider, and nowhere else."""
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_KEY": "simulated",
         "STEPFLEET_ALLOW_MODEL_REQUESTS": "0",
     }
+
+
+def slots_of(pool: str, wanted: int | None) -> int | None:
+    """Return the slots of a worker with that pool; None leaves them to the settings.
+
+    A thousand slots are cheap in one event loop only. Raises `ConfigurationError` for a pool
+    that does not exist, or would lose or duplicate work.
+    """
+    if pool in ("gevent", "eventlet"):
+        msg = (
+            f"--pool {pool} is not supported: it never takes back the messages of a dead worker, "
+            "and runs some twice; leave --pool out (1,000 steps at once in one process), or name "
+            "prefork, threads or solo"
+        )
+        raise ConfigurationError(msg)
+    if pool not in POOLS:
+        raise ConfigurationError(f"--pool {pool} is unknown; name one of {', '.join(POOLS)}")
+    if wanted is not None or pool == "asyncio":
+        return wanted
+    return {"prefork": os.cpu_count() or 1, "threads": THREADS, "solo": 1}[pool]
+
+
+def tool_queues(agents: Iterable[Agent]) -> tuple[str, ...]:
+    """Return the queues of the agents' tools, sorted."""
+    return tuple(sorted({queue for agent in agents for queue in agent.queues}))
+
+
+def named_queues(given: Iterable[str]) -> tuple[str, ...]:
+    """Return the queues that `--queue` names: one each, or several with commas between.
+
+    Raises `ConfigurationError` for an empty name.
+    """
+    names = [name.strip() for one in given for name in one.split(",")]
+    if not all(names):
+        raise ConfigurationError("--queue is empty: name a queue, as in --queue gpu")
+    return tuple(dict.fromkeys(names))

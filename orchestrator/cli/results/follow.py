@@ -1,23 +1,24 @@
 """Follows a batch to its end: results to their sink as they finish, progress to the display."""
 
 import asyncio
+from collections.abc import Callable
 
-from stepfleet.orchestrator.cli.results.result_file import Nowhere, Sink
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.terminal.progress import LIVE_SECONDS, Display
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 
 async def follow(
-    batch: AsyncBatch, sink: Sink, display: Display, *, every: float = LIVE_SECONDS
+    batch: AsyncBatch, add: Callable[[AgentRunResult], None] | None, display: Display
 ) -> BatchProgress:
-    """Return the progress of the ended batch, after every result is in the sink."""
-    watching = asyncio.create_task(_watch(batch, display, every))
+    """Return the progress of the ended batch, after `add` has taken every result."""
+    watching = asyncio.create_task(_watch(batch, display))
     try:
-        if not isinstance(sink, Nowhere):
+        if add is not None:
             async for result in batch.results():
-                sink.add(result)
+                add(result)
             watching.cancel()
         await asyncio.wait([watching])
         if not watching.cancelled():
@@ -29,8 +30,8 @@ async def follow(
     return progress
 
 
-def say_skipped(batch: AsyncBatch) -> None:
-    """Say which lines were left out of a batch as it was submitted."""
+def print_skipped(batch: AsyncBatch) -> None:
+    """Print the lines that were left out of a batch as it was submitted."""
     if not batch.skipped_count:
         return
     notice(f"{batch.skipped_count} lines were left out:")
@@ -40,10 +41,10 @@ def say_skipped(batch: AsyncBatch) -> None:
         notice(f"  and {batch.skipped_count - len(batch.skipped)} more")
 
 
-async def _watch(batch: AsyncBatch, display: Display, every: float) -> None:
+async def _watch(batch: AsyncBatch, display: Display) -> None:
     while True:
         progress = await batch.progress()
         display.update(progress)
         if progress.over:
             return
-        await asyncio.sleep(every)
+        await asyncio.sleep(LIVE_SECONDS)

@@ -1,6 +1,6 @@
-"""What a batch file asks for, looked at before anything is submitted.
+"""Facts of a batch file, read before anything is submitted.
 
-Judges no line: what is wrong with one is said by the submission, with its number.
+Does not check lines: the submission reports bad ones with their numbers.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.batch import BatchFormat
 
 @contextlib.contextmanager
 def named_file(path: Path) -> Iterator[Path]:
-    """Give the path itself, or for `-` that of a copy of standard input: it is read twice."""
+    """Give the path itself, or for `-` the path of a copy of standard input: it is read twice."""
     if str(path) != "-":
         yield path
         return
@@ -34,16 +34,16 @@ def named_file(path: Path) -> Iterator[Path]:
 
 def digest_of(source: BatchInput) -> bytes:
     """Return the content address of the lines."""
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     for line in source:
-        seen.update((line.data or b"") + b"\n")
-    return seen.digest()
+        digest.update((line.data or b"") + b"\n")
+    return digest.digest()
 
 
 def default_agent(agents: Mapping[str, Agent], named: str | None) -> str | None:
-    """Return the agent of lines that name none: the one that was named, or the only one.
+    """Return the agent of lines that name none: `named`, or the only one.
 
-    Raises `ConfigurationError` where the named one is not there. Pure.
+    Raises `ConfigurationError` where `named` does not exist. Pure.
     """
     if named is not None and named not in agents:
         msg = f"--agent {named}: no such agent; --agents has {', '.join(sorted(agents))}"
@@ -72,8 +72,8 @@ def configs_used(
     return list(found.values())
 
 
-def kind_of(asked: str, batch: BatchFormat) -> BatchFormat:
-    """Return the format of results: the one that was asked for, or the batch's own. Pure."""
-    if asked == "openai":
+def kind_of(wanted: str, batch: BatchFormat) -> BatchFormat:
+    """Return the format of results: `wanted`, or for `auto` the batch's own. Pure."""
+    if wanted == "openai":
         return "openai"
-    return "stepfleet" if asked == "stepfleet" else batch
+    return "stepfleet" if wanted == "stepfleet" else batch

@@ -1,6 +1,6 @@
-"""A run's line in a results file, and which run a line belongs to. Pure."""
+"""A run's line in a results file, and which run a line belongs to."""
 
-from typing import Any
+import sys
 
 import orjson
 
@@ -10,13 +10,20 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 
 def to_line(result: AgentRunResult, kind: BatchFormat) -> bytes:
-    """Return the line of a run, with its line break."""
-    data = to_openai_line(result) if kind == "openai" else _own(result)
+    """Return the line of a run, with its line break; our own format begins with the line's id."""
+    own = {"id": result.line_id or result.run_id}
+    data = to_openai_line(result) if kind == "openai" else {**own, **result.to_dict()}
     return orjson.dumps(data, default=str) + b"\n"
 
 
+def print_line(result: AgentRunResult, kind: BatchFormat) -> None:
+    """Print the line of a run on standard output, at once."""
+    sys.stdout.write(to_line(result, kind).decode())
+    sys.stdout.flush()
+
+
 def key_of(result: AgentRunResult, kind: BatchFormat) -> str:
-    """Return what tells the run's line from all others of its batch."""
+    """Return the key that identifies the run's line in its batch."""
     if kind == "openai":
         return str(to_openai_line(result).get("custom_id"))
     return result.run_id
@@ -28,12 +35,6 @@ def key_in(line: bytes, kind: BatchFormat) -> str | None:
         data = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    key = (
-        data.get("custom_id" if kind == "openai" else "run_id") if isinstance(data, dict) else None
-    )
+    name = "custom_id" if kind == "openai" else "run_id"
+    key = data.get(name) if isinstance(data, dict) else None
     return key if isinstance(key, str) else None
-
-
-def _own(result: AgentRunResult) -> dict[str, Any]:
-    """Return the result, with the input line's own id in front."""
-    return {"id": result.line_id or result.run_id, **result.to_dict()}

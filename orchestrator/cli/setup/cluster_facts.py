@@ -1,81 +1,30 @@
-"""Asks a Redis Cluster about itself: its masters, their replicas, and where the shards lie."""
+"""Reads a Redis Cluster's state: its masters, their replicas, and the places of the shards."""
 
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    RedisClusterException,
-    RedisError,
-)
-from redis.retry import Retry
 
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.redis_client.clients import plain_cluster_client
 from stepfleet.orchestrator.redis_client.topology import Topology, slot_of
-from stepfleet.orchestrator.redis_client.urls import parse_cluster
 from stepfleet.orchestrator.store.keys import Keys
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """A cluster's state. `shards` counts, for each master, the store's shards that it holds."""
+    """A cluster's state. `shards` is the number of the store's shards on each master."""
 
     sound: bool
     masters: int
     replicas: int
     alone: tuple[str, ...] = ()
-    """Masters without a replica that is there."""
+    """Masters without a reachable replica."""
     unserved: int = 0
     moving: int = 0
     shards: tuple[int, ...] = ()
 
 
-def asked_cluster(url: str, question: Callable[[RedisCluster], T], *, seconds: float) -> T:
-    """Return the answer to a question; `seconds` is how long each node may be silent.
-
-    Raises `ConfigurationError` for an unusable URL or refused credentials, `StoreError` when
-    the cluster cannot be reached; both name the fix.
-    """
-    try:
-        parsed = parse_cluster(url)
-    except ValueError as error:
-        raise ConfigurationError(f"STEPFLEET_REDIS_URL: {error}") from None
-    try:
-        client = plain_cluster_client(
-            url,
-            decode_responses=True,
-            encoding_errors="replace",  # what lies in quarantine is any bytes
-            socket_timeout=seconds,
-            socket_connect_timeout=seconds,
-            retry=Retry(NoBackoff(), 1),
-        )
-        with closing(client):
-            return question(client)
-    except (AuthenticationError, NoPermissionError) as error:
-        msg = (
-            f"Redis at {parsed.location} refuses the credentials: {error}; put the right ones "
-            "into STEPFLEET_REDIS_URL (redis+cluster://USER:PASSWORD@HOST:7000)"
-        )
-        raise ConfigurationError(msg) from None
-    # The client's own exception for a cluster of which no node answers is no RedisError.
-    except (RedisError, RedisClusterException, OSError) as error:
-        msg = (
-            f"Redis at {parsed.location} cannot be reached: {error}; start it, or correct "
-            "STEPFLEET_REDIS_URL"
-        )
-        raise StoreError(msg) from None
-
-
 def infos(client: RedisCluster, *sections: str) -> list[dict[str, Any]]:
-    """Return what each master says of itself."""
+    """Return sections of each master's `INFO`."""
     return [
         {name: value for one in sections for name, value in _info(client, node, one).items()}
         for node in _primaries(client)
@@ -85,11 +34,11 @@ def infos(client: RedisCluster, *sections: str) -> list[dict[str, Any]]:
 def cluster_facts(client: RedisCluster, shards: int) -> ClusterFacts:
     """Return the facts of a cluster whose store has so many shards."""
     primaries = _primaries(client)
-    asked = primaries[0]
+    first = primaries[0]
     topology = Topology.parse(
-        (asked.host, asked.port), _ask(client, asked, "SLOTS"), _ask(client, asked, "INFO")
+        (first.host, first.port), _cluster(client, first, "SLOTS"), _cluster(client, first, "INFO")
     )
-    views = [_nodes(_ask(client, node, "NODES")) for node in primaries]
+    views = [_nodes(_cluster(client, node, "NODES")) for node in primaries]
     masters, replicas = _roles(views[0])
     followed = {one.master for one in replicas}
     served = [topology.owners[slot_of(Keys(shards).due(one))] for one in range(shards)]
@@ -106,7 +55,7 @@ def cluster_facts(client: RedisCluster, shards: int) -> ClusterFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A line of CLUSTER NODES: only the node's own line tells which slots are on their way."""
+    """A line of CLUSTER NODES; only a node's own line has its migrating slots."""
 
     id: str
     address: str
@@ -115,8 +64,8 @@ class _Node:
     slots: tuple[str, ...]
 
 
-def _nodes(told: str) -> list[_Node]:
-    lines = [line.split() for line in told.splitlines()]
+def _nodes(text: str) -> list[_Node]:
+    lines = [line.split() for line in text.splitlines()]
     return [
         _Node(
             id=line[0],
@@ -130,10 +79,10 @@ def _nodes(told: str) -> list[_Node]:
 
 
 def _roles(view: list[_Node]) -> tuple[list[_Node], list[_Node]]:
-    """Return the masters with slots, and the replicas that are there."""
+    """Return the masters with slots, and the reachable replicas."""
     masters = [one for one in view if "master" in one.flags and one.slots]
-    there = [one for one in view if not {"fail", "noaddr", "handshake"} & set(one.flags)]
-    return masters, [one for one in there if "slave" in one.flags]
+    reachable = [one for one in view if not {"fail", "noaddr", "handshake"} & set(one.flags)]
+    return masters, [one for one in reachable if "slave" in one.flags]
 
 
 def _primaries(client: Any) -> list[ClusterNode]:
@@ -141,8 +90,8 @@ def _primaries(client: Any) -> list[ClusterNode]:
     return found
 
 
-def _ask(client: Any, node: ClusterNode, what: str) -> Any:
-    return client.execute_command("CLUSTER", what, target_nodes=node)
+def _cluster(client: Any, node: ClusterNode, command: str) -> Any:
+    return client.execute_command("CLUSTER", command, target_nodes=node)
 
 
 def _info(client: RedisCluster, node: ClusterNode, section: str) -> dict[str, Any]:

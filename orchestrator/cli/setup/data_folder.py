@@ -1,7 +1,7 @@
-"""Decides which Redis a command uses, and where its files lie.
+"""Decides which Redis a command uses, and where its files are.
 
-Yours where the settings name one; else the private server of the data folder, which is started
-when nobody runs it, so that results can be read after `stepfleet run` has ended.
+The Redis of the settings; without one, the private server of the data folder, which is started
+where it is not running, so that results can be read after `stepfleet run` has ended.
 """
 
 import contextlib
@@ -39,13 +39,18 @@ class DataFolder:
             (place / name).mkdir(mode=0o700, exist_ok=True)
         return cls(place)
 
+    @property
+    def logs(self) -> Path:
+        """The folder of the processes' logs."""
+        return self.root / "logs"
+
     def log(self, name: str) -> Path:
         """Return the path of a process's log."""
-        return self.root / "logs" / f"{name}.log"
+        return self.logs / f"{name}.log"
 
     @property
     def notes(self) -> Path:
-        """The folder of the notes by which an interrupted `run` finds its batch again."""
+        """The folder of the notes that let an interrupted `run` find its batch again."""
         return self.root / "batches"
 
     @property
@@ -56,7 +61,7 @@ class DataFolder:
 
 @contextlib.contextmanager
 def local_redis(folder: DataFolder) -> Iterator[Settings]:
-    """Give the settings of the Redis to use, starting the private server where none is named."""
+    """Give the settings of the Redis to use; start the private server where none is configured."""
     settings = load_settings()
     if settings.redis_url is not None:
         yield settings
@@ -67,7 +72,7 @@ def local_redis(folder: DataFolder) -> Iterator[Settings]:
 
 @contextlib.contextmanager
 def known_redis(root: Path) -> Iterator[Settings]:
-    """Give the settings of a Redis that is there already: yours, or the data folder's.
+    """Give the settings of an existing Redis: the configured one, or the data folder's.
 
     Raises `ConfigurationError` where neither exists.
     """

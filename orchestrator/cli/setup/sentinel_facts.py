@@ -1,4 +1,4 @@
-"""Asks the Sentinels of a store about themselves. Judges nothing."""
+"""Reads the state of a store's Sentinels. Judges nothing."""
 
 import contextlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from stepfleet.orchestrator.redis_client.urls import parse_sentinel
 
 @dataclass(frozen=True, slots=True)
 class SentinelFacts:
-    """What Sentinels say: how many are named, who answers, what they watch.
+    """The state of Sentinels: how many the URL names, how many answer, and the master's replicas.
 
     `known` counts the Sentinels that know each other, `quorum` how many must agree that the
     master is down.
@@ -28,8 +28,8 @@ class SentinelFacts:
     replicas: int
 
 
-def asked_sentinels(url: str) -> SentinelFacts:
-    """Return what the Sentinels of `url` say, within a second each."""
+def sentinel_facts(url: str) -> SentinelFacts:
+    """Return the facts of the Sentinels of `url`, within a second each."""
     parsed = parse_sentinel(url)
     once = Retry(NoBackoff(), 0)
     states: list[Any] = []

@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from operator import methodcaller
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from rich.console import RenderableType
 
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
-from stepfleet.orchestrator.cli.setup.redis_facts import ask, warn_of
+from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts, warn_of
+from stepfleet.orchestrator.cli.terminal.output import print_either
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 
 T = TypeVar("T")
@@ -19,18 +23,31 @@ def with_fleet(
     warn: bool = False,
     waits: bool = False,
 ) -> T:
-    """Return what `work` returns for the fleet at hand; `warn` tells of an unsafe Redis.
+    """Return what `work` returns for the fleet; `warn` prints a warning about an unsafe Redis.
 
-    Work that `waits` for runs waits for a Redis that is away too, for the settings' `patience`.
+    Work that `waits` for runs also waits for an absent Redis, for the settings' `patience`.
     Raises `ConfigurationError` or `StoreError`, with the fix, where there is no usable Redis.
     """
     with known_redis(data) as settings:
-        # Asked either way: who cannot be reached is told with the fix within seconds.
+        # Checked either way: an unreachable Redis is reported with its fix within seconds.
         patience = settings.patience if waits else 0.0
-        (warn_of if warn else ask)(settings.store, patience=patience)
+        (warn_of if warn else redis_facts)(settings.store, patience=patience)
 
         async def opened() -> T:
             async with AsyncFleet(settings=settings) as fleet:
                 return await work(fleet)
 
         return asyncio.run(opened())
+
+
+def show(
+    data: Path,
+    read: Callable[[AsyncFleet], Awaitable[T]],
+    picture: Callable[[T], RenderableType],
+    *,
+    json: bool,
+    as_data: Callable[[T], Any] = methodcaller("to_dict"),
+) -> None:
+    """Print what `read` returns for the fleet: its `picture`, or its data as JSON."""
+    found = with_fleet(data, read)
+    print_either(found, picture, json=json, as_data=as_data)

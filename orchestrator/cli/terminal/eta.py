@@ -21,13 +21,13 @@ class Pace:
     samples: tuple[Sample, ...] = ()
 
     def with_sample(self, sample: Sample) -> "Pace":
-        """Return the pace with a newer sample; what is too old is left out."""
+        """Return the pace with a newer sample and without outdated ones."""
         kept = [one for one in self.samples if one.at >= sample.at - WINDOW_SECONDS]
         return Pace((*kept, sample))
 
     @property
     def steps_per_second(self) -> float:
-        """Steps per second over the window; 0 as long as it is not known."""
+        """Steps per second over the window; 0 until it is known."""
         return self._rate("steps")
 
     def eta_seconds(self, still_open: int) -> float | None:
@@ -42,5 +42,5 @@ class Pace:
             return 0.0
         first, last = self.samples[0], self.samples[-1]
         span = last.at - first.at
-        grown: int = getattr(last, field) - getattr(first, field)
-        return max(0.0, grown / span) if span > 0 else 0.0
+        growth: int = getattr(last, field) - getattr(first, field)
+        return max(0.0, growth / span) if span > 0 else 0.0

@@ -2,37 +2,57 @@
 
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any, TypeVar
 
 import orjson
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-_WIDTH_OF_FILES = 160
-"""Characters in a line where there is no terminal that says how many it has."""
+_FILE_WIDTH = 160
+"""Characters in a line where there is no terminal that tells its width."""
+
+T = TypeVar("T")
 
 
 def screen(*, stderr: bool = False) -> Console:
     """Return a console that prints foreign text as it is, without reading markup in it."""
     console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDTH_OF_FILES
+        console.width = _FILE_WIDTH
     return console
 
 
 def print_json(data: Any) -> None:
     """Print data as JSON, indented for people."""
-    text = orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2)
-    sys.stdout.write(text.decode() + "\n")
-    sys.stdout.flush()
+    _write(orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2))
 
 
 def print_json_line(data: Any) -> None:
     """Print data as one line of JSON, at once."""
-    sys.stdout.write(orjson.dumps(data, default=str).decode() + "\n")
-    sys.stdout.flush()
+    _write(orjson.dumps(data, default=str))
+
+
+def print_either(
+    found: T,
+    picture: Callable[[T], RenderableType],
+    *,
+    json: bool,
+    as_data: Callable[[T], Any] = methodcaller("to_dict"),
+) -> None:
+    """Print a record as JSON, or as its `picture` for people."""
+    if json:
+        print_json(as_data(found))
+    else:
+        screen().print(picture(found))
 
 
 def notice(text: str) -> None:
-    """Say something on standard error."""
+    """Print a notice on standard error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.write(line.decode() + "\n")
+    sys.stdout.flush()

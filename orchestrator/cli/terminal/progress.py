@@ -1,9 +1,8 @@
-"""Shows a batch's progress on standard error: live on a terminal, else a line now and then."""
+"""Shows a batch's progress on standard error: live on a terminal, else a line every few seconds."""
 
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Group, RenderableType
@@ -15,7 +14,6 @@ from rich.text import Text
 from stepfleet.orchestrator.cli.terminal.eta import Pace, Sample
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.output import notice, screen
-from stepfleet.orchestrator.cli.terminal.tables import progress_line
 from stepfleet.orchestrator.records.batch import BatchProgress
 
 LIVE_SECONDS = 0.5
@@ -24,7 +22,7 @@ _BAR_WIDTH = 40
 
 
 class Display:
-    """A batch's progress over time. `update` decides itself when to show something new."""
+    """A batch's progress over time; `update` limits how often it is shown."""
 
     def __init__(
         self, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic
@@ -38,7 +36,7 @@ class Display:
         self._live = Live(console=console, auto_refresh=False, transient=True) if wanted else None
 
     def update(self, progress: BatchProgress, *, last: bool = False) -> None:
-        """Take the newest progress; shown at once where it is the `last` one."""
+        """Show the newest progress, at once where it is the `last`."""
         now = self._clock()
         self._pace = self._pace.with_sample(Sample(now, progress.done, progress.steps))
         if self._live:
@@ -47,15 +45,15 @@ class Display:
             self._shown_at = now
             notice(progress_line(progress, self._pace))
 
-    def say(self, text: str) -> None:
-        """Say something above the progress."""
+    def notice(self, text: str) -> None:
+        """Print a notice above the progress."""
         if self._live:
             self._live.console.print(Text(text))
         else:
             notice(text)
 
     def leave(self) -> None:
-        """Put the terminal right before the process ends at once."""
+        """Restore the terminal before the process ends at once."""
         if self._live:
             self._live.console.show_cursor()
 
@@ -64,18 +62,13 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
 
 def picture(progress: BatchProgress, pace: Pace, elapsed: float) -> RenderableType:
-    """Return what a terminal shows of a running batch. Pure."""
+    """Return a running batch as a terminal shows it. Pure."""
     head = Table.grid(padding=(0, 1))
     head.add_row(
         Text(shown(progress.agent or "batch", 30), style="bold"),
@@ -101,3 +94,32 @@ def picture(progress: BatchProgress, pace: Pace, elapsed: float) -> RenderableTy
         style="dim",
     )
     return Group(head, states, spent)
+
+
+def progress_line(progress: BatchProgress, pace: Pace) -> str:
+    """Return the state of a batch as one plain line."""
+    parts = [
+        f"{count(progress.done)}/{count(progress.total)} done",
+        f"{count(progress.done - progress.completed)} not completed"
+        if progress.done > progress.completed
+        else "",
+        f"{count(progress.in_progress)} running",
+        f"{count(progress.queued)} queued",
+        f"{count(progress.paused)} paused" if progress.paused else "",
+        f"{pace.steps_per_second:.1f} steps/s",
+        f"{count(progress.tokens)} tokens",
+        usd(progress.cost_usd),
+        f"submission {state}" if (state := submission_state(progress)) else "",
+        f"ETA {seconds(pace.eta_seconds(progress.open))}" if progress.open else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def submission_state(progress: BatchProgress) -> str:
+    """Return the state of a batch's submission; nothing where it is complete."""
+    if progress.sealed:
+        return "cancelled" if progress.cancel_requested else ""
+    if progress.cancel_requested:
+        return f"cancelled after {count(progress.submitted)} of {count(progress.total)} lines"
+    kind = "incomplete" if progress.submission_stalled else "under way"
+    return f"{kind}: {count(progress.submitted)} of {count(progress.total)} lines"

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks for an orderly end, the second one ends at once."""
+"""Ctrl-C: the first one requests an orderly end, the second one ends at once."""
 
 import asyncio
 import contextlib
@@ -13,48 +13,48 @@ T = TypeVar("T")
 
 
 class Interrupts:
-    """Whether somebody asked to stop; `asked` is set by the first SIGINT or SIGTERM."""
+    """Whether the user wants to stop; `requested` is set by the first SIGINT or SIGTERM."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self._at_once: list[Callable[[], None]] = []
+        self.requested = asyncio.Event()
+        self._before_exit: list[Callable[[], None]] = []
 
-    def before_leaving_at_once(self, action: Callable[[], None]) -> None:
-        """Have `action` done when a second signal ends everything."""
-        self._at_once.append(action)
+    def before_exit(self, action: Callable[[], None]) -> None:
+        """Call `action` before a second signal ends the process."""
+        self._before_exit.append(action)
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator["Interrupts"]:
-        """Take the signals over for as long as the block runs, in the running loop."""
+    def handled(self) -> Iterator["Interrupts"]:
+        """Handle the signals in the running loop for as long as the block runs."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._hear)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield self
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _hear(self) -> None:
-        if not self.asked.is_set():
-            self.asked.set()
+    def _on_signal(self) -> None:
+        if not self.requested.is_set():
+            self.requested.set()
             return
-        for action in self._at_once:
+        for action in self._before_exit:
             action()
         os._exit(INTERRUPTED)
 
 
-async def until_asked(
+async def until_interrupted(
     work: Coroutine[Any, Any, T],
-    asked: asyncio.Event,
+    interrupts: Interrupts,
     beside: Coroutine[Any, Any, None] | None = None,
 ) -> T | None:
-    """Return what `work` returns, or None when somebody asked to stop before that.
+    """Return what `work` returns, or None after an interrupt before that.
 
-    `beside` runs meanwhile and does not end by itself; what it raises ends the work.
+    `beside` runs meanwhile and does not end by itself; an exception of it ends the work.
     """
     working = asyncio.create_task(work)
-    tasks: list[asyncio.Task[Any]] = [working, asyncio.create_task(asked.wait())]
+    tasks: list[asyncio.Task[Any]] = [working, asyncio.create_task(interrupts.requested.wait())]
     if beside is not None:
         tasks.append(asyncio.create_task(beside))
     try:

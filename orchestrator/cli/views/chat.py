@@ -1,4 +1,4 @@
-"""A run's conversation as a terminal shows it: what was said, tools in short, errors. Pure."""
+"""A run's conversation as a terminal shows it: messages, tools in short, errors."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
-from stepfleet.orchestrator.cli.terminal.output import print_json, print_json_line, screen
+from stepfleet.orchestrator.cli.terminal.output import print_json_line, screen
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.rendering import (
     ErrorBanner,
@@ -29,7 +29,7 @@ def conversation(messages: Iterable[UIMessage], *, full: bool) -> RenderableType
 
 
 def whole_view(view: RunView, *, full: bool) -> RenderableType:
-    """Return a run's conversation, and below it what it stopped for."""
+    """Return a run's conversation, and below it why it stopped."""
     parts = [conversation(view.messages, full=full)]
     if view.banner:
         parts.append(_banner(view.banner))
@@ -76,25 +76,21 @@ def _banner(banner: ErrorBanner) -> Text:
     return Text(f"failed{where}{kind}: {shown(banner.message)}", style="bold red")
 
 
-def show_conversation(run_id: str, data: Path, *, json: bool, full: bool, follow: bool) -> None:
-    """Print what was said in a run; with `follow` as it is said, until the run has ended.
+def follow_conversation(run_id: str, data: Path, *, json: bool, full: bool) -> None:
+    """Print a run's conversation as it grows, until the run has ended.
 
-    Followed with `json`, each line is the list of all messages at that moment.
+    With `json`, each line is the list of all messages at that moment.
     """
 
-    async def show(fleet: AsyncFleet) -> None:
-        if follow and json:
-            async for messages in fleet.runs.display(run_id, continuation=True):
+    async def follow(fleet: AsyncFleet) -> None:
+        windows = fleet.runs.display(run_id, continuation=True)
+        if json:
+            async for messages in windows:
                 print_json_line([message.to_dict() for message in messages])
             return
-        if follow:
-            with Live(console=screen(), auto_refresh=False, transient=True) as window:
-                async for messages in fleet.runs.display(run_id, continuation=True):
-                    window.update(conversation(messages, full=full), refresh=True)
-        view = await fleet.runs.view(run_id)
-        if json:
-            print_json(view.to_dict())
-        else:
-            screen().print(whole_view(view, full=full))
+        with Live(console=screen(), auto_refresh=False, transient=True) as window:
+            async for messages in windows:
+                window.update(conversation(messages, full=full), refresh=True)
+        screen().print(whole_view(await fleet.runs.view(run_id), full=full))
 
-    with_fleet(data, show, waits=follow)
+    with_fleet(data, follow, waits=True)

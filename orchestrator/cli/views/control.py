@@ -1,8 +1,8 @@
-"""Cancel, pause, resume and retry, of one run or of a batch's; a further message to one run."""
+"""Cancels, pauses, resumes and retries runs, sends them messages, and prints the outcome."""
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,32 @@ import orjson
 from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
-from stepfleet.orchestrator.cli.terminal.output import notice, print_json, screen
+from stepfleet.orchestrator.cli.terminal.output import notice, print_either
 from stepfleet.orchestrator.client.batch import OnProgress
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
-SAID_SECONDS = 1.0
+NOTICE_SECONDS = 1.0
 _DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}
-_SAYS = {
-    "cancelled": "cancelled",
-    "requested": "asked for; its worker does it at once, at the latest at the end of its step",
-    "paused": "paused",
-    "resumed": "goes on",
+_OUTCOMES = {
+    "cancelled": "was cancelled",
+    "requested": "is in a worker, which obeys at once, at the latest after its current step",
+    "paused": "was paused",
+    "resumed": "was resumed",
     "retried": "is retried",
-    "sent": "has the message and goes on",
-    "active": "is active already",
-    "ended": "has ended already",
-    "changed": "changed meanwhile; ask again",
-    "unknown": "is not known",
+    "sent": "has the message and continues",
+    "active": "is already active",
+    "ended": "has already ended",
+    "changed": "changed in the meantime; repeat the command",
+    "unknown": "is unknown",
 }
 
 
 def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, Any]:
-    """Return `max_steps=20` and the like as overrides; values are read as JSON where they are.
+    """Return `max_steps=20` and the like as overrides; a value is JSON where it can be read so.
 
-    `option` is what the user typed in front of them. Raises `ConfigurationError` for one without
+    `option` is the option that they were given by. Raises `ConfigurationError` for one without
     a name and a value. Pure.
     """
     overrides: dict[str, Any] = {}
@@ -52,8 +52,8 @@ def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, An
     return overrides
 
 
-def which(run_id: str | None, batch_id: str | None, *, everything: bool = False) -> None:
-    """Raise `ConfigurationError` unless exactly one of a run and a batch is named. Pure."""
+def check_target(run_id: str | None, batch_id: str | None, *, everything: bool = False) -> None:
+    """Raise `ConfigurationError` unless exactly one of run, batch and fleet is named. Pure."""
     if everything and run_id is None and batch_id is None:
         return
     if everything:
@@ -62,8 +62,8 @@ def which(run_id: str | None, batch_id: str | None, *, everything: bool = False)
         raise ConfigurationError("name one RUN, or --batch ID for all runs of a batch")
 
 
-def ask_one_or_all(
-    word: str,
+def request(
+    verb: str,
     run_id: str | None,
     batch_id: str | None,
     data: Path,
@@ -71,24 +71,24 @@ def ask_one_or_all(
     json: bool,
     everything: bool = False,
 ) -> int:
-    """Cancel, pause or resume (`word`), `everything`: the fleet; return the exit code."""
-    which(run_id, batch_id, everything=everything)
+    """Cancel, pause or resume (`verb`) a run, a batch or the fleet; return the exit code."""
+    check_target(run_id, batch_id, everything=everything)
 
-    async def ask(fleet: AsyncFleet) -> int:
+    async def send(fleet: AsyncFleet) -> int:
         if everything:
-            await (fleet.pause() if word == "pause" else fleet.resume())
-            return _say_fleet(word, json=json)
+            await (fleet.pause() if verb == "pause" else fleet.resume())
+            return _print_fleet(verb, json=json)
         if run_id is not None:
-            action: Callable[[str], Awaitable[ControlResult]] = getattr(fleet.runs, word)
-            return _say(run_id, await action(run_id), json=json)
+            return _print_run(run_id, await getattr(fleet.runs, verb)(run_id), json=json)
         batch = await fleet.batches.get(str(batch_id))
-        all_of_it: Callable[[OnProgress], Awaitable[int]] = getattr(batch, word)
-        return _say_count(word, batch, await all_of_it(_said(word)), json=json)
+        # A request is in force at once, for runs that are not yet updated too.
+        report = _every_second(lambda rows: f"{verb}: in force; {rows} rows updated so far")
+        return _print_batch(verb, batch, await getattr(batch, verb)(report), json=json)
 
-    return with_fleet(data, ask)
+    return with_fleet(data, send)
 
 
-def retry_one_or_all(
+def retry_runs(
     run_id: str | None,
     batch_id: str | None,
     data: Path,
@@ -97,35 +97,36 @@ def retry_one_or_all(
     raised: Sequence[str],
     json: bool,
 ) -> int:
-    """Take an ended run, or a batch's, up again with the overrides; return the exit code."""
-    which(run_id, batch_id)
+    """Retry an ended run, or a batch's, with the overrides; return the exit code."""
+    check_target(run_id, batch_id)
     if batch_id is not None and not failed:
-        msg = "retrying a batch needs --failed: its runs that did not complete are done again"
+        msg = "retrying a batch needs --failed: its runs that did not complete are retried"
         raise ConfigurationError(msg)
     overrides = overrides_of(raised)
 
     async def retry(fleet: AsyncFleet) -> int:
         if run_id is not None:
-            return _say(run_id, await fleet.runs.retry(run_id, **overrides), json=json)
+            return _print_run(run_id, await fleet.runs.retry(run_id, **overrides), json=json)
         batch = await fleet.batches.get(str(batch_id))
-        return _say_count("retry", batch, await batch.retry(_looked_at(), **overrides), json=json)
+        report = _every_second(lambda rows: f"retry: {rows} rows examined so far")
+        return _print_batch("retry", batch, await batch.retry(report, **overrides), json=json)
 
     return with_fleet(data, retry)
 
 
 def send_message(run_id: str, text: str, data: Path, *, raised: Sequence[str], json: bool) -> int:
-    """Give an ended run a further message, `-` for standard input; return the exit code."""
+    """Send an ended run a further message, `-` for standard input; return the exit code."""
     overrides = overrides_of(raised)
     message = _standard_input() if text == "-" else text
 
     async def send(fleet: AsyncFleet) -> int:
-        return _say(run_id, await fleet.runs.send(run_id, message, **overrides), json=json)
+        return _print_run(run_id, await fleet.runs.send(run_id, message, **overrides), json=json)
 
     return with_fleet(data, send)
 
 
 def _standard_input() -> str:
-    # One byte more than may be sent is enough to be refused for its size.
+    # One byte above the limit is enough for a refusal.
     raw = sys.stdin.buffer.read(INPUT_LIMIT + 1)
     try:
         return raw.decode().removesuffix("\n")
@@ -136,57 +137,48 @@ def _standard_input() -> str:
         raise ConfigurationError(msg) from None
 
 
-def _say(run_id: str, result: ControlResult, *, json: bool) -> int:
-    if json:
-        print_json({"run_id": run_id, "answer": result.outcome, "detail": result.detail})
-    else:
-        says = _SAYS.get(result.outcome, result.outcome)
-        screen().print(f"Run {run_id} {says}{_detail(result)}")
+def _print_run(run_id: str, result: ControlResult, *, json: bool) -> int:
+    print_either(
+        {"run_id": run_id, "answer": result.outcome, "detail": result.detail},
+        lambda _: f"Run {run_id} {_OUTCOMES.get(result.outcome, result.outcome)}{_detail(result)}",
+        json=json,
+        as_data=dict,
+    )
     return COMPLETED if result.outcome in _DONE else SOME_FAILED
 
 
-def _say_fleet(word: str, *, json: bool) -> int:
-    if json:
-        print_json({"fleet": f"{word}d"})
-    elif word == "pause":
-        screen().print("The fleet is paused: no step begins. On again: stepfleet resume --all")
-    else:
-        screen().print("The fleet goes on")
+def _print_fleet(verb: str, *, json: bool) -> int:
+    paused = "The fleet is paused: no step begins. To continue: stepfleet resume --all"
+    text = paused if verb == "pause" else "The fleet was resumed"
+    print_either({"fleet": f"{verb}d"}, lambda _: text, json=json, as_data=dict)
     return COMPLETED
 
 
-def _said(word: str) -> OnProgress:
-    """Return what says now and then how far a request has come; it holds already."""
-    return _now_and_then(lambda rows: f"{word}: in force; {rows} rows noted so far")
+def _print_batch(verb: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
+    runs = "1 run" if number == 1 else f"{number} runs"
+    print_either(
+        {"batch_id": batch.id, "request": verb, "runs": number},
+        lambda _: f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}",
+        json=json,
+        as_data=dict,
+    )
+    return COMPLETED
 
 
-def _looked_at() -> OnProgress:
-    """Return what says now and then how far a retry has come."""
-    return _now_and_then(lambda rows: f"retry: {rows} rows looked at so far")
-
-
-def _now_and_then(text: Callable[[int], str]) -> OnProgress:
+def _every_second(text: Callable[[int], str]) -> OnProgress:
+    """Return a callback that prints a notice about so many rows, at most once a second."""
     last = time.monotonic()
 
-    def say(rows: int) -> None:
+    def report(rows: int) -> None:
         nonlocal last
-        if time.monotonic() - last > SAID_SECONDS:
+        if time.monotonic() - last > NOTICE_SECONDS:
             last = time.monotonic()
             notice(text(rows))
 
-    return say
+    return report
 
 
 def _detail(result: ControlResult) -> str:
     if result.outcome in (ControlOutcome.RETRIED, ControlOutcome.SENT):
         return f" at step {int(result.detail) + 1}"
     return f" ({result.detail})" if result.detail else ""
-
-
-def _say_count(word: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
-    if json:
-        print_json({"batch_id": batch.id, "request": word, "runs": number})
-    else:
-        runs = "1 run" if number == 1 else f"{number} runs"
-        screen().print(f"Batch {batch.id}: {word} of {runs}. See: stepfleet watch {batch.id}")
-    return COMPLETED

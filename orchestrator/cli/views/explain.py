@@ -1,6 +1,6 @@
-"""Why a run stopped, or goes on: every criterion of its newest evaluation, with numbers. Pure."""
+"""Why a run stopped or continues: every criterion of its newest evaluation, with numbers. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -23,7 +23,7 @@ _STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One criterion's word; `decisive` marks those from which the outcome follows."""
+    """One criterion's evaluation; `decisive` marks those that determine the outcome."""
 
     criterion: str
     decision: ContinuationDecision
@@ -44,36 +44,16 @@ class Explanation:
     steps: int
     resolved_by: str | None
     says: str
+    awaited: tuple[AwaitedTool, ...]
     criteria: tuple[Judged, ...]
-    awaited: tuple[AwaitedTool, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
-        return {
-            "run_id": self.run_id,
-            "agent": self.agent,
-            "lifecycle": self.lifecycle,
-            "stop_reason": self.stop_reason,
-            "steps": self.steps,
-            "resolved_by": self.resolved_by,
-            "says": self.says,
-            "awaited": [one.to_dict() for one in self.awaited],
-            "criteria": [
-                {
-                    "criterion": one.criterion,
-                    "decision": one.decision.value,
-                    "reason": one.reason,
-                    "numbers": one.numbers,
-                    "stop_reason": one.stop_reason,
-                    "decisive": one.decisive,
-                }
-                for one in self.criteria
-            ],
-        }
+        return asdict(self)
 
 
 def explain(result: AgentRunResult, awaited: tuple[AwaitedTool, ...] = ()) -> Explanation:
-    """Return why the run of `result` stopped or, as long as it is active, why it goes on.
+    """Return why the run of `result` stopped or, while it is active, why it continues.
 
     `awaited` are the tools that it waits for.
     """
@@ -97,12 +77,12 @@ def _says(result: AgentRunResult, outcome: ContinuationOutcome | None) -> str:
         return f"stopped with reason {result.stop_reason.value}" + (f": {why}" if why else "")
     if outcome is None:
         return f"{result.lifecycle.value}: no step has been evaluated yet"
-    then = "when resumed it goes on" if result.lifecycle is Lifecycle.PAUSED else "it goes on"
-    return f"{result.lifecycle.value}: after its newest step {then}: {outcome.reason}"
+    then = "continues when resumed" if result.lifecycle is Lifecycle.PAUSED else "continues"
+    return f"{result.lifecycle.value}: {then} after its newest step: {outcome.reason}"
 
 
 def _judged(outcome: ContinuationOutcome) -> tuple[Judged, ...]:
-    """Return the criteria; one that forbade decides alone, else all of the same word do."""
+    """Return the criteria; one that forbids decides alone, else all with the same decision do."""
     forbids = ContinuationDecision.FORBID_CONTINUATION
     judged: list[Judged] = []
     for one in outcome.evaluations:

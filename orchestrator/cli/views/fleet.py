@@ -1,15 +1,34 @@
-"""The fleet at a glance, as a terminal shows it. Pure."""
+"""The fleet and its newest batches, as a terminal shows them."""
+
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
+from stepfleet.orchestrator.cli.views.batches import batch_list
+from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.store.fleet_overview import FleetOverview
 
+Found = tuple[FleetOverview, list[BatchProgress]]
 
-def fleet_lines(overview: FleetOverview) -> RenderableType:
-    """Return the fleet's state in a line, and a row per worker."""
+
+async def read(fleet: AsyncFleet) -> Found:
+    """Return the fleet's state and its newest batches."""
+    return await fleet.overview(), await fleet.batches.newest()
+
+
+def as_data(found: Found) -> dict[str, Any]:
+    """Return both as JSON-ready data."""
+    overview, batches = found
+    return {"fleet": overview.to_dict(), "batches": [one.to_dict() for one in batches]}
+
+
+def picture(found: Found) -> RenderableType:
+    """Return the fleet's state in a line, a row per worker, and a row per batch."""
+    overview, batches = found
     waiting = "?" if overview.queue_length is None else count(overview.queue_length)
     head = Text(
         f"{count(overview.active)} active runs, {waiting} messages waiting, "
@@ -19,9 +38,13 @@ def fleet_lines(overview: FleetOverview) -> RenderableType:
         head.append(f", {count(overview.quarantined)} messages in quarantine", style="yellow")
     for queue in overview.unserved:
         head.append(f"\nno worker serves the queue {shown(queue, 100)}", style="yellow")
-        head.append(" (stepfleet doctor says more)", style="dim")
+        head.append(" (details: stepfleet doctor)", style="dim")
+    return Group(head, _workers(overview), batch_list(batches))
+
+
+def _workers(overview: FleetOverview) -> RenderableType:
     if not overview.workers:
-        return Group(head, Text("no workers: stepfleet worker --agents MODULE", style="yellow"))
+        return Text("no workers: stepfleet worker --agents MODULE", style="yellow")
     table = Table(title="Workers", title_justify="left")
     for heading in ("worker", "state", "steps held", "slots", "agents"):
         table.add_column(heading, overflow="fold")
@@ -34,4 +57,4 @@ def fleet_lines(overview: FleetOverview) -> RenderableType:
             count(worker.slots),
             shown(", ".join(worker.agents), 60),
         )
-    return Group(head, table)
+    return table

@@ -1,10 +1,8 @@
-"""What the command line does with a run's past: snapshots, checkpoints, forks, comparisons."""
+"""Snapshots, checkpoints, restored and forked runs, comparisons."""
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,40 +10,14 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
-from stepfleet.orchestrator.cli.terminal.output import notice, print_json, screen
+from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json
 from stepfleet.orchestrator.cli.views.control import overrides_of
-from stepfleet.orchestrator.client.checkpoints.files import (
-    CheckpointFolder,
-    load_checkpoint,
-    save_checkpoint,
-)
+from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder, save_checkpoint
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.history.comparison import RunComparison, RunFigures
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
 
-_OPTION = "--set"
 _CELL = 60
-
-
-@dataclass(frozen=True, slots=True)
-class KeepAll:
-    """Which checkpoints of a run are wanted, where it is not the one of now."""
-
-    every: int | None
-    keep: int
-    follow: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ForkWish:
-    """A fork as it was typed."""
-
-    run_id: str
-    at: int | None
-    changes: Sequence[str]
-    message: str | None
-    tools: str | None
 
 
 def print_snapshot(run_id: str, preset: str, data: Path, *, redact: bool) -> None:
@@ -56,76 +28,39 @@ def print_snapshot(run_id: str, preset: str, data: Path, *, redact: bool) -> Non
         "full": SlimSerializationConfig.full,
     }
     config = presets[preset]().model_copy(update={"redact_tool_args": redact})
-
-    async def take(fleet: AsyncFleet) -> None:
-        print_json(await fleet.history.snapshot(run_id, config))
-
-    with_fleet(data, take)
+    print_json(with_fleet(data, lambda fleet: fleet.history.snapshot(run_id, config)))
 
 
-def write_checkpoint(
-    run_id: str, out: Path, data: Path, *, at: int | None, all_of: KeepAll
+def write_checkpoint(run_id: str, out: Path, data: Path, *, at: int | None) -> None:
+    """Write one checkpoint to the file `out`."""
+    kept = with_fleet(data, lambda fleet: fleet.history.checkpoint(run_id, at=at))
+    notice(f"{save_checkpoint(kept, out)}: run {run_id}, {len(kept.steps)} steps")
+
+
+def write_checkpoints(
+    run_id: str, out: Path, data: Path, *, every: int, keep: int, follow: bool
 ) -> None:
-    """Write one checkpoint to the file `out`, or one per so many steps to the folder `out`."""
-    every = all_of.every
-    if every is None and all_of.follow:
-        raise ConfigurationError("--follow needs --every: write --every 1 for each step")
-    if every is not None and at is not None:
-        raise ConfigurationError("--at and --every are two ways to choose; give one of them")
+    """Write a checkpoint per so many steps to the folder `out`, and keep the newest ones."""
+    folder = CheckpointFolder(out, keep=keep)
 
     async def write(fleet: AsyncFleet) -> None:
-        if every is None:
-            kept = await fleet.history.checkpoint(run_id, at=at)
-            notice(f"{save_checkpoint(kept, out)}: run {run_id}, {len(kept.steps)} steps")
-            return
-        folder = CheckpointFolder(out, keep=all_of.keep)
-        async for kept in fleet.history.checkpoints(run_id, every=every, follow=all_of.follow):
+        async for kept in fleet.history.checkpoints(run_id, every=every, follow=follow):
             notice(f"{folder.save(kept)}: {len(kept.steps)} steps")
 
-    with_fleet(data, write, waits=all_of.follow)
+    with_fleet(data, write, waits=follow)
 
 
-def restore_run(
-    file: Path, agent: str | None, changes: Sequence[str], data: Path, *, as_new: bool, json: bool
+def create_run(
+    create: Callable[[AsyncFleet, Mapping[str, Any]], Awaitable[str]],
+    changes: Sequence[str],
+    data: Path,
+    *,
+    json: bool,
 ) -> None:
-    """Create the run of a checkpoint and print its id."""
-    overrides = overrides_of(changes, _OPTION)
-    checkpoint = load_checkpoint(file)
-
-    async def restore(fleet: AsyncFleet) -> None:
-        wanted = str(uuid4()) if as_new else None
-        _say_id(
-            await fleet.history.restore(checkpoint, agent, run_id=wanted, **overrides), json=json
-        )
-
-    with_fleet(data, restore, warn=True)
-
-
-def fork_run(wish: ForkWish, data: Path, *, json: bool) -> None:
-    """Start a fork and print its id."""
-    overrides = overrides_of(wish.changes, _OPTION)
-    tools = None if wish.tools is None else [one for one in wish.tools.split(",") if one]
-
-    async def fork(fleet: AsyncFleet) -> None:
-        made = await fleet.history.fork(
-            wish.run_id, at=wish.at, message=wish.message, tools=tools, **overrides
-        )
-        _say_id(made, json=json)
-
-    with_fleet(data, fork, warn=True)
-
-
-def compare_runs(first: str, second: str, data: Path, *, json: bool) -> None:
-    """Print how two runs differ."""
-
-    async def compare(fleet: AsyncFleet) -> None:
-        found = await fleet.history.compare(first, second)
-        if json:
-            print_json(found.to_dict())
-        else:
-            screen().print(comparison_picture(found))
-
-    with_fleet(data, compare)
+    """Create a run with the overrides in `changes`, and print its id."""
+    overrides = overrides_of(changes, "--set")
+    run_id = with_fleet(data, lambda fleet: create(fleet, overrides), warn=True)
+    print_either(run_id, str, json=json, as_data=lambda made: {"run_id": made})
 
 
 def comparison_picture(found: RunComparison) -> RenderableType:
@@ -168,10 +103,3 @@ def _parting(found: RunComparison) -> str:
         return f"They part at step {found.first_differing_step}: one of them has no such step."
     what = ", ".join(found.differs_in).replace("_", " ")
     return f"They part at step {found.first_differing_step}: {what}."
-
-
-def _say_id(run_id: str, *, json: bool) -> None:
-    if json:
-        print_json({"run_id": run_id})
-    else:
-        sys.stdout.write(run_id + "\n")

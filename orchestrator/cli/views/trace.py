@@ -31,18 +31,18 @@ def trace(
 ) -> RenderableType:
     """Return the run's trace; texts are cut to a line each unless `full`.
 
-    `inputs` are what it was given, by the number of steps before.
+    `inputs` are its input messages, by the number of steps before.
     """
     limit = 0 if full else _LINE
-    asked = {
+    texts = {
         at: next((one.text for one in reversed(given) if one.is_user()), "")
         for at, given in inputs.items()
     }
     parts: list[RenderableType] = [_head(result)]
     for step in result.steps:
-        parts += [_labelled("asked", text, limit) for text in _taken(asked, step.step - 1)]
+        parts += [_labelled("asked", text, limit) for text in _taken(texts, step.step - 1)]
         parts.append(_step(step, limit))
-    parts += [_labelled("asked", asked[at], limit) for at in sorted(asked)]
+    parts += [_labelled("asked", texts[at], limit) for at in sorted(texts)]
     parts += [_awaited(one) for one in awaited]
     if result.lost_attempts:
         parts.append(_lost(result.lost_attempts))
@@ -82,18 +82,18 @@ def _head(result: AgentRunResult) -> RenderableType:
 
 
 def origin_text(origin: RunOrigin | None) -> str:
-    """Return where a run comes from, in words; empty where it began by itself."""
+    """Return the origin of a run in words; empty without one."""
     if origin is None:
         return ""
-    told = f"{_ORIGINS[origin.kind]} {shown(origin.run_id)}"
+    text = f"{_ORIGINS[origin.kind]} {shown(origin.run_id)}"
     if origin.at:
-        return f"{told}, after {'1 step' if origin.at == 1 else f'{count(origin.at)} steps'}"
-    return told if origin.kind is OriginKind.RESULT else f"{told}, from its beginning"
+        return f"{text}, after {'1 step' if origin.at == 1 else f'{count(origin.at)} steps'}"
+    return text if origin.kind is OriginKind.RESULT else f"{text}, from its beginning"
 
 
-def _taken(asked: dict[int, str], before: int) -> list[str]:
-    """Take out what was asked behind that many steps, or earlier: a log may have been trimmed."""
-    return [asked.pop(at) for at in sorted(asked) if at <= before]
+def _taken(texts: dict[int, str], before: int) -> list[str]:
+    """Take out the inputs after that many steps or fewer: a log may have been trimmed."""
+    return [texts.pop(at) for at in sorted(texts) if at <= before]
 
 
 def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:

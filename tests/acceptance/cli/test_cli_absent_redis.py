@@ -100,14 +100,14 @@ def test_a_command_that_waits_for_runs_waits_for_a_redis_that_is_away(
         name, *WAITING[name], STEPFLEET_REDIS_URL=server.url, STEPFLEET_PATIENCE="120"
     )
     wait_until(
-        lambda: "is asked again" in commands.said or waiting.poll() is not None,
+        lambda: "retrying for" in commands.said or waiting.poll() is not None,
         within=LONG,
         what="word of the wait",
     )
     assert waiting.poll() is None, commands.said
     server.start()
     assert waiting.wait(LONG) == 2
-    assert "cannot be reached; it is asked again" in commands.said
+    assert "cannot be reached; retrying for" in commands.said
     # Which it is: only the batch or the run is missing.
     assert commands.said.splitlines()[-1].startswith("Error: no ")
 

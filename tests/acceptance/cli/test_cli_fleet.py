@@ -152,7 +152,7 @@ def test_an_active_run_is_explained_and_then_cancelled_and_explained_again(
     active = fleet("explain", run)
     cancelled = fleet("cancel", run)
 
-    assert "goes on" in active.stdout, active.stderr
+    assert "continues after its newest step" in active.stdout, active.stderr
     assert cancelled.returncode == 0, cancelled.stderr
     assert fleet("watch", batch).returncode == 1
     assert "user_requested" in fleet("explain", run).stdout

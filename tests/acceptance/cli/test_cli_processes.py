@@ -14,7 +14,7 @@ from support.workers.ended import until_ended
 
 from stepfleet.orchestrator.cli.local.process import Child
 from stepfleet.orchestrator.cli.local.supervisor import Supervisor
-from stepfleet.orchestrator.cli.local.worker_command import leashed_argv
+from stepfleet.orchestrator.cli.local.worker_command import watched_argv
 from stepfleet.orchestrator.errors import ConfigurationError
 
 LONG = 60.0
@@ -28,7 +28,7 @@ time.sleep(600)
 
 
 def child_of(folder: Path, *module: str) -> Child:
-    return Child("worker-1", leashed_argv(*module), os.environ, folder / "worker-1.log")
+    return Child("worker-1", watched_argv(*module), os.environ, folder / "worker-1.log")
 
 
 async def test_a_worker_that_dies_is_started_anew_and_that_is_said(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ async def test_a_worker_that_dies_is_started_anew_and_that_is_said(tmp_path: Pat
             return child.pid != first
 
         await until(started_anew, within=LONG, what="a new worker")
-        assert "was ended by signal 9" in said[0]
+        assert "was killed by signal 9" in said[0]
         assert psutil.pid_exists(child.pid)
     finally:
         watching.cancel()
@@ -82,7 +82,7 @@ async def test_stopping_is_bounded_for_a_worker_that_does_not_listen(tmp_path: P
 
 
 def test_a_leashed_process_ends_when_its_starter_is_killed() -> None:
-    argv = leashed_argv(*LASTING)
+    argv = watched_argv(*LASTING)
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, *argv], stdout=subprocess.PIPE, text=True
     )

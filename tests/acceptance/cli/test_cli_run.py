@@ -196,7 +196,7 @@ def test_interrupted_once_it_stops_cleanly_and_the_same_command_goes_on(
     started.send_signal(signal.SIGINT)
 
     assert started.wait(timeout=LONG) == 130, stepfleet.said
-    assert "same command goes on" in stepfleet.said
+    assert "same command resumes the batch" in stepfleet.said
     assert "Traceback" not in stepfleet.said
     stepfleet.until_all_ended(within=LONG)
 
@@ -205,7 +205,7 @@ def test_interrupted_once_it_stops_cleanly_and_the_same_command_goes_on(
     done = stepfleet(*RUN, "--out", "out.jsonl", within=90)
 
     assert done.returncode == 0, done.stderr
-    assert "Going on with batch" in done.stderr
+    assert "Resuming batch" in done.stderr
     assert (stepfleet.folder / "out.jsonl").read_bytes().startswith(before)
     assert sorted(ids(stepfleet)) == sorted(names)
 
@@ -252,7 +252,7 @@ def test_a_worker_that_is_killed_is_noticed_and_replaced(stepfleet: CommandLine)
     stepfleet.write("struck", "")
 
     assert started.wait(timeout=60) == 0, stepfleet.said
-    assert "was ended by signal 9; starting it anew" in stepfleet.said
+    assert "was killed by signal 9; restarting it" in stepfleet.said
     assert sorted(ids(stepfleet)) == ["q0", "q1", "q2"]
 
 

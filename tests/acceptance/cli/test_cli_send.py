@@ -53,7 +53,7 @@ def test_a_second_turn_has_the_full_history_and_fresh_counters(
         done = stepfleet("send", run_id, "second")
 
         assert done.returncode == 0, done.stderr
-        assert f"Run {run_id} has the message and goes on at step 3" in done.stdout
+        assert f"Run {run_id} has the message and continues at step 3" in done.stdout
         after = fleet.runs.wait(run_id, timeout=LONG)
         stored = fleet.runs.show(run_id)
     assert (after.status, after.output) == (RunStatus.COMPLETED, "answer 2 to second")

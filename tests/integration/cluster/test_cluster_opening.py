@@ -16,7 +16,7 @@ from support.servers.redis_servers import RedisServer, free_port
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.agents.recall.notes import START
 from stepfleet.orchestrator.agents.recall.redis_notes import RedisNotes
-from stepfleet.orchestrator.cli.setup.redis_facts import ask
+from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.settings.settings import load_settings
@@ -130,14 +130,14 @@ async def test_channels_and_notes_work_on_a_cluster(cluster: RedisCluster) -> No
 
 def test_facts_tell_of_masters_replicas_shards_and_moves(cluster: RedisCluster) -> None:
     cluster.flush()
-    facts = ask(cluster.url).cluster
+    facts = redis_facts(cluster.url).cluster
     assert facts is not None
     assert (facts.sound, facts.masters, facts.replicas) == (True, 3, 0)
     assert len(facts.alone) == 3
     assert (sum(facts.shards), facts.unserved, facts.moving) == (16, 0, 0)
     slot = min(cluster.slots_of(cluster.masters[0]))
     cluster.begin_move(slot, cluster.masters[1])
-    assert ask(cluster.url).cluster.moving == 1  # type: ignore[union-attr]
+    assert redis_facts(cluster.url).cluster.moving == 1  # type: ignore[union-attr]
     cluster.end_move(slot, cluster.masters[1])
 
 

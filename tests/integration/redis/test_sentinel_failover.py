@@ -12,8 +12,8 @@ from support.servers.sentinel_fleet import SERVICE, SentinelFleet, sentinel_flee
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.cli.doctor.checks import State, sentinels
-from stepfleet.orchestrator.cli.setup.redis_facts import ask
-from stepfleet.orchestrator.cli.setup.sentinel_facts import SentinelFacts, asked_sentinels
+from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts
+from stepfleet.orchestrator.cli.setup.sentinel_facts import SentinelFacts, sentinel_facts
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
@@ -110,14 +110,14 @@ async def test_events_are_published_where_the_master_is(guarded: SentinelFleet) 
 
 
 def test_doctors_questions_reach_master_and_sentinels(guarded: SentinelFleet) -> None:
-    facts = ask(url_of(guarded))
+    facts = redis_facts(url_of(guarded))
     assert facts.server.append_only is True
-    found = asked_sentinels(url_of(guarded))
+    found = sentinel_facts(url_of(guarded))
     assert (found.named, found.answering, found.known, found.quorum) == (3, 3, 3, 2)
     assert found.replicas == 1
     assert sentinels(found).state is State.OK
     with pytest.raises(StoreError, match=r"fleet-2 \(behind Sentinel\) cannot be reached"):
-        ask(url_of(guarded, "fleet-2"))
+        redis_facts(url_of(guarded, "fleet-2"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import redis
 from support.servers.redis_cluster import RedisCluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.cli.setup.redis_facts import ask, refused_messages
+from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.quarantine import KEPT_ENTRIES, entry, keep_aside
@@ -30,7 +30,7 @@ async def test_what_is_put_aside_is_counted_by_reason_and_the_oldest_make_room(u
         why = "rare" if number % 100 == 99 else "frequent"
         await keep_aside(store.connection, entry(b"\xff\x00", why, "stepfleet", at=float(number)))
     await store.aclose()
-    facts = ask(url)
+    facts = redis_facts(url)
     assert facts.quarantined == KEPT_ENTRIES
     assert facts.refusals == {"frequent": KEPT_ENTRIES - 10, "rare": 10}
     found = refused_messages([url])
@@ -44,7 +44,7 @@ def test_entries_that_somebody_else_wrote_are_counted_too(redis_url: str) -> Non
         client.lpush(
             "sf:quarantine", b'{"at":1,"reason":"' + b"r" * 5000 + b'","queue":"","bytes":1}'
         )
-    told = ask(redis_url)
+    told = redis_facts(redis_url)
     assert told.quarantined == 7
     assert sum(told.refusals.values()) == 7
     assert max(map(len, told.refusals)) <= 300
@@ -54,7 +54,7 @@ def test_entries_that_somebody_else_wrote_are_counted_too(redis_url: str) -> Non
 def test_a_key_of_another_kind_is_no_quarantine(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.set("sf:quarantine", "mine")
-    assert ask(redis_url).refusals == {}
+    assert redis_facts(redis_url).refusals == {}
 
 
 def test_a_broker_that_is_no_redis_has_none() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from stepfleet.orchestrator.cli.local.pools import THREADS, slots_of
+from stepfleet.orchestrator.cli.local.worker_command import THREADS, slots_of
 from stepfleet.orchestrator.errors import ConfigurationError
 
 

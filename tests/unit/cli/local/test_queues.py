@@ -3,8 +3,12 @@
 import pytest
 
 from stepfleet.orchestrator import Agent, tool
-from stepfleet.orchestrator.cli.local.queues import asked_queues, tool_queues
-from stepfleet.orchestrator.cli.local.worker_command import WorkerOptions, celery_arguments
+from stepfleet.orchestrator.cli.local.worker_command import (
+    WorkerOptions,
+    celery_arguments,
+    named_queues,
+    tool_queues,
+)
 from stepfleet.orchestrator.errors import ConfigurationError
 
 
@@ -22,9 +26,9 @@ def test_local_workers_serve_the_queues_of_their_agents_tools() -> None:
 
 
 def test_queues_are_named_one_by_one_or_with_commas() -> None:
-    assert asked_queues(["gpu, cpu", "gpu"]) == ("gpu", "cpu")
+    assert named_queues(["gpu, cpu", "gpu"]) == ("gpu", "cpu")
     with pytest.raises(ConfigurationError, match="--queue"):
-        asked_queues(["gpu,"])
+        named_queues(["gpu,"])
 
 
 def test_a_worker_of_a_queue_is_told_so() -> None:

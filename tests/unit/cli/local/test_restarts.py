@@ -1,4 +1,4 @@
-from stepfleet.orchestrator.cli.local.restarts import QUICK_DEATHS, QUICK_SECONDS, Restarts
+from stepfleet.orchestrator.cli.local.supervisor import QUICK_DEATHS, QUICK_SECONDS, Restarts
 
 
 def test_each_quick_death_in_a_row_doubles_the_pause() -> None:

@@ -3,8 +3,8 @@ import sys
 from stepfleet.orchestrator.cli.local.worker_command import (
     WorkerOptions,
     celery_arguments,
-    leashed_argv,
     simulated_environment,
+    watched_argv,
     worker_argv,
     worker_environment,
 )
@@ -47,8 +47,8 @@ def test_slots_that_are_not_given_stay_as_the_settings_say() -> None:
     assert environment["STEPFLEET_SLOTS"] == "3"
 
 
-def test_a_leashed_module_gets_its_own_arguments() -> None:
-    assert leashed_argv("celery", "-A", "app")[-3:] == ["celery", "-A", "app"]
+def test_a_watched_module_gets_its_own_arguments() -> None:
+    assert watched_argv("celery", "-A", "app")[-3:] == ["celery", "-A", "app"]
 
 
 def test_simulated_workers_can_reach_no_real_provider() -> None:

@@ -12,7 +12,6 @@ import pytest
 from support.deadlines import wait_until
 
 from stepfleet.orchestrator.cli.results.result_file import (
-    Replacement,
     ResultFile,
     check_writable,
     is_empty,
@@ -127,7 +126,7 @@ def test_a_replacement_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("old\n")
 
-    with Replacement(path, "stepfleet") as fresh:
+    with replacing(path, "stepfleet") as fresh:
         fresh.add(result("r1"))
         assert path.read_text() == "old\n"
 
@@ -139,9 +138,9 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("old\n")
 
-    replacement = Replacement(path, "stepfleet")
-    replacement.add(result("r1"))
-    replacement.__exit__(RuntimeError, RuntimeError(), None)
+    with contextlib.suppress(RuntimeError), replacing(path, "stepfleet") as fresh:
+        fresh.add(result("r1"))
+        raise RuntimeError
 
     assert path.read_text() == "old\n"
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
@@ -160,7 +159,7 @@ def test_a_file_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
     with ResultFile(tmp_path / "grows.jsonl", "stepfleet") as file:
         file.add(result("r1"))
     assert mode(tmp_path / "grows.jsonl") == 0o600
-    with Replacement(tmp_path / "whole.jsonl", "stepfleet") as fresh:
+    with replacing(tmp_path / "whole.jsonl", "stepfleet") as fresh:
         fresh.add(result("r1"))
         assert [mode(path) for path in tmp_path.glob(".whole*")] == [0o600]
     assert mode(tmp_path / "whole.jsonl") == 0o600
@@ -175,7 +174,7 @@ def test_a_file_that_was_there_keeps_its_mode(tmp_path: Path, given: int) -> Non
     with ResultFile(path, "stepfleet") as file:
         file.add(result("r1"))
     assert mode(path) == given
-    with Replacement(path, "stepfleet") as fresh:
+    with replacing(path, "stepfleet") as fresh:
         fresh.add(result("r1"))
     assert mode(path) == given
 
@@ -186,7 +185,7 @@ def test_a_link_beside_the_file_is_not_followed(
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # it is made behind the removal
     (tmp_path / f".out.jsonl.{os.getpid()}.new").symlink_to(tmp_path / "other")
     with pytest.raises(ConfigurationError, match="cannot be written: File exists"):
-        Replacement(tmp_path / "out.jsonl", "stepfleet")
+        replacing(tmp_path / "out.jsonl", "stepfleet").__enter__()
     assert not (tmp_path / "other").exists()
 
 

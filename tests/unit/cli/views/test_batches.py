@@ -6,8 +6,13 @@ from rich.console import Console, RenderableType
 
 from stepfleet.orchestrator.cli.terminal.eta import Pace, Sample
 from stepfleet.orchestrator.cli.terminal.exit_codes import code_of
-from stepfleet.orchestrator.cli.terminal.progress import PLAIN_SECONDS, Display, picture
-from stepfleet.orchestrator.cli.terminal.tables import batch_list, progress_line, summary
+from stepfleet.orchestrator.cli.terminal.progress import (
+    PLAIN_SECONDS,
+    Display,
+    picture,
+    progress_line,
+)
+from stepfleet.orchestrator.cli.views.batches import batch_list, summary
 from stepfleet.orchestrator.records.batch import BatchProgress
 
 

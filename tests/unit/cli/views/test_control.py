@@ -1,6 +1,6 @@
 import pytest
 
-from stepfleet.orchestrator.cli.views.control import overrides_of, which
+from stepfleet.orchestrator.cli.views.control import check_target, overrides_of
 from stepfleet.orchestrator.errors import ConfigurationError
 
 
@@ -24,4 +24,4 @@ def test_a_raise_without_name_or_value_is_refused_with_the_form(given: str) -> N
 @pytest.mark.parametrize(("run", "batch"), [(None, None), ("r", "b")])
 def test_neither_or_both_of_run_and_batch_are_refused(run: str | None, batch: str | None) -> None:
     with pytest.raises(ConfigurationError, match="--batch"):
-        which(run, batch)
+        check_target(run, batch)

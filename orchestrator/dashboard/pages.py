@@ -1,4 +1,4 @@
-"""Flower's page about messages that were put aside: how many, why, when. Never what they hold."""
+"""Our pages in Flower: refused messages, without their contents, and metrics behind a password."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 
 from flower.api import BaseApiHandler
 from flower.views import BaseHandler
+from flower.views.monitor import Metrics
 from tornado import web
 from tornado.template import Loader, Template
 
@@ -17,10 +18,10 @@ SHOWN = 100
 """Messages that the page lists; it counts all."""
 
 Read = Callable[[], list[dict[str, Any]]]
-"""Returns what is known of the messages, the newest first; may block."""
+"""Returns the facts of the messages, the newest first; may block."""
 
 _OWN = Path(__file__).parent / "templates"
-_LATEST = 4_102_444_800.0  # 2100: whoever writes to Redis writes what he likes
+_LATEST = 4_102_444_800.0  # the year 2100: the time comes from a message and may be anything
 _TAB = b"""
         <li class="nav-item">
           <a class="nav-link{% if active_tab == 'quarantine' %} active{% end %}"
@@ -30,15 +31,16 @@ _TAB = b"""
 
 
 def routes(read: Read) -> list[Any]:
-    """Return the page's and the API's addresses."""
+    """Return the pages' addresses."""
     return [
         web.url("/quarantine", QuarantinePage, {"read": read}, name="quarantine"),
         web.url("/api/quarantine", QuarantineApi, {"read": read}),
+        web.url("/metrics", GuardedMetrics),
     ]
 
 
 class Pages(Loader):
-    """Flower's templates and ours; a tab of ours stands behind Flower's own."""
+    """Flower's templates and ours; our tab comes after Flower's own."""
 
     def _create_template(self, name: str) -> Template:
         own = _OWN / name
@@ -52,7 +54,7 @@ class QuarantinePage(BaseHandler):
     """The page; Flower's own authentication guards it."""
 
     def initialize(self, read: Read) -> None:
-        """Take what reads the quarantine."""
+        """Store the reader of the quarantine."""
         self._read = read
 
     @web.authenticated
@@ -67,14 +69,26 @@ class QuarantineApi(BaseApiHandler):
     """The same as JSON, for monitoring."""
 
     def initialize(self, read: Read) -> None:
-        """Take what reads the quarantine."""
+        """Store the reader of the quarantine."""
         self._read = read
 
     @web.authenticated
     async def get(self) -> None:
-        """Answer with the number of messages, and how often each reason occurs."""
+        """Answer with the number of messages, in total and by reason."""
         found = await asyncio.to_thread(self._read)
         self.write({"messages": len(found), "reasons": reasons(found)})
+
+
+class GuardedMetrics(Metrics):
+    """Flower's metrics page, behind its authentication; without a password for this machine only.
+
+    Metrics name workers, agents and steps.
+    """
+
+    @web.authenticated
+    async def get(self) -> None:
+        """Answer in Prometheus's format."""
+        await super().get()
 
 
 def _when(at: float) -> str:

@@ -1,0 +1,151 @@
+"""`stepfleet submit`, `watch` and `results`: submits a batch, follows it, writes its results."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.cli.results.follow import follow, print_skipped
+from stepfleet.orchestrator.cli.results.input_file import default_agent, kind_of
+from stepfleet.orchestrator.cli.results.result_file import ResultFile, check_writable, replacing
+from stepfleet.orchestrator.cli.results.result_lines import print_line
+from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
+from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
+from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json, screen
+from stepfleet.orchestrator.cli.terminal.progress import Display
+from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
+from stepfleet.orchestrator.cli.views.batches import summary
+from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.run.results import AgentRunResult
+
+
+def submit_file(
+    file: Path,
+    data: Path,
+    *,
+    agents: str | None,
+    agent: str | None,
+    out: Path | None,
+    wait: bool,
+    idempotency_key: str | None,
+    skip_invalid: bool,
+    output_format: str,
+    json: bool,
+) -> int:
+    """Submit a file's batch and print its id; with `wait`, follow it to its end.
+
+    Returns the exit code. Raises `AgentException` with the fix.
+    """
+    if out is not None:
+        if not wait:
+            raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
+        check_writable(out)
+    known = load_agents(agents) if agents else {}
+
+    async def submit(fleet: AsyncFleet) -> int:
+        batch = await fleet.submit_batch(
+            file,
+            default_agent(known, agent) if known else agent,
+            agents=known or None,
+            idempotency_key=idempotency_key,
+            skip_invalid=skip_invalid,
+            name=file.name,
+        )
+        print_skipped(batch)
+        if wait:
+            notice(f"Batch {batch.id}")
+            return await _to_its_end(batch, out, output_format, json=json)
+        if json:
+            print_json((await batch.progress()).to_dict())
+        else:
+            screen().print(batch.id)
+        return COMPLETED
+
+    return with_fleet(data, submit, warn=True, waits=wait)
+
+
+def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
+    """Show a batch's progress until it has ended; return the exit code."""
+
+    async def watch(fleet: AsyncFleet) -> int:
+        return await _to_its_end(await fleet.batches.get(batch_id), None, "auto", json=json)
+
+    return with_fleet(data, watch, waits=True)
+
+
+def write_results(
+    batch_id: str,
+    data: Path,
+    out: Path | None,
+    *,
+    failed: bool,
+    ordered: bool,
+    wait: bool,
+    output_format: str,
+) -> int:
+    """Write the results of a batch's ended runs; with `wait`, of all its runs as they end.
+
+    Returns the exit code: 1 where results of ended runs are no longer stored.
+    """
+    if out is not None:
+        check_writable(out)
+
+    async def write(fleet: AsyncFleet) -> int:
+        batch = await fleet.batches.get(batch_id)
+        progress = await batch.progress()
+        written = 0
+        with _sink(out, output_format, progress) as add:
+            async for result in batch.results(ordered=ordered, follow=wait, failed=failed):
+                add(result)
+                written += 1
+        still = f"; {progress.open} runs are still open" if progress.open and not wait else ""
+        notice(f"{written} results{f' in {out}' if out else ''}{still}")
+        ended = progress.done - progress.completed if failed else progress.done
+        if written >= ended:
+            return COMPLETED
+        notice(f"{ended - written} results are past retention or were removed")
+        return SOME_FAILED
+
+    return with_fleet(data, write, waits=wait)
+
+
+@contextlib.contextmanager
+def _sink(
+    out: Path | None, output_format: str, progress: BatchProgress
+) -> Iterator[Callable[[AgentRunResult], None]]:
+    kind = kind_of(output_format, progress.format)
+    if out is None:
+        yield lambda result: print_line(result, kind)
+        return
+    with replacing(out, kind) as file:
+        yield file.add
+
+
+async def _to_its_end(
+    batch: AsyncBatch, out: Path | None, output_format: str, *, json: bool
+) -> int:
+    """Follow a batch. Ctrl-C leaves it running and prints how to watch it again."""
+    started = time.monotonic()
+    interrupts = Interrupts()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(interrupts.handled())
+        kind = kind_of(output_format, (await batch.progress()).format)
+        add = stack.enter_context(ResultFile(out, kind)).add if out else None
+        display = stack.enter_context(Display())
+        interrupts.before_exit(display.leave)
+        progress = await until_interrupted(follow(batch, add, display), interrupts)
+    if progress is None:
+        notice(f"The batch continues in the background: stepfleet watch {batch.id}")
+        return INTERRUPTED
+    seconds = time.monotonic() - started
+    print_either(progress, lambda ended: summary(ended, seconds), json=json)
+    if progress.submission_stalled:
+        notice(
+            f"Submission incomplete: {progress.submitted} of {progress.total} lines, and no "
+            "client is submitting the rest. Submit the same file again to complete it, or "
+            f"stepfleet cancel --batch {progress.batch_id}"
+        )
+    return COMPLETED if progress.ok else SOME_FAILED
