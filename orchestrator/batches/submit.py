@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.check import Checked, check, valid_lines
+from stepfleet.orchestrator.batches.check import Checked, Problems, check, valid_lines
 from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.source import BatchInput, Given, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
@@ -37,7 +37,7 @@ OnProgress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """What a caller wants submitted. `agents` are those given as code, by name."""
+    """A batch to submit. `agents` are those given as code, by name."""
 
     source: Given
     default_agent: str | None
@@ -46,16 +46,15 @@ class BatchOrder:
     idempotency_key: str | None = None
     skip_invalid: bool = False
     name: str | None = None
-    on_progress: OnProgress | None = None
+    on_progress: OnProgress = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A batch that was submitted, and what was wrong with the lines that were skipped."""
+    """A submitted batch, and the problems of the lines that were skipped."""
 
     manifest: Manifest
-    skipped: tuple[str, ...] = ()
-    skipped_count: int = 0
+    problems: Problems
 
 
 class BatchSubmission:
@@ -69,9 +68,9 @@ class BatchSubmission:
     async def submit(
         self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
     ) -> Submitted:
-        """Submit what `order` says; runs that are there already stay as they are.
+        """Submit a batch; existing runs stay as they are.
 
-        `accept` is asked about the agents before the first run is created and raises
+        `accept` receives the agents before the first run is created and raises
         `ConfigurationError` for those that no worker could run.
         """
         source = await asyncio.to_thread(open_input, order.source)
@@ -82,7 +81,7 @@ class BatchSubmission:
             manifest = await self._register(order, source, plan, checked)
             if manifest.cancel_requested:
                 log.warning(_CANCELLED, manifest.batch_id)
-                return Submitted(manifest, checked.problems.lines(), len(checked.problems.rows))
+                return Submitted(manifest, checked.problems)
             if not manifest.sealed:
                 for config in plan.configs:
                     await self._configs.save(config)
@@ -90,10 +89,7 @@ class BatchSubmission:
                 async with self._seen_alive(manifest.batch_id):
                     await self._create_all(order, manifest, drafts)
                 await self._batches.seal(manifest.batch_id)
-        problems = checked.problems
-        return Submitted(
-            manifest.model_copy(update={"sealed": True}), problems.lines(), len(problems.rows)
-        )
+        return Submitted(manifest.model_copy(update={"sealed": True}), checked.problems)
 
     @asynccontextmanager
     async def _seen_alive(self, batch_id: str) -> AsyncIterator[None]:
@@ -177,10 +173,10 @@ class BatchSubmission:
                         in_flight, return_when=asyncio.FIRST_COMPLETED
                     )
                     submitted += sum(task.result() for task in done)
-                    _tell(order.on_progress, submitted)
+                    order.on_progress(submitted)
             for task in in_flight:
                 submitted += await task
-            _tell(order.on_progress, submitted)
+            order.on_progress(submitted)
         finally:
             for task in in_flight:
                 task.cancel()
@@ -205,11 +201,6 @@ def _take(drafts: Iterator[tuple[int, Draft]]) -> list[tuple[int, Draft]]:
 def _size(draft: Draft) -> int:
     contents = (message.content for message in draft.line.messages)
     return sum(len(one if isinstance(one, str) else str(one)) for one in contents)
-
-
-def _tell(on_progress: OnProgress | None, submitted: int) -> None:
-    if on_progress:
-        on_progress(submitted)
 
 
 def _new_run(manifest: Manifest, row: int, draft: Draft) -> NewRun:

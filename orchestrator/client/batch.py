@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.batches.check import Problems
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest
@@ -24,15 +25,10 @@ class AsyncBatch:
     """
 
     def __init__(
-        self,
-        session: Session,
-        manifest: Manifest,
-        *,
-        skipped: tuple[str, ...] = (),
-        skipped_count: int = 0,
+        self, session: Session, manifest: Manifest, problems: Problems | None = None
     ) -> None:
-        self.skipped = skipped
-        self.skipped_count = skipped_count
+        self.skipped = problems.lines() if problems else ()
+        self.skipped_count = len(problems.rows) if problems else 0
         self._session = session
         self._manifest = manifest
 
@@ -81,8 +77,8 @@ class AsyncBatch:
         """Cancel the batch: from now on no step of it begins, and no run is created.
 
         Steps under way are broken off at once. Returns how many runs it ended, when all know of
-        it; `on_progress` is told how many rows were looked at so far. A worker finishes that
-        where the caller is gone before.
+        it; `on_progress` receives the number of rows so far. A worker completes the request
+        if the caller is gone before.
         """
         control = (await self._session.open()).control
         swept = await self._request("cancel", on_progress, control.batch_cancel())
@@ -95,7 +91,7 @@ class AsyncBatch:
         return (await self._request("pause", on_progress)).runs
 
     async def resume(self, on_progress: OnProgress | None = None) -> int:
-        """Take pauses back, also those that were only asked for; counts runs that were paused."""
+        """Take pauses back, also those not applied yet; counts runs that were paused."""
         return (await self._request("resume", on_progress)).runs
 
     async def _request(self, verb: str, on_progress: OnProgress | None, fields: str = "") -> Swept:
@@ -113,12 +109,12 @@ class AsyncBatch:
         failed_only: bool = True,
         **overrides: Unpack[RunOverrides],
     ) -> int:
-        """Take runs that did not complete up again; what went well in them is kept.
+        """Retry runs that did not complete; their committed steps are kept.
 
-        `failed_only=False` takes up cancelled runs too. `overrides` raise limits and the
+        `failed_only=False` retries cancelled runs too. `overrides` raise limits and the
         like. Runs that would end at once again are left alone; when that holds for all,
-        `ConfigurationError` says why. `on_progress` is told how many rows were looked at so far;
-        where the caller is gone before all were, asking again goes on with those that are left.
+        `ConfigurationError` says why. `on_progress` receives the number of rows so far;
+        a repeated request goes on where an interrupted one ended.
         """
         wanted = _RETRIED if failed_only else _RETRIED | {Lifecycle.CANCELLED}
         retries = (await self._session.open()).retries

@@ -6,7 +6,6 @@ the methods that they wrap, for editors and type checkers too.
 
 import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
@@ -189,12 +188,7 @@ class Fleet(_Blocking):
         self.check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

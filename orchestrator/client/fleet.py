@@ -5,7 +5,6 @@ runs no tool: workers do.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -26,7 +25,7 @@ from stepfleet.orchestrator.client.inputs import (
     origin_of,
 )
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
-from stepfleet.orchestrator.client.session import Client, Session
+from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -77,12 +76,7 @@ class AsyncFleet:
         await self._session.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -131,16 +125,21 @@ class AsyncFleet:
         parent: str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
-        """Submit one run and return its id; workers take it up after `delay` seconds.
+        """Submit one run and return its id; workers start it after `delay` seconds.
 
-        `input` is text, a conversation, or another run's result, whose answer is handed over.
+        `input` is text, a conversation, or another run's result, whose answer becomes the prompt.
         `parent` is the id of the run that this one works for. `overrides` are fields of the
         agent's configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
+        if not 0 <= delay <= LONGEST_DELAY:
+            msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
+            raise ConfigurationError(msg)
         client = await self._session.open()
         config = await client.config_of(agent)
         own = stored_overrides(config, overrides)
+        if parent is not None:
+            await client.snapshots.standing(checked_id(parent))
         run = NewRun(
             run_id=checked_id(run_id),
             agent=config.name,
@@ -149,8 +148,8 @@ class AsyncFleet:
             max_steps=config.with_overrides(own).max_steps,
             overrides=own,
             metadata=parse_metadata(dict(metadata) if metadata else None),
-            parent=await _checked_parent(client, parent),
-            delay=_checked_delay(delay),
+            parent=parent,
+            delay=delay,
             origin=origin_of(input),
         )
         await client.accept([config])
@@ -218,7 +217,7 @@ class AsyncFleet:
         overrides, or the same `idempotency_key`, are the same batch: submitting again completes
         an interrupted submission. A few thousand creations are in flight at a time, so memory
         here stays the same for any number of lines, and a slow Redis slows the submission down.
-        `on_progress` is told how many runs are there so far. Raises `ConfigurationError` that
+        `on_progress` receives the number of runs so far. Raises `ConfigurationError` that
         lists the bad lines, `StoreError` when Redis stays out of reach.
         """
         client = await self._session.open()
@@ -233,29 +232,14 @@ class AsyncFleet:
             idempotency_key=idempotency_key,
             skip_invalid=skip_invalid,
             name=name,
-            on_progress=on_progress,
+            on_progress=on_progress or (lambda _: None),
         )
         done = await client.batch_submission.submit(order, client.accept)
-        return AsyncBatch(
-            self._session, done.manifest, skipped=done.skipped, skipped_count=done.skipped_count
-        )
-
-
-async def _checked_parent(client: Client, parent: str | None) -> str | None:
-    if parent is not None:
-        await client.snapshots.standing(checked_id(parent))
-    return parent
-
-
-def _checked_delay(delay: float) -> float:
-    if not 0 <= delay <= LONGEST_DELAY:
-        msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
-        raise ConfigurationError(msg)
-    return delay
+        return AsyncBatch(self._session, done.manifest, done.problems)
 
 
 def _text_of(result: AgentRunResult) -> str:
     if result.status in (RunStatus.ERROR, RunStatus.CANCELLED):
-        said = result.error or "it was cancelled"
-        raise RunFailed(f"run {result.run_id} ended as {result.status}: {said}", result=result)
+        why = result.error or "it was cancelled"
+        raise RunFailed(f"run {result.run_id} ended as {result.status}: {why}", result=result)
     return result.output or ""

@@ -1,9 +1,8 @@
-"""What a client of a fleet is made of: put together once, from an open store."""
+"""The collaborators of a client, composed from an open store, and the shared connection."""
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +23,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet_overview import WorkerSeen, workers
+from stepfleet.orchestrator.store.fleet_overview import workers
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.runs.control import Control
@@ -34,58 +33,36 @@ from stepfleet.orchestrator.store.runs.snapshots import Snapshots
 from stepfleet.orchestrator.store.runs.submission import Submission
 
 
-@dataclass(frozen=True, slots=True)
 class Client:
     """The collaborators of a fleet's client, in one event loop."""
 
-    store: OpenStore
-    app: Celery
-    runs: Runs
-    control: RunControl
-    batches: Batches
-    requests: BatchRequests
-    retries: BatchRetry
-    submission: Submission
-    batch_submission: BatchSubmission
-    snapshots: Snapshots
-    following: Following
-    watch: RunWatch
-    run_import: RunImport
-    brings: frozenset[str] = frozenset()
-    _accepted: set[str] = field(default_factory=set)
+    def __init__(
+        self, settings: Settings, app: Celery, store: OpenStore, brings: frozenset[str]
+    ) -> None:
+        connection, keys, dispatch = store.connection, store.keys, store.dispatch
+        grace, retention = settings.grace, settings.retention
+        requests = Control(connection, keys, dispatch, grace=grace, retention=retention)
+        self.store = store
+        self.runs = Runs(connection, keys, store.configs)
+        self.control = RunControl(self.runs, requests, app)
+        self.batches = Batches(connection, keys, retention=retention)
+        self.requests = BatchRequests(connection, keys, dispatch, self.batches, grace=grace)
+        self.retries = BatchRetry(store, self.batches, requests, self.control)
+        self.submission = Submission(connection, keys, dispatch, grace=grace)
+        self.batch_submission = BatchSubmission(self.batches, store.configs, self.submission)
+        self.snapshots = Snapshots(connection, keys, store.configs)
+        self.watch = RunWatch(connection, keys, requests.cancel_unread)
+        self.following = Following(store, self.runs, self.watch)
+        self.run_import = RunImport(connection, keys, dispatch, grace=grace, retention=retention)
+        self.app = app
+        self._exempt = brings | {PLAIN_AGENT}
+        self._accepted: set[str] = set()
 
     @classmethod
-    async def open(cls, settings: Settings, brings: frozenset[str] = frozenset()) -> Self:
+    async def open(cls, settings: Settings, brings: frozenset[str]) -> Self:
         """Connect. Raises `StoreError` or `ConfigurationError` as `open_store` does."""
         app = client_app(settings)
-        store = await open_store(settings, app)
-        connection, keys, dispatch = store.connection, store.keys, store.dispatch
-        runs = Runs(connection, keys, store.configs)
-        control = Control(
-            connection, keys, dispatch, grace=settings.grace, retention=settings.retention
-        )
-        batches = Batches(connection, keys, retention=settings.retention)
-        run_control = RunControl(runs, control, app)
-        watch = RunWatch(connection, keys, control.cancel_unread)
-        submission = Submission(connection, keys, dispatch, grace=settings.grace)
-        return cls(
-            store=store,
-            app=app,
-            runs=runs,
-            control=run_control,
-            batches=batches,
-            requests=BatchRequests(connection, keys, dispatch, batches, grace=settings.grace),
-            retries=BatchRetry(store, batches, control, run_control),
-            submission=submission,
-            batch_submission=BatchSubmission(batches, store.configs, submission),
-            snapshots=Snapshots(connection, keys, store.configs),
-            following=Following(store, runs, watch),
-            watch=watch,
-            run_import=RunImport(
-                connection, keys, dispatch, grace=settings.grace, retention=settings.retention
-            ),
-            brings=brings,
-        )
+        return cls(settings, app, await open_store(settings, app), brings)
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -100,52 +77,38 @@ class Client:
         return await self.store.configs.named(agent)
 
     async def accept(self, configs: Sequence[AgentConfig]) -> None:
-        """Raise `ConfigurationError` for an agent or tool that no running worker has.
+        """Raise `ConfigurationError` for an agent, tool or server that no running worker has.
 
         Where no worker runs, everything is accepted: they may start later. So is an agent whose
-        workers the caller starts himself.
+        workers the caller starts.
         """
-        asked = [one for one in configs if one.name not in {PLAIN_AGENT, *self.brings}]
-        if all(one.digest in self._accepted for one in asked):
+        unknown = [one for one in configs if one.name not in self._exempt]
+        if all(one.digest in self._accepted for one in unknown):
             return
-        there = [one for one in await workers(self.store) if one.alive]
-        for config in asked if there else ():
-            _check_agent(config, there)
-            announced = await self.store.configs.named(config.name)
-            _check_tools(config, announced)
+        alive = [one for one in await workers(self.store) if one.alive]
+        names = sorted({name for worker in alive for name in worker.agents})
+        for config in unknown if alive else ():
+            if config.name not in names:
+                msg = (
+                    f"no running worker has agent {config.name!r} (they have: "
+                    f"{', '.join(names) or 'none'}); start workers with --agents naming its module"
+                )
+                raise ConfigurationError(msg)
+            _check_code(config, await self.store.configs.named(config.name))
             self._accepted.add(config.digest)
 
 
-def _check_agent(config: AgentConfig, there: Iterable[WorkerSeen]) -> None:
-    names = sorted({name for worker in there for name in worker.agents})
-    if config.name not in names:
-        known = ", ".join(names) or "none"
+def _check_code(config: AgentConfig, announced: AgentConfig) -> None:
+    """Raise `ConfigurationError` for a tool or server that the workers' agent lacks."""
+    servers = {one.name for one in announced.mcp_servers}
+    tools = {one.name for one in announced.tools}
+    there = f"(it has: {', '.join(sorted(tools)) or 'none'})"
+    lacks = [f"MCP server {one.name!r}" for one in config.mcp_servers if one.name not in servers]
+    lacks += [f"tool {one.name!r} {there}" for one in config.tools if one.name not in tools]
+    if lacks:
         msg = (
-            f"no running worker has agent {config.name!r} (they have: {known}); "
-            "start workers with --agents naming its module"
-        )
-        raise ConfigurationError(msg)
-
-
-def _check_servers(config: AgentConfig, announced: AgentConfig) -> None:
-    there = {server.name for server in announced.mcp_servers}
-    missing = [one.name for one in config.mcp_servers if one.name not in there]
-    if missing:
-        msg = (
-            f"agent {config.name!r} on the running workers has no MCP server {missing[0]!r}; "
+            f"agent {config.name!r} on the running workers has no {lacks[0]}; "
             "restart them with the new code"
-        )
-        raise ConfigurationError(msg)
-
-
-def _check_tools(config: AgentConfig, announced: AgentConfig) -> None:
-    names = {tool.name for tool in announced.tools}
-    missing = [tool.name for tool in config.tools if tool.name not in names]
-    _check_servers(config, announced)
-    if missing:
-        msg = (
-            f"agent {config.name!r} on the running workers has no tool {missing[0]!r} (it has: "
-            f"{', '.join(sorted(names)) or 'none'}); restart them with the new code"
         )
         raise ConfigurationError(msg)
 
@@ -176,9 +139,7 @@ class Session:
             await asyncio.wait([opening])
             if not opening.cancelled() and opening.exception() is None:
                 await opening.result().aclose()
-        private, self._private = self._private, None
-        if private is not None:
-            await asyncio.to_thread(private.stop)
+        await self._leave_private()
 
     def forget(self) -> object:
         """Leave the connection to the process that made it, and return it; for a forked child.
@@ -204,16 +165,19 @@ class Session:
         settings = self._settings
         if settings.redis_url is None:
             self._private = await asyncio.to_thread(_private_server)
-        if self._private is None:
-            return await Client.open(settings, self._brings)
-        url = SecretStr(self._private.url)
+        if self._private is not None:
+            url = SecretStr(self._private.url)
+            settings = settings.model_copy(update={"redis_url": url})
         try:
-            found = settings.model_copy(update={"redis_url": url})
-            return await Client.open(found, self._brings)
+            return await Client.open(settings, self._brings)
         except BaseException:
-            private, self._private = self._private, None
-            await asyncio.to_thread(private.stop)
+            await self._leave_private()
             raise
+
+    async def _leave_private(self) -> None:
+        private, self._private = self._private, None
+        if private is not None:
+            await asyncio.to_thread(private.stop)
 
 
 def _private_server() -> EmbeddedRedis | None:

@@ -1,10 +1,15 @@
-"""What a checkpoint becomes in a store: the run itself again, or a copy under another id. Pure."""
+"""A checkpoint as a run to create: the run itself again, or a copy under another id. Pure.
+
+A checkpoint's file must choose neither code nor addresses: those come from the agent that its
+workers announced.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.config import NOT_PER_RUN, AgentConfig
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
+from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed
 from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState
@@ -16,6 +21,34 @@ from stepfleet.orchestrator.store.records.codec import (
 )
 from stepfleet.orchestrator.store.runs.import_run import ImportedRun
 from stepfleet.orchestrator.store.runs.submission import NewRun
+
+_CHECKED = ("name", "tools")
+
+
+def of_agent(config: AgentConfig, known: AgentConfig) -> AgentConfig:
+    """Return a checkpoint's configuration with the fields of the agent's code from `known`.
+
+    Raises `ConfigurationError` where the agent has not the tools that the run had.
+    """
+    there = {tool.name for tool in known.tools}
+    missing = [tool.name for tool in config.tools if tool.name not in there]
+    if missing:
+        msg = (
+            f"agent {known.name!r} has no tool {missing[0]!r}, which the checkpoint's run had; "
+            "deploy it again, or restore with the agent that shall go on"
+        )
+        raise ConfigurationError(msg)
+    own: dict[str, Any] = {}
+    for name in NOT_PER_RUN:
+        whole, _, part = name.partition(".")
+        if name in _CHECKED:
+            continue
+        if part:
+            fields = own.get(whole) or getattr(config, whole).model_dump()
+            own[whole] = {**fields, part: getattr(getattr(known, whole), part)}
+        else:
+            own[whole] = getattr(known, whole)
+    return AgentConfig.model_validate({**config.model_dump(), **own})
 
 
 def restored(

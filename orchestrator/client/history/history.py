@@ -13,8 +13,7 @@ from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.results import Pause
 from stepfleet.orchestrator.client.checkpoints.capture import capture, cost_calls
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
-from stepfleet.orchestrator.client.checkpoints.restore import restored
-from stepfleet.orchestrator.client.checkpoints.trust import of_agent
+from stepfleet.orchestrator.client.checkpoints.restore import of_agent, restored
 from stepfleet.orchestrator.client.history.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.history.forking import ForkOrder, forked, with_tools
 from stepfleet.orchestrator.client.resumable import ensure_resumable
