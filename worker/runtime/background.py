@@ -1,21 +1,36 @@
-"""What a worker runs beside its steps: rescue, renewals, its heartbeat, housekeeping."""
+"""What a worker runs beside its steps, never in their way: rescue, heartbeat, housekeeping."""
 
 import asyncio
+import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
+import orjson
 from celery import Celery
+from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.requests import BatchRequests
+from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
+from stepfleet.orchestrator.store.config_gc import forget_configs
+from stepfleet.orchestrator.store.fleet_overview import forget_workers
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.connect import worker_name
 from stepfleet.worker.runtime.crash_points import Visit
-from stepfleet.worker.runtime.heartbeat import Heartbeat
-from stepfleet.worker.runtime.housekeeping import keep_batches, keep_records
 from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.telemetry.instrumentation import Instrumentation
+
+log = logging.getLogger(__name__)
+
+FIRST_SECONDS = 60.0
+"""A worker that has just started has better things to do than housekeeping."""
+PAUSE_SECONDS = 3600.0
 
 
 def background_tasks(
@@ -28,7 +43,6 @@ def background_tasks(
 ) -> list[asyncio.Task[None]]:
     """Start them; they run until they are cancelled."""
     settings = opened.settings
-    pause = settings.lease / RENEWALS_PER_LEASE
     rescuer = Rescuer(
         opened.connection,
         opened.keys,
@@ -38,15 +52,73 @@ def background_tasks(
         long_queue=settings.slots,
         jitter=random.random,
     )
-    rescuer.calm = rescuer.clock.tolerance = pause
-    steps, calls = leases.steps, leases.calls
-    heartbeat = Heartbeat(worker_name(), agents, held=lambda: len(steps), app=app, pause=pause)
+    rescuer.calm = rescuer.clock.tolerance = settings.lease / RENEWALS_PER_LEASE
     named = {
         "stepfleet-rescuer": rescuer.watch(crash, instrumentation.rescued),
-        "stepfleet-heartbeat": heartbeat.watch(opened),
+        "stepfleet-heartbeat": heartbeat(opened, agents, leases, app),
         "stepfleet-records": keep_records(opened),
-        "stepfleet-batches": keep_batches(opened, random.random),
+        "stepfleet-batches": keep_batches(opened),
     }
     tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]
-    watches = instrumentation.background(lambda: len(steps), lambda: len(calls))
+    watches = instrumentation.background(lambda: len(leases.steps), lambda: len(leases.calls))
     return [*tasks, *(asyncio.create_task(one) for one in watches)]
+
+
+async def heartbeat(
+    opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery
+) -> None:
+    """Report that this worker is alive; announce its agents again after a failover."""
+    connection, announced = opened.connection, opened.connection.connects
+    while True:
+        with suppress(AgentException, RedisError):
+            report = {
+                "held": len(leases.steps),
+                "slots": opened.settings.slots,
+                "agents": sorted(agent.name for agent in agents),
+                # Remote control may add queues later.
+                "queues": sorted(app.amqp.queues.consume_from),
+                "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
+                "seen": (await connection.now()).timestamp(),
+            }
+            shown = orjson.dumps(report).decode()
+            await connection.execute("HSET", keys.WORKERS, worker_name(), shown)
+            if announced != (connects := connection.connects):
+                for agent in agents:
+                    await opened.configs.restore(agent.config)
+                announced = connects
+        await asyncio.sleep(opened.settings.lease / RENEWALS_PER_LEASE)
+
+
+async def keep_records(store: OpenStore) -> None:
+    """Remove what the fleet's records do not need any more."""
+
+    async def look() -> None:
+        await forget_workers(store)
+        if gone := await forget_configs(store):
+            log.info("forgot %d configurations that no run refers to", gone)
+
+    await asyncio.sleep(FIRST_SECONDS)
+    while True:
+        await _attempt("the housekeeping of records", look)
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def keep_batches(store: OpenStore) -> None:
+    """Look after batches as wholes."""
+    given, settings = (store.connection, store.keys), store.settings
+    batches = Batches(*given, retention=settings.retention)
+    requests = BatchRequests(*given, store.dispatch, batches, grace=settings.grace)
+    upkeep = BatchUpkeep(*given, retention=settings.retention, requests=requests)
+    while True:
+        await asyncio.sleep(LOOK_SECONDS * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
+        await _attempt("the housekeeping of batches", upkeep.look)
+
+
+async def _attempt(what: str, look: Callable[[], Awaitable[object]]) -> None:
+    """Look once; errors are logged, and the next turn tries again."""
+    try:
+        await look()
+    except (AgentException, RedisError, OSError) as error:
+        log.warning("%s is put off: %s", what, error)
+    except Exception:
+        log.exception("%s failed", what)

@@ -6,6 +6,7 @@ worker has one, and they take turns; a run that several find is given to one of 
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -19,7 +20,6 @@ from stepfleet.orchestrator.store.keys import RESCUER, Keys
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.opening.clusters import ClusterConnection
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
-from stepfleet.worker.runtime.store_clock import StoreClock
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,47 @@ STEPPED = (
 )
 SHARD_SECONDS = 5.0
 """So long a scan waits for a shard; a later answer is used by a later scan."""
+
+
+class StoreClock:
+    """Notices that Redis's clock was set forward, by this process's own, which nobody sets.
+
+    Leases are times of Redis: such a clock ends them all at once, though their workers live and
+    renew them. Keeps the last time at each place (a server, a shard), and when that was here.
+
+    `tolerance`: steps of so many seconds are none. `elapsed` returns seconds that only grow.
+    """
+
+    def __init__(
+        self, tolerance: float = math.inf, elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.tolerance = tolerance
+        self._elapsed = elapsed
+        self._known: dict[str, tuple[float, int]] = {}
+
+    def asks(self) -> float:
+        """Return this process's time, to be given to `answered` with the request's answer."""
+        return self._elapsed()
+
+    def answered(self, place: str, sent: float, now_ms: int) -> float:
+        """Return the seconds by which the clock of `place` was set forward; 0 where it was not.
+
+        `now_ms` is its answer to the request of `sent`. The first answer proves nothing.
+        """
+        latest = self.latest(place)
+        ahead = 0.0 if latest is None else (now_ms - latest) / 1000
+        self._known[place] = (sent, now_ms)
+        return ahead + self.tolerance if ahead > 0 else 0.0
+
+    def latest(self, place: str) -> int | None:
+        """Return the latest time (ms) that `place` can have now without having been set forward.
+
+        None where that is not known.
+        """
+        if place not in self._known or math.isinf(self.tolerance):
+            return None
+        sent, now_ms = self._known[place]
+        return now_ms + math.ceil((self._elapsed() - sent + self.tolerance) * 1000)
 
 
 class Rescuer:

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.store.config_gc import (
     forget_stale_configs,
 )
 from stepfleet.orchestrator.store.configs import NOTED_SECONDS, Configs
-from stepfleet.worker.runtime.housekeeping import keep_records
+from stepfleet.worker.runtime.background import keep_records
 
 RETENTION = LEAST_SECONDS
 NUMBERS = itertools.count()
@@ -163,7 +163,7 @@ async def test_one_worker_of_a_fleet_looks(desk: Bench) -> None:
 async def test_a_worker_tidies_up_beside_its_steps(
     desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepfleet.worker.runtime.housekeeping.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("stepfleet.worker.runtime.background.FIRST_SECONDS", 0.0)
     await aged(desk, await desk.opened.configs.save(agent().config))
     task = asyncio.create_task(keep_records(desk.opened))
 

@@ -11,8 +11,7 @@ from support.runs.stored_runs import Bench, called, failed
 
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store.keys import RESCUER
-from stepfleet.worker.runtime.rescuer import AGAIN_SECONDS, MOST_AGAIN, Rescuer
-from stepfleet.worker.runtime.store_clock import StoreClock
+from stepfleet.worker.runtime.rescuer import AGAIN_SECONDS, MOST_AGAIN, Rescuer, StoreClock
 
 GRACE = 60.0
 

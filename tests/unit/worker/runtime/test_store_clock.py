@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.worker.runtime.store_clock import StoreClock
+from stepfleet.worker.runtime.rescuer import StoreClock
 
 
 class Clock:
