@@ -21,7 +21,7 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet_overview import is_gone_here
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ async def _count(
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     store = await open_store(quick, client_app(quick))
     try:
-        marks = TrialMarks(store.connection, store.keys, store.dispatch)
+        marks = IsolationMarks(store.connection, store.keys, store.dispatch)
         worker = await marks.worker_of(hint)
         if is_gone(worker) and await marks.child_died(hint, worker):
             log.warning(

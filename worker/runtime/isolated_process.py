@@ -25,7 +25,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening.opening import client_app
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import BEGAN, DONE, READY
@@ -50,7 +50,7 @@ class Suspects:
         self._ports = ports
         self._send = send
         opened = services.store
-        self._marks = TrialMarks(opened.connection, opened.keys, opened.dispatch)
+        self._marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def receive(self, request: dict[str, Any]) -> None:

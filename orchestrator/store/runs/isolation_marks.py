@@ -11,7 +11,7 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts
 
 
-class TrialMarks:
+class IsolationMarks:
     """Notes the work that begins in isolated processes, and counts their deaths."""
 
     def __init__(self, connection: Connection, keys: Keys, dispatch: Dispatch) -> None:

@@ -30,7 +30,7 @@ from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
@@ -354,7 +354,7 @@ async def test_a_process_that_ends_with_its_worker_proves_nothing(desk: Bench) -
     """DIST-08: a container, a host or its memory ends both, and whatever is in them."""
     claim = await tool_suspect(desk)
     hint = StepHint(claim.run_id, claim.step)
-    marks = TrialMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
+    marks = IsolationMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
     assert await marks.begin(hint, claim.token, 1)
     desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
     await desk.steps.journal(claim, 0.0)

@@ -19,7 +19,7 @@ from support.servers.redis_cluster import RedisCluster
 
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 T = TypeVar("T")
@@ -52,9 +52,9 @@ class Rig:
             _follow(model.queue, hints)
             _follow(model.call_queue, calls)
 
-    def marks(self) -> TrialMarks:
+    def marks(self) -> IsolationMarks:
         opened = self.bench.opened
-        return TrialMarks(opened.connection, opened.keys, opened.dispatch)
+        return IsolationMarks(opened.connection, opened.keys, opened.dispatch)
 
     @property
     def requests(self) -> BatchRequests:

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
@@ -49,9 +49,9 @@ class Bench:
     tokens: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @property
-    def marks(self) -> TrialMarks:
+    def marks(self) -> IsolationMarks:
         """What counts the deaths of processes."""
-        return TrialMarks(self.opened.connection, self.opened.keys, self.opened.dispatch)
+        return IsolationMarks(self.opened.connection, self.opened.keys, self.opened.dispatch)
 
     async def create(self, batch: str = "b1", **fields: Any) -> str:
         """Create a run and return its id."""

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.isolation_marks import TrialMarks
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Job, Outcome
@@ -51,7 +51,7 @@ class Isolation:
     @classmethod
     def over(cls, opened: OpenStore, renew: Renew, processes: IsolatedProcesses | None) -> Self:
         """Return the isolation of a worker that works over an open store."""
-        marks = TrialMarks(opened.connection, opened.keys, opened.dispatch)
+        marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
         settings = opened.settings
         return cls(settings.poison_limit, settings.grace, renew, marks, processes)
 
