@@ -35,11 +35,10 @@ def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerC
     known = {one.name: one for one in specials}
     missing = [name for name in config.special_tools if name not in known]
     if missing:
-        msg = (
+        raise ConfigurationError(
             f"agent {config.name!r} on this worker has no special tool {missing[0]!r}, which the "
             "run was started with; deploy it again under that name"
         )
-        raise ConfigurationError(msg)
     return AnswerContract(
         handle_of(config.output_schema) if config.output_schema is not None else None,
         required=config.demands_answer,
@@ -97,18 +96,16 @@ def check_reasoning(config: AgentConfig, strategy: Strategy | None) -> None:
     if name is None:
         return
     if config.answer_mode == "native" and config.output_schema is not None:
-        msg = (
+        raise ConfigurationError(
             f"field 'answer_mode': 'native' and the JSON mode of strategy {name} both set the form "
             "of messages; use answer_mode 'tool', or strategy_options={'mode': 'text'}"
         )
-        raise ConfigurationError(msg)
     for field in ("response_format", "tools"):
         if field in config.settings.extra_body:
-            msg = (
+            raise ConfigurationError(
                 f"field 'settings.extra_body.{field}' contradicts the JSON mode of strategy "
                 f"{name}; remove it, or use strategy_options={{'mode': 'text'}}"
             )
-            raise ConfigurationError(msg)
 
 
 def reasoning_of(
@@ -140,9 +137,8 @@ def _chosen(config: AgentConfig, own: AgentConfig, strategy: Strategy | None) ->
         return strategy
     if is_reference(config.strategy):
         # This worker's code decides about imports, never the store.
-        msg = (
+        raise ConfigurationError(
             f"the run of agent {config.name!r} was started with strategy {config.strategy!r}, "
             f"which its code on this worker does not name any more; deploy it again"
         )
-        raise ConfigurationError(msg)
     return make_strategy(config.strategy, config.strategy_options)

@@ -132,11 +132,10 @@ class AgentBuilder:
         """Return the agent. Raises `ConfigurationError` that names the field and the fix."""
         fields = with_presets(self.name, self.given)
         if "model" not in fields:
-            msg = (
+            raise ConfigurationError(
                 f"agent {self.name!r}: field 'model' is missing: with_model('provider:name'), or "
                 'model = "provider:name" in its table'
             )
-            raise ConfigurationError(msg)
         return Agent(self.name, **fields)
 
     def _with_whole(self, **fields: Any) -> Self:

@@ -119,17 +119,15 @@ class AgentConfig(Record):
             names += sorted(ANSWER_TOOLS)
         if len(names) > len(set(names)):
             twice = next(name for name in names if names.count(name) > 1)
-            msg = (
+            raise ConfigurationError(
                 f"agent {self.name!r}: tool {twice!r} is there twice, or is the answer contract's "
                 "own; give one of them another name"
             )
-            raise ConfigurationError(msg)
         if self.answer_mode == "native" and self.output_schema is None:
-            msg = (
+            raise ConfigurationError(
                 f"agent {self.name!r}: answer_mode 'native' needs an output_type: the schema of "
                 "the provider's JSON"
             )
-            raise ConfigurationError(msg)
 
     def check_tool_choice(self, json_strategy: str | None = None) -> None:
         """Raise `ConfigurationError`, with the fix, where no run can follow the `tool_choice`.
@@ -164,11 +162,10 @@ class AgentConfig(Record):
         for field, model in (("model", self.model), ("summary_model", self.memory.summary_model)):
             provider, _, name = (model or "a:b").partition(":")
             if not provider or not name:
-                msg = (
+                raise ConfigurationError(
                     f"agent {self.name!r}: field {field!r}: {model!r} must name its provider; "
                     f"write 'openai:{(model or '').strip(':')}'"
                 )
-                raise ConfigurationError(msg)
 
     @property
     def digest(self) -> str:

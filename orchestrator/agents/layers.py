@@ -82,11 +82,10 @@ def with_presets(agent: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         return dict(fields)
     rest = {name: value for name, value in policy.items() if name != "preset"}
     if policy["preset"] not in POLICIES:
-        msg = (
+        raise ConfigurationError(
             f"agent {agent!r}: field 'error_policy': {policy['preset']!r} is no preset; write one "
             f"of {', '.join(POLICIES)}"
         )
-        raise ConfigurationError(msg)
     made: ErrorPolicy = getattr(ErrorPolicy, policy["preset"])()
     return {**fields, "error_policy": {**made.model_dump(), **rest}}
 

@@ -36,11 +36,10 @@ def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
                 msg = f"{_OPTION} {reference}: two agents are named {agent.name!r}; rename one"
                 raise ConfigurationError(msg)
     if not found:
-        msg = (
+        raise ConfigurationError(
             f"{_OPTION} {reference}: no agent there; assign one at the top level, "
             "as in solver = Agent('solver', model='openai:gpt-4o-mini')"
         )
-        raise ConfigurationError(msg)
     return found
 
 

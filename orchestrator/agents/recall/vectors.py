@@ -89,8 +89,7 @@ class VectorMemory:
 
     def _check_length(self, vector: Any) -> None:
         if len(vector) != self._index.ndim:
-            msg = (
+            raise AgentMemoryError(
                 f"a vector has {len(vector)} numbers, the notes' have {self._index.ndim}: notes of "
                 "another embedding model are stored; clear them or use another name"
             )
-            raise AgentMemoryError(msg)

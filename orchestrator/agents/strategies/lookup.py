@@ -81,8 +81,7 @@ def _registered(name: str) -> Callable[..., Any]:
         factory: Callable[..., Any] = found.load()
         return factory
     known = ", ".join(sorted(BUILT_IN))
-    msg = (
+    raise ConfigurationError(
         f"field 'strategy': there is no strategy {name!r} (known: {known}); name one of them, a "
         f"reference 'module:attribute', or an entry point in {ENTRY_POINTS!r}"
     )
-    raise ConfigurationError(msg)
