@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.answers import SpecialTool as SpecialTool
     from stepfleet.orchestrator.agents.builder import AgentBuilder as AgentBuilder
     from stepfleet.orchestrator.agents.config import AgentConfig as AgentConfig
-    from stepfleet.orchestrator.agents.files import agents_of_file as agents_of_file
-    from stepfleet.orchestrator.agents.files import builder_of as builder_of
     from stepfleet.orchestrator.agents.keywords import AgentKeywords as AgentKeywords
     from stepfleet.orchestrator.agents.keywords import RunOverrides as RunOverrides
+    from stepfleet.orchestrator.agents.loader import agents_of_file as agents_of_file
+    from stepfleet.orchestrator.agents.loader import builder_of as builder_of
     from stepfleet.orchestrator.agents.planning import Planning as Planning
     from stepfleet.orchestrator.agents.strategies import ChainOfThought as ChainOfThought
     from stepfleet.orchestrator.agents.strategies import NoOp as NoOp
@@ -146,7 +146,7 @@ _WHERE = {
     "agents.answers": ("Continue", "ReturnAnswer", "ReturnResult", "SpecialTool"),
     "agents.builder": ("AgentBuilder",),
     "agents.config": ("AgentConfig",),
-    "agents.files": ("agents_of_file", "builder_of"),
+    "agents.loader": ("agents_of_file", "builder_of"),
     "agents.keywords": ("AgentKeywords", "RunOverrides"),
     "agents.planning": ("Planning",),
     "agents.strategies": (

@@ -81,9 +81,8 @@ class LLMModel(Model):
         tool_choice: str = "auto",
     ) -> LLMResponse:
         """Return the answer: its text and its tool calls."""
-        request = self._request(messages, system_prompt)
-        update = {"tools": tuple(tool_specs), "tool_choice": tool_choice}
-        return await self._generate(request.model_copy(update=update))
+        tools = tuple(tool_specs)
+        return await self._answer(messages, system_prompt, tools=tools, tool_choice=tool_choice)
 
     async def get_json(
         self, messages: Sequence[Message], schema: Any, system_prompt: str = ""
@@ -91,8 +90,7 @@ class LLMModel(Model):
         """Return an answer that is valid for `schema`."""
         handle = schema_of(schema)
         wanted = OutputFormat(name=handle.name or "response", json_schema=handle.schema)
-        request = self._request(messages, system_prompt).model_copy(update={"output": wanted})
-        response = await self._generate(request)
+        response = await self._answer(messages, system_prompt, output=wanted)
         try:
             data = read_data(response.content, limit=256 * 1024)
         except BoundsError as error:
@@ -111,14 +109,12 @@ class LLMModel(Model):
             raise ConfigurationError(f"update_config: {explain_invalid(error)}") from None
         self._model = model
 
-    def _request(self, messages: Sequence[Message], system_prompt: str) -> ModelRequest:
-        system = (Message.system(system_prompt),) if system_prompt else ()
-        return ModelRequest(
-            model=self._model, messages=(*system, *messages), settings=self._settings
-        )
-
-    async def _generate(self, request: ModelRequest) -> LLMResponse:
-        seconds = request.settings.timeout
+    async def _answer(
+        self, messages: Sequence[Message], system_prompt: str, **fields: Any
+    ) -> LLMResponse:
+        given = (*([Message.system(system_prompt)] if system_prompt else ()), *messages)
+        seconds = self._settings.timeout
+        request = ModelRequest(model=self._model, messages=given, settings=self._settings, **fields)
         try:
             async with asyncio.timeout(seconds):
                 return await self._llm.generate(request)

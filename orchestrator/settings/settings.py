@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, HttpUrl, SecretStr, ValidationError, field_validator
+from pydantic import (
+    Field,
+    HttpUrl,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -106,18 +113,14 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url", "broker_url", "events_url")
     @classmethod
-    def _is_usable(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None and is_sentinel(url.get_secret_value()):
-            parse_sentinel(url.get_secret_value())
-        if url is not None and is_cluster(url.get_secret_value()):
-            parse_cluster(url.get_secret_value())
-        return url
-
-    @field_validator("broker_url")
-    @classmethod
-    def _can_carry(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None and is_cluster(url.get_secret_value()):
-            raise ValueError(_NO_BROKER)
+    def _is_usable(cls, url: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        address = url.get_secret_value() if url else ""
+        if is_sentinel(address):
+            parse_sentinel(address)
+        if is_cluster(address):
+            if info.field_name == "broker_url":
+                raise ValueError(_NO_BROKER)
+            parse_cluster(address)
         return url
 
     @field_validator("signing_key")

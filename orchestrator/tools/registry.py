@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolNotFoundError
@@ -27,9 +28,6 @@ class ToolRegistry:
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool[..., Any]] = {}
-        self._specs: tuple[ToolSpec, ...] | None = None
-        self._queues: dict[str, str] | None = None
-        self._instant: frozenset[str] | None = None
 
     def process(self, tools: Iterable[Any]) -> "ToolRegistry":
         """Register each of `tools`: functions, `ToolLike` objects, references, servers, mixed.
@@ -63,29 +61,26 @@ class ToolRegistry:
             raise ConfigurationError(
                 f"tool {tool.name!r} is there twice; give one of them another name"
             )
-        self._tools[tool.name] = tool
-        self._specs = self._queues = self._instant = None
+        self._set_tools({**self._tools, tool.name: tool})
         return tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return each tool as a model sees it."""
-        if self._specs is None:
-            self._specs = tuple(one.spec for one in self)
         return self._specs
 
-    @property
+    @cached_property
+    def _specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(one.spec for one in self)
+
+    @cached_property
     def queues(self) -> Mapping[str, str]:
         """The queues of the tools whose calls are tasks of their own, by the tools' names."""
-        if self._queues is None:
-            self._queues = {one.name: one.options.queue for one in self if one.options.queue}
-        return self._queues
+        return {one.name: one.options.queue for one in self if one.options.queue}
 
-    @property
+    @cached_property
     def instant(self) -> frozenset[str]:
         """The names of the tools whose calls are over at once."""
-        if self._instant is None:
-            self._instant = frozenset(one.name for one in self if one.instant)
-        return self._instant
+        return frozenset(one.name for one in self if one.instant)
 
     def get(self, name: str) -> Tool[..., Any]:
         """Return the tool called `name`. Raises `ToolNotFoundError` that names the close ones."""
@@ -109,6 +104,11 @@ class ToolRegistry:
 
     def __len__(self) -> int:
         return len(self._tools)
+
+    def _set_tools(self, tools: dict[str, Tool[..., Any]]) -> None:
+        self._tools = tools
+        for cached in ("_specs", "queues", "instant"):
+            vars(self).pop(cached, None)
 
     def _add_server(self, server: McpServer) -> None:
         if any(one.name == server.name for one in self.servers):

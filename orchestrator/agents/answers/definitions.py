@@ -154,13 +154,7 @@ def embedded(schema: Schema) -> Schema:
     whole = changed(schema, moved)
     inner = {key: one for key, one in whole.items() if key not in _SHARED}
     shared = {key: one for key, one in whole.items() if key in _SHARED}
-    return {
-        "type": "object",
-        "properties": {"structured": inner},
-        "required": ["structured"],
-        "additionalProperties": False,
-        **shared,
-    }
+    return {**_ENVELOPE, "properties": {"structured": inner}, **shared}
 
 
 def paragraph(schema: SchemaHandle | None, *, native: bool) -> str:

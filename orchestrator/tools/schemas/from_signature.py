@@ -100,7 +100,8 @@ def parameters_of(function: Callable[..., Any], tool: str) -> Parameters:
     names: dict[str, str] = {}
     optional = set()
     for place, parameter in enumerate(inspect.signature(function).parameters.values()):
-        _check_kind(parameter, tool)
+        if refusal := _REFUSED_KINDS.get(parameter.kind):
+            raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} {refusal}")
         if parameter.name not in hints:
             raise ConfigurationError(_no_hint(parameter.name, tool))
         # Neutral field names, since pydantic reserves some that parameters may well have.
@@ -131,12 +132,6 @@ def _hints(function: Callable[..., Any], tool: str) -> dict[str, Any]:
             f"tool {tool!r}: its type hints cannot be read: {error}; import the types that it "
             "names at the top of its module"
         ) from None
-
-
-def _check_kind(parameter: inspect.Parameter, tool: str) -> None:
-    refusal = _REFUSED_KINDS.get(parameter.kind)
-    if refusal:
-        raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} {refusal}")
 
 
 def _no_hint(name: str, tool: str) -> str:

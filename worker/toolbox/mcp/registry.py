@@ -60,9 +60,8 @@ class ListedTools(ToolRegistry):
         prefixed = [one.server.name for one in self._sessions if one.server.prefix]
         names = offered_names(tuple(offered), self._reserved, prefixed)
         made = {name: tool_of(name, *offered[named]) for name, named in names.items()}
-        self._tools = {**{one.name: one for one in self._own}, **made}
+        self._set_tools({**{one.name: one for one in self._own}, **made})
         self._digested = frozenset(made)
-        self._specs = self._queues = None
         self._known = listings
 
 
