@@ -27,7 +27,7 @@ LineFormat = Literal["stepfleet", "openai"]
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """What one line asks for.
+    """One line's request.
 
     `model`, `tools` and `extra_body` (fields that only the provider knows) are what an OpenAI
     line names; `agent` comes from lines of our own format.
@@ -156,8 +156,8 @@ def _calls(value: Any, name: str) -> tuple[ToolCall, ...]:
     calls = tuple(parse_tool_call(one, new_id=str) for one in value)
     for call in calls:
         if call.error or not call.id:
-            said = call.error or "a call has no id; give each the id that its answer names"
-            raise ConfigurationError(f"field {name!r}: {said}")
+            why = call.error or "a call has no id; give each the id that its answer names"
+            raise ConfigurationError(f"field {name!r}: {why}")
     return calls
 
 

@@ -1,7 +1,7 @@
 """OpenAI's batch format: its request lines in, its response lines out. Pure.
 
 A request becomes one run: of the agent that the batch names, or of a plain agent without tools
-that asks the model which the line names.
+that calls the model named by the line.
 """
 
 from collections.abc import Mapping

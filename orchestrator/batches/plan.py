@@ -173,7 +173,7 @@ class Plan:
 
 
 def _check_request(line: BatchLine, config: AgentConfig) -> None:
-    """Raise `ConfigurationError` where an agent cannot do what an OpenAI line asks for."""
+    """Raise `ConfigurationError` where an agent cannot serve an OpenAI line."""
     names = [tool.name for tool in config.tools]
     missing = [name for name in line.tools if name not in names]
     if missing and not config.mcp_servers:

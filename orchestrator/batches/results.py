@@ -22,7 +22,7 @@ NOT_COMPLETED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED, Lifecycle.CANCEL
 
 
 class Pause:
-    """Waits between two looks: short while something happens, up to a second when nothing does."""
+    """Waits between polls: briefly while there is progress, up to a second without."""
 
     def __init__(self) -> None:
         self._seconds = SHORTEST_WAIT
@@ -87,7 +87,7 @@ class BatchResults:
                 await pause.wait(idle=True)
 
     async def _is_over(self) -> bool:
-        """Whether all runs that are created have ended, and nobody creates more."""
+        """Whether all runs that were created have ended, and no more are created."""
         if not self._manifest.sealed:
             self._manifest = await self._batches.get(self._manifest.batch_id)
         manifest = self._manifest
@@ -108,7 +108,7 @@ class BatchResults:
                     yield result
 
     async def _result(self, run_id: str) -> AgentRunResult | None:
-        """Return an ended run's result; None when it is gone, or was taken up again meanwhile."""
+        """Return an ended run's result; None when it is gone, or was retried meanwhile."""
         try:
             result = (await self._runs.get(run_id)).result()
         except ConfigurationError:

@@ -101,8 +101,8 @@ def _open_path(path: str) -> BatchInput:
     try:
         file = Path(path).expanduser().open("rb")
     except OSError as error:
-        said = error.strerror or error
-        msg = f"batch file {path}: {said}; name a file with one JSON object per line"
+        why = error.strerror or error
+        msg = f"batch file {path}: {why}; name a file with one JSON object per line"
         raise ConfigurationError(msg) from None
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return BatchInput(file, path)

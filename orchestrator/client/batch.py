@@ -19,7 +19,7 @@ _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
 
 
 class AsyncBatch:
-    """A batch. `skipped` says what was wrong with the lines that a submission left out.
+    """A batch. `skipped` lists the problems of the lines that a submission left out.
 
     Requests answer with the number of runs that they reached.
     """

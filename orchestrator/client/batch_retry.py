@@ -46,7 +46,7 @@ class _Retry:
     shared: dict[tuple[str, str], tuple[AgentConfig, Changes]] = field(default_factory=dict)
 
     def refuse(self, error: ConfigurationError) -> None:
-        """Note that a run was left alone; the first reason stands for all."""
+        """Count a run that cannot be retried; the first reason is reported."""
         self.refused += 1
         self.why = self.why or error
 

@@ -24,8 +24,8 @@ T = TypeVar("T")
 class _Blocking:
     """An asynchronous object, and the loop that its methods run in."""
 
-    def __init__(self, behind: Any, portal: Portal) -> None:
-        self._behind = behind
+    def __init__(self, wrapped: Any, portal: Portal) -> None:
+        self._wrapped = wrapped
         self._portal = portal
 
 
@@ -36,7 +36,7 @@ def blocking(
 
     @functools.wraps(method)
     def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> T:
-        return self._portal.call(method(self._behind, *args, **options))
+        return self._portal.call(method(self._wrapped, *args, **options))
 
     return call
 
@@ -48,7 +48,7 @@ def iterating(
 
     @functools.wraps(method)
     def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> Iterator[T]:
-        return self._portal.each(method(self._behind, *args, **options))
+        return self._portal.each(method(self._wrapped, *args, **options))
 
     return call
 
@@ -60,30 +60,30 @@ def giving_batch(
 
     @functools.wraps(method)
     def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> Batch:
-        return Batch(self._portal.call(method(self._behind, *args, **options)), self._portal)
+        return Batch(self._portal.call(method(self._wrapped, *args, **options)), self._portal)
 
     return call
 
 
 class Batch(_Blocking):
-    """A batch. `skipped` says what was wrong with the lines that a submission left out."""
+    """A batch. `skipped` lists the problems of the lines that a submission left out."""
 
-    _behind: AsyncBatch
+    _wrapped: AsyncBatch
 
     @property
     def id(self) -> str:
         """The batch's id (UUID)."""
-        return self._behind.id
+        return self._wrapped.id
 
     @property
     def skipped(self) -> tuple[str, ...]:
         """What was wrong with the lines that this submission left out."""
-        return self._behind.skipped
+        return self._wrapped.skipped
 
     @property
     def skipped_count(self) -> int:
         """How many lines this submission left out."""
-        return self._behind.skipped_count
+        return self._wrapped.skipped_count
 
     progress = blocking(AsyncBatch.progress)
     results = iterating(AsyncBatch.results)
@@ -109,7 +109,7 @@ class FleetCache(_Blocking):
 
 
 class FleetHistory(_Blocking):
-    """What runs have behind them: `fleet.history`."""
+    """The past of runs: `fleet.history`."""
 
     snapshot = blocking(AsyncFleetHistory.snapshot)
     checkpoint = blocking(AsyncFleetHistory.checkpoint)
@@ -159,13 +159,13 @@ class Fleet(_Blocking):
     another thread.
     """
 
-    _behind: AsyncFleet
+    _wrapped: AsyncFleet
     runs: FleetRuns
     """Existing runs: read, follow, control, remove."""
     batches: FleetBatches
     """Submitted batches."""
     history: FleetHistory
-    """What runs have behind them: checkpoints, forks, comparisons, costs, tool calls."""
+    """The past of runs: checkpoints, forks, comparisons, costs, tool calls."""
     cache: FleetCache
     """The response cache."""
 

@@ -53,7 +53,7 @@ class AsyncFleet:
     batches: AsyncFleetBatches
     """Submitted batches."""
     history: AsyncFleetHistory
-    """What runs have behind them: checkpoints, forks, comparisons, costs, tool calls."""
+    """The past of runs: checkpoints, forks, comparisons, costs, tool calls."""
     cache: AsyncFleetCache
     """The response cache."""
 
@@ -163,7 +163,7 @@ class AsyncFleet:
         agent: Agent | str,
         input: Input,  # noqa: A002 - the public name
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the run goes on behind it
+        timeout: float | None = None,  # noqa: ASYNC109 - the run goes on after it
         **options: Unpack[SubmitOptions],
     ) -> AgentRunResult:
         """Submit one run, wait for its end and return its result, however it ended.

@@ -1,4 +1,4 @@
-"""What a client may give to a run: text, a conversation, or the result of another run. Pure."""
+"""The input of a run: text, a conversation, or the result of another run. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Input = str | Sequence[Message | Mapping[str, Any]] | AgentRunResult
 
 
 class SubmitOptions(RunOverrides, total=False):
-    """What `submit` takes beside an agent and its input."""
+    """The options of `submit`."""
 
     run_id: str | None
     metadata: Mapping[str, Any] | None
@@ -25,7 +25,7 @@ class SubmitOptions(RunOverrides, total=False):
 
 
 class RunOptions(SubmitOptions, total=False):
-    """What `run` takes beside an agent and its input."""
+    """The options of `run`: those of `submit`, and a timeout in seconds."""
 
     timeout: float | None
 
@@ -55,13 +55,13 @@ def origin_of(given: Input) -> RunOrigin | None:
 
 def _answer(result: AgentRunResult) -> str:
     if result.status in (None, RunStatus.ERROR, RunStatus.CANCELLED):
-        stands = result.status or result.lifecycle
-        msg = f"field 'input': run {result.run_id} is {stands.value}; hand over one that completed"
+        state = result.status or result.lifecycle
+        msg = f"field 'input': run {result.run_id} is {state.value}; pass one that completed"
         raise ConfigurationError(msg)
     parts = [result.output] if result.output else []
     if result.structured is not None:
         parts.append(orjson.dumps(result.structured).decode())
     if not parts:
-        msg = f"field 'input': run {result.run_id} has no output; hand over one that has"
+        msg = f"field 'input': run {result.run_id} has no output; pass one that has"
         raise ConfigurationError(msg)
     return "\n\n".join(parts)

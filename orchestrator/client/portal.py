@@ -10,7 +10,6 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ _LEFT: list[object] = []
 
 
 def abandon_sockets(loop: asyncio.AbstractEventLoop, *kept: object) -> None:
-    """Let go of what `loop` watches and of the loop itself; keep `kept` from the collector.
+    """Abandon `loop` and the sockets that it watches; keep `kept` from the garbage collector.
 
     For the child of a fork, where the loop's thread does not run.
     """
@@ -35,7 +34,7 @@ def abandon_sockets(loop: asyncio.AbstractEventLoop, *kept: object) -> None:
 
 
 def _descriptors(loop: Any) -> list[int]:
-    """Return what a loop of asyncio watches, wakes itself by and watches with."""
+    """Return the descriptors of an asyncio loop: watched ones, the selector, the waker."""
     found: list[int] = []
     selector = getattr(loop, "_selector", None)
     if selector is not None:
@@ -51,15 +50,9 @@ T = TypeVar("T")
 _CLOSING_SECONDS = 30.0
 _FORKED = (
     "this process was forked while results were being read; their reader belongs to the parent"
-    " process: ask for them again"
+    " process: read them again"
 )
 _PORTALS: "weakref.WeakSet[Portal]" = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    loop: asyncio.AbstractEventLoop
-    thread: threading.Thread
 
 
 class Portal:
@@ -75,11 +68,11 @@ class Portal:
         forget: Callable[[], object] = lambda: None,
     ) -> None:
         self.forks = 0
-        """How often the process was forked since: what was made before is of no use behind it."""
+        """The forks of the process since: objects from before a fork are useless after it."""
         self._closing = closing
         self._forget = forget
         self._beginning = threading.Lock()
-        self._running: _Running | None = None
+        self._running: asyncio.AbstractEventLoop | None = None
         self._end: weakref.finalize[Any, Any] | None = None
         _follow_forks()
         _PORTALS.add(self)
@@ -101,7 +94,7 @@ class Portal:
             raise
 
     def each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield the items of an asynchronous iterator. Raises `StoreError` behind a fork."""
+        """Yield the items of an asynchronous iterator. Raises `StoreError` after a fork."""
         forks = self.forks
         try:
             while (found := self.call(_next(items))) is not None:
@@ -121,7 +114,7 @@ class Portal:
             self._end.detach()
             self._end = None
         if left is not None:
-            abandon_sockets(left.loop, self._forget())
+            abandon_sockets(left, self._forget())
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         with self._beginning:
@@ -131,9 +124,9 @@ class Portal:
                     target=loop.run_forever, name="stepfleet-client", daemon=True
                 )
                 thread.start()
-                self._running = _Running(loop, thread)
+                self._running = loop
                 self._end = weakref.finalize(self, _end, loop, thread, self._closing)
-            return self._running.loop
+            return self._running
 
 
 @cache

@@ -66,7 +66,7 @@ class AsyncFleetRuns:
     async def wait(
         self,
         run_id: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - the run goes on behind it
+        timeout: float | None = None,  # noqa: ASYNC109 - the run goes on after it
     ) -> AgentRunResult:
         """Return a run's result when it has ended; `TimeoutError` after `timeout` seconds."""
         client = await self._session.open()
@@ -78,7 +78,7 @@ class AsyncFleetRuns:
     async def events(
         self, run_id: str, *, since: int = 0, follow: bool = False, chunks: bool = False
     ) -> Events:
-        """Yield a run's events behind number `since`; with `follow`, new ones until it has ended.
+        """Yield a run's events after number `since`; with `follow`, new ones until it has ended.
 
         `chunks` follows too, and adds the text while it is written, where the run streams it
         (`broadcast="standard"`); `StreamedText` folds it. Raises `ConfigurationError` for an
@@ -107,8 +107,9 @@ class AsyncFleetRuns:
     async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:
         """Cancel a run; a step under way is broken off at once.
 
-        Answers `requested` where a worker holds the run. Should that worker be dead, with no other
-        one up, whoever waits for the run or reads it behind the lease has it end.
+        The outcome is `requested` where a worker holds the run. If that worker is dead and no
+        other one is up, the first client that waits for the run or reads it after the lease
+        completes the cancel.
         """
         return await (await self._session.open()).control.cancel(run_id, note)
 
@@ -151,8 +152,9 @@ class AsyncFleetRuns:
         """Yield all messages of a run's window at each change, until the run has ended.
 
         The last ones are its stored history, with the errors that came up. Text comes while it
-        is written where the run tells it (`broadcast="standard"`); `continuation` shows why the
-        run stopped where it tells that. Raises `ConfigurationError` if there is no such run.
+        is written where the run streams it (`broadcast="standard"`); `continuation` shows the
+        decision that ended the run, where its events include it. Raises `ConfigurationError`
+        if there is no such run.
         """
         run = await self.show(run_id)
         attempts = run.config.model_attempts
@@ -183,8 +185,8 @@ class AsyncFleetRuns:
         Without conditions that is every ended run; `batch` takes those of one batch, `statuses`
         those of some end states (`completed`, `stopped`, ...), `older_than` those that ended so
         many seconds ago. A batch counts them on, as it does expired ones; one that is purged whole
-        and has no open runs is forgotten. With `dry_run` nothing is removed. `on_progress` hears
-        after each page how many it was so far. Works while Redis is full; open runs stay.
+        and has no open runs is forgotten. With `dry_run` nothing is removed. `on_progress`
+        receives the number so far after each page. Works while Redis is full; open runs stay.
         Raises `ConfigurationError` for an unknown batch or state.
         """
         for status in statuses:

@@ -175,7 +175,7 @@ class RunWatch:
         return found
 
     async def _settle(self, run_id: str, left: Mapping[str, str | None]) -> None:
-        """Cancel a run that its worker left behind; the next poll finds it ended."""
+        """Complete the cancel of a run whose worker is dead; the next poll finds it ended."""
         if left["want"] and cancel_is_left(left, await self._connection.now()):
             await self._cancel(run_id, left["want_note"] or "")
 

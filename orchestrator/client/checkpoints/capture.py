@@ -1,4 +1,4 @@
-"""A checkpoint of a stored run, as it stands or as it stood before one of its steps. Pure."""
+"""A checkpoint of a stored run, as it is now or as it was after one of its steps. Pure."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -23,11 +23,11 @@ from stepfleet.orchestrator.store.records.codec import MESSAGES, in_milliseconds
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 AGENTS_OWN = ("base_url", "api_key_env", "organization", "extra_body")
-"""Settings that say where a model is called, and with what: code, and never in a checkpoint."""
+"""Settings of a model's address and credentials: code, and never in a checkpoint."""
 
 
 def capture(run: StoredRun, now: datetime, at: int | None = None) -> AgentCheckpoint:
-    """Return the checkpoint of a run at `now`, or as it stood behind its first `at` steps.
+    """Return the checkpoint of a run at `now`, or as it was after its first `at` steps.
 
     It shares its records with `run`. Raises `ConfigurationError` where it has not so many.
     """
@@ -103,7 +103,7 @@ def cost_calls(config: AgentConfig, steps: Sequence[StepResult]) -> Iterator[Mod
 
 
 def _portable(config: AgentConfig) -> AgentConfig:
-    """Return the configuration without what only the agent's code may say."""
+    """Return the configuration without the settings of the agent's code."""
     plain = {
         name: ModelSettings.model_fields[name].get_default(call_default_factory=True)
         for name in AGENTS_OWN
@@ -112,10 +112,10 @@ def _portable(config: AgentConfig) -> AgentConfig:
 
 
 def _bare(state: AgentState, log: Sequence[LoggedStep]) -> AgentState:
-    """Return the state at a step's boundary, without what stands elsewhere in a checkpoint.
+    """Return the state at a step's boundary, without the parts that a checkpoint has elsewhere.
 
-    The clock of the execution starts anew where a run goes on; stamps are in milliseconds. A run
-    at work changed with its last step, whenever it is looked at.
+    The clock of the execution starts anew where a run goes on; stamps are in milliseconds. An
+    active run changed with its last step.
     """
     update: dict[str, Any] = {"updated_at": in_milliseconds(state.info.updated_at)}
     status = state.status

@@ -67,7 +67,7 @@ class CheckpointFolder:
         """Write a checkpoint beside the others, and remove the run's oldest above the limit.
 
         Raises `ConfigurationError` as `save_checkpoint` does, and for a run id that is no part of
-        a file's name: who writes a checkpoint's file chooses the id in it.
+        a file's name: the writer of a checkpoint's file chooses the id in it.
         """
         name = f"{_checked(checkpoint.run_id)}-{len(checkpoint.steps):06d}.json"
         try:

@@ -1,4 +1,4 @@
-"""The record of a checkpoint. Each fact stands in it once; `full_state` and `log` join them.
+"""The record of a checkpoint. Each fact is in it once; `full_state` and `log` join them.
 
 Holds neither code nor credentials: tools are names, and where a model is called is the agent's.
 """
@@ -33,7 +33,7 @@ VERSION = "1.0"
 
 
 class CheckpointStep(Record):
-    """One committed step, its messages and tool calls told by number.
+    """One committed step, its messages and tool calls by number.
 
     `given` messages were given to the run before it, `messages` it has added; both stand in the
     conversation in that order. `tool_calls` of the tool traces are its own.
@@ -153,10 +153,11 @@ class AgentCheckpoint(Record):
     def check(self) -> None:
         """Raise `SerializationError` where numbers cannot be, or do not fit the lists."""
         self._check_amounts()
-        told = self.instructed + self.given + sum(one.given + one.messages for one in self.steps)
+        messages = sum(one.given + one.messages for one in self.steps)
+        messages += self.instructed + self.given
         calls = sum(one.tool_calls for one in self.steps)
         for name, there, wanted in (
-            ("conversation_history", len(self.conversation_history), told),
+            ("conversation_history", len(self.conversation_history), messages),
             ("tool_traces", len(self.tool_traces), calls),
         ):
             if there != wanted:

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 
 class RunFigures(Record):
-    """What one of the runs took; `seconds` in its steps, `end_to_end` from start to end."""
+    """The figures of one run; `seconds` in its steps, `end_to_end` from start to end."""
 
     run_id: str
     agent_name: str
@@ -38,8 +38,8 @@ class RunFigures(Record):
 class RunComparison(Record):
     """How `second` differs from `first`.
 
-    `first_differing_step` counts from 1 and is None where all steps are alike; `differs_in` says
-    what differs there: `missing`, `type`, `thought`, `tool_calls`, `results`. `settings` are the
+    `first_differing_step` counts from 1 and is None where all steps are alike; `differs_in` names
+    the differences there: `missing`, `type`, `thought`, `tool_calls`, `results`. `settings` are the
     fields of the configuration that differ, each with both values; `output_diff` is a unified
     diff of the outputs, empty where they are the same.
     """
@@ -54,7 +54,7 @@ class RunComparison(Record):
 
     @property
     def more(self) -> dict[str, float]:
-        """How much more the second one took: steps, tool calls, tokens, cost, seconds."""
+        """The second run's figures minus the first's: steps, tool calls, tokens, cost, seconds."""
         names = ("steps", "tool_calls", "tokens", "cost_usd", "seconds")
         return {name: getattr(self.second, name) - getattr(self.first, name) for name in names}
 
@@ -107,17 +107,17 @@ def _differences(left: StepResult, right: StepResult) -> Iterator[str]:
         yield "type"
     if left.thought != right.thought:
         yield "thought"
-    if _asked(left) != _asked(right):
+    if _calls(left) != _calls(right):
         yield "tool_calls"
-    elif _got(left) != _got(right):
+    elif _results(left) != _results(right):
         yield "results"
 
 
-def _asked(step: StepResult) -> list[tuple[str, dict[str, Any]]]:
+def _calls(step: StepResult) -> list[tuple[str, dict[str, Any]]]:
     return [(call.tool_name, call.arguments) for call in step.tool_calls]
 
 
-def _got(step: StepResult) -> list[tuple[Any, str | None]]:
+def _results(step: StepResult) -> list[tuple[Any, str | None]]:
     return [(call.result, call.error.code if call.error else None) for call in step.tool_calls]
 
 

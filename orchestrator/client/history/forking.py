@@ -39,7 +39,7 @@ class ForkOrder:
 
 
 def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
-    """Return the run to create. Counters and costs of the steps taken over are kept.
+    """Return the run to create. Counters and costs of the copied steps are kept.
 
     Raises `ConfigurationError`, with the fix, where `run` has no such step or the fork would
     end at once.

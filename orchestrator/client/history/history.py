@@ -37,7 +37,7 @@ class RestoreOptions(RunOverrides, total=False):
 
 
 class AsyncFleetHistory:
-    """What runs have behind them: `fleet.history`.
+    """The past of runs: `fleet.history`.
 
     `snapshot` is a run in short, `checkpoint` all of it, to `restore` or save as a file; `fork`
     goes another way from any step; costs and tool calls are listed over all its sessions.
@@ -57,7 +57,7 @@ class AsyncFleetHistory:
         return await client.snapshots.take(run_id, config or SlimSerializationConfig.standard())
 
     async def checkpoint(self, run_id: str, *, at: int | None = None) -> AgentCheckpoint:
-        """Return everything of a run, as it stands or as it stood behind its first `at` steps.
+        """Return everything of a run, as it is now or as it was after its first `at` steps.
 
         A step under way is not part of it: where the checkpoint is restored, it is done again.
         Raises `ConfigurationError` for an unknown run, or one that has not so many steps.
@@ -66,7 +66,7 @@ class AsyncFleetHistory:
         return capture(await client.runs.get(run_id), await client.runs.now(), at)
 
     async def checkpoints(self, run_id: str, *, every: int, follow: bool = False) -> Checkpoints:
-        """Yield a run's checkpoints behind each `every` steps, the oldest first.
+        """Yield a run's checkpoints after each `every` steps, the oldest first.
 
         With `follow`, further ones as the run gets there, until it has ended. They are made from
         the run's log: workers neither write nor know them.
@@ -95,7 +95,7 @@ class AsyncFleetHistory:
         run_id: str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
-        """Create the run of a checkpoint and return its id; it goes on where it stood.
+        """Create the run of a checkpoint and return its id; it goes on from there.
 
         A run that had ended is there again as it ended, for `retry`, `send` and `fork`. It keeps
         its id unless `run_id` (UUID) gives a copy another one; restoring the same again changes
@@ -147,9 +147,9 @@ class AsyncFleetHistory:
 
         `overrides` change its configuration, as `model="..."`, `instructions="..."` or
         `max_steps=20`; `tools` are names of those it may use. `message` takes the place of what
-        the run was given at that point: behind its answer a further turn, at 0 another input.
-        The other run may be at work, and stays as it is. The steps taken over count in the
-        fork's totals; its result's `origin` says how much of them. Forking to the same
+        the run was given at that point: after its answer a further turn, at 0 another input.
+        The other run may be active, and stays as it is. Its steps count in the fork's totals;
+        the result's `origin` holds their share. Forking to the same
         `new_run_id` (UUID) again changes nothing. Raises `ConfigurationError`, with the fix.
         """
         client = await self._session.open()
@@ -251,7 +251,7 @@ async def _known(client: Client, config: AgentConfig) -> AgentConfig:
 async def _config_for(
     client: Client, checkpoint: AgentCheckpoint, agent: Agent | str | None
 ) -> AgentConfig:
-    """Return the agent's configuration, or the checkpoint's with what only the agent may say."""
+    """Return the agent's configuration, or the checkpoint's with the fields of the agent's code."""
     if agent is not None:
         return await client.config_of(agent)
     return of_agent(checkpoint.config, await _known(client, checkpoint.config))

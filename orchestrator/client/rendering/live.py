@@ -213,16 +213,16 @@ def reconciled(shown: Iterable[UIMessage], history: Sequence[UIMessage]) -> tupl
     Stored messages replace streamed ones of the same id or tool call. Statuses that are no
     errors are dropped, and so are messages that the history does not have: it is the truth.
     """
-    behind: dict[int, list[UIMessage]] = {}
+    errors: dict[int, list[UIMessage]] = {}
     place = -1
     for message in shown:
         if not message.is_status:
             place = max(place, _place_of(message, history))
         elif message.is_error:
-            behind.setdefault(place, []).append(message)
-    merged = list(behind.get(-1, ()))
+            errors.setdefault(place, []).append(message)
+    merged = list(errors.get(-1, ()))
     for number, message in enumerate(history):
-        merged += [message, *behind.get(number, ())]
+        merged += [message, *errors.get(number, ())]
     return tuple(merged)
 
 

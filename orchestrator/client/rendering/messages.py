@@ -39,7 +39,7 @@ class UIToolCall(Record):
 
 
 class UIContinuation(Record):
-    """The decision behind a step; `stop_reason` is set where the run stops."""
+    """The decision after a step; `stop_reason` is set where the run stops."""
 
     should_continue: bool
     stop_reason: str | None = None

@@ -1,4 +1,4 @@
-"""A run as a window on it needs it in one piece: messages, banner, why it stopped. Pure."""
+"""A run in one piece for a window: messages, error banner, stop reason. Pure."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 
 class ErrorBanner(Record):
-    """What a window says of a run that failed; `step` is from 1, where one is to blame."""
+    """The error of a failed run; `step` is from 1, where one has failed."""
 
     message: str
     type: str | None = None
@@ -23,7 +23,7 @@ class ErrorBanner(Record):
 
 
 class RunView(Record):
-    """A run for display. `continuation` is the newest decision, with every criterion's word."""
+    """A run for display. `continuation` is the newest decision, with all evaluations."""
 
     run_id: str
     agent_name: str
