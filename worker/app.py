@@ -153,16 +153,10 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
 def _take_interruptions(services: Services) -> None:
     """Let clients interrupt what is cancelled: one run, or a whole batch."""
 
-    @control_command(name="stepfleet_interrupt", args=[("run_id", str)], signature="RUN_ID")
-    def stepfleet_interrupt(state: Any, run_id: str) -> dict[str, str]:
+    def interrupt(state: Any, run_id: str = "", batch_id: str = "") -> dict[str, str]:
         del state
-        services.interrupt(run_id)
-        return {"ok": run_id}
+        services.interrupt(run_id, batch_id)
+        return {"ok": run_id or batch_id}
 
-    @control_command(
-        name="stepfleet_interrupt_batch", args=[("batch_id", str)], signature="BATCH_ID"
-    )
-    def stepfleet_interrupt_batch(state: Any, batch_id: str) -> dict[str, str]:
-        del state
-        services.interrupt(batch_id=batch_id)
-        return {"ok": batch_id}
+    for name, of in (("stepfleet_interrupt", "run_id"), ("stepfleet_interrupt_batch", "batch_id")):
+        control_command(name=name, args=[(of, str)], signature=of.upper())(interrupt)

@@ -28,20 +28,22 @@ from stepfleet.worker.leases.lease import Lease, Leases
 from stepfleet.worker.ports import Ports
 
 CANCELLED = "a cancel was requested"
-ISOLATED = "executed in an isolated process"
 LONGEST_CHECKS = 2.0
 """CPU time for all checks of one answer against schemas, however many calls it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What became of a step task. `refusal` is set when there was nothing to do."""
+    """What became of a step task.
+
+    `refusal` is set when there was nothing to do; `isolated` when an isolated process does it.
+    """
 
     hint: StepHint
     refusal: Refusal | None = None
     verdict: Verdict | None = None
     applied: bool = False
-    status: str = ""
+    isolated: bool = False
 
 
 async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
@@ -139,7 +141,7 @@ async def commit(
 ) -> StepReport:
     """Decide what follows and write it; decide once more when a cancel arrives meanwhile."""
     if attempt is None:
-        return StepReport(claim.hint, status=ISOLATED)
+        return StepReport(claim.hint, isolated=True)
     if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
         claim = _cancelled(claim)
     while True:
@@ -147,7 +149,7 @@ async def commit(
         verdict, events = conclude(claim, attempt, criteria, facts)
         done = await ports.commit(claim, verdict, events)
         if not done.wanted:
-            return StepReport(claim.hint, verdict=verdict, applied=done.applied, status=done.status)
+            return StepReport(claim.hint, verdict=verdict, applied=done.applied)
         claim = _cancelled(claim)
 
 

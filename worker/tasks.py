@@ -19,11 +19,12 @@ from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.engine.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
 from stepfleet.worker.engine.bridge import await_
 from stepfleet.worker.runtime.services import Services
-from stepfleet.worker.step import ISOLATED, StepReport
+from stepfleet.worker.step import StepReport
 
 log = logging.getLogger(__name__)
 
 SHOWN = 300
+ISOLATED = "executed in an isolated process"
 TRACER_LOG = "celery.app.trace"
 
 Hint = TypeVar("Hint", StepHint, ToolHint)
@@ -94,7 +95,7 @@ def step_outcome(report: StepReport) -> str:
     if report.refusal:
         return _refused(report.hint.run_id, report.refusal)
     verdict = report.verdict
-    if report.status == ISOLATED:
+    if report.isolated:
         return ISOLATED
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"

@@ -211,12 +211,7 @@ class LocalAgents:
         allowed = {one.name for one in (*agent.tools, *agent.earlier_tools)}
         missing = [ref.name for ref in config.tools if ref.name not in allowed]
         if missing:
-            msg = (
-                f"agent {config.name!r} on this worker has no tool {missing[0]!r}, "
-                "which the run was started with; deploy the tool again under that name, or name it "
-                "in the agent's earlier_tools"
-            )
-            raise ConfigurationError(msg)
+            raise _missing(config, "tool", missing[0], ", or name it in the agent's earlier_tools")
         tools = ToolRegistry().process(_tool_of(agent, ref) for ref in config.tools)
         tools.middleware = agent.middleware
         if config.mcp_servers:
@@ -227,17 +222,20 @@ class LocalAgents:
         servers = {one.name: one for one in agent.tools.servers}
         missing = [ref.name for ref in config.mcp_servers if ref.name not in servers]
         if missing:
-            msg = (
-                f"agent {config.name!r} on this worker has no MCP server {missing[0]!r}, "
-                "which the run was started with; deploy it again under that name"
-            )
-            raise ConfigurationError(msg)
+            raise _missing(config, "MCP server", missing[0])
         if self._sources is None:
             msg = f"agent {config.name!r} has MCP servers, and this worker connects to none"
             raise ConfigurationError(msg)
         reserved = (*config.special_tools, *ANSWER_TOOLS, UPDATE_PLAN)
         wanted = (servers[ref.name] for ref in config.mcp_servers)
         return self._sources.registry(tools, wanted, reserved)
+
+
+def _missing(config: AgentConfig, kind: str, name: str, otherwise: str = "") -> ConfigurationError:
+    return ConfigurationError(
+        f"agent {config.name!r} on this worker has no {kind} {name!r}, which the run was started "
+        f"with; deploy it again under that name{otherwise}"
+    )
 
 
 def _tool_of(agent: Agent, ref: ToolRef) -> Tool[..., Any]:

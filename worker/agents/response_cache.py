@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -28,6 +28,7 @@ from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
+from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.worker.models.endpoint import endpoint_of
 
 log = logging.getLogger(__name__)
@@ -43,24 +44,11 @@ _ERRORS = (AgentException, RedisError, OSError, TimeoutError)
 Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
 
 
-class Entries(Protocol):
-    """Where answers are kept."""
-
-    async def read(self, key: str, model: str) -> str | None:
-        """Return an entry, or None."""
-
-    async def keep(self, key: str, model: str, entry: str, ttl: int) -> bool:
-        """Keep an entry for `ttl` seconds."""
-
-    async def drop(self, key: str) -> int:
-        """Drop an entry."""
-
-
 class ResponseCache:
     """The cache as the model calls of one event loop use it. `cost` has the worker's prices."""
 
     def __init__(
-        self, entries: Entries, cost: Cost, environment: Mapping[str, str] | None = None
+        self, entries: CacheEntries, cost: Cost, environment: Mapping[str, str] | None = None
     ) -> None:
         self._entries = entries
         self._cost = cost

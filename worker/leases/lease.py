@@ -17,8 +17,6 @@ from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
 
-HELD_HERE = "by this process"
-"""Detail of a refusal: this process works already on what the hint names."""
 ROUND_SECONDS = 0.1
 """A round waits for renewals for at most this long: less than the shortest lease."""
 

@@ -51,25 +51,17 @@ class Suspects:
         self._send = send
         opened = services.store
         self._marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def receive(self, request: dict[str, Any]) -> None:
+    def receive(self, request: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
         """Begin a piece of work, or interrupt it."""
         run_id, step, index = request["run"], request["step"], request["index"]
         hint = StepHint(run_id, step) if index is None else ToolHint(run_id, step, index)
-        if "interrupt" in request:
-            for lease in self._leases.of(run_id):
-                if lease.work.hint == hint:
-                    lease.interrupt(Interruption(request["interrupt"]))
+        if "interrupt" not in request:
+            tasks.create_task(self._execute(hint, request["token"], request["group"]))
             return
-        task = asyncio.create_task(self._execute(hint, request["token"], request["group"]))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finish(self) -> None:
-        """Wait for all work that was begun."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        for lease in self._leases.of(run_id):
+            if lease.work.hint == hint:
+                lease.interrupt(Interruption(request["interrupt"]))
 
     async def _execute(self, hint: StepHint | ToolHint, token: str, group: int) -> None:
         try:
@@ -104,9 +96,9 @@ async def serve(settings: Settings, agents: Iterable[Agent], send: Callable[[str
         suspects = Suspects(services, leases, await services.ports(), send)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hand_back)
         send(READY)
-        while line := await requests.readline():
-            suspects.receive(json.loads(line))
-        await suspects.finish()
+        async with asyncio.TaskGroup() as tasks:
+            while line := await requests.readline():
+                suspects.receive(json.loads(line), tasks)
     finally:
         watch.cancel()
         await services.aclose()

@@ -21,13 +21,14 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.quarantine import keep_aside
+from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.agents.mcp_sources import check_sources
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.events.delivery import EventDelivery
 from stepfleet.worker.events.sinks import deliveries
-from stepfleet.worker.leases.lease import HELD_HERE, Leases
+from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.background import background_tasks
@@ -159,7 +160,7 @@ class LoopServices:
             raise
 
     async def _set_up(self, opened: OpenStore) -> Ports:
-        leases, app = self._leases, self._app
+        leases, app, settings = self._leases, self._app, self._settings
         store = await connect(opened, self._agents, self._crash)
         self._renewal = Renewal.over(opened, store, leases, app if self._consumes else None)
         isolation = None
@@ -168,7 +169,9 @@ class LoopServices:
             processes = None
             if self._isolates:
                 processes = IsolatedProcesses(draining=lambda: leases.draining)
-            isolation = self._isolation = Isolation.over(opened, self._renewal.once, processes)
+            marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
+            renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
+            isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
         ports = self._shared.compose(opened, store, isolation, self._crash)
         renewals = asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")
         self._tasks = [renewals]
@@ -234,7 +237,7 @@ class Services:
             return Refusal(Refused.DRAINING)
         if await self.leases.keeps(hint):
             await self._loop().check(hint.run_id)
-            return Refusal(Refused.LEASED, HELD_HERE)
+            return Refusal(Refused.LEASED, "by this process")
         return None
 
     async def put_aside(self, entry: bytes) -> None:

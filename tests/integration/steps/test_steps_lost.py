@@ -277,7 +277,7 @@ async def test_a_pause_is_read_before_each_tool(
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert (before, report.applied, held) == ([] if parallel else ["first"], True, Refused.PAUSED)
-    assert report.status == ("in_progress" if whole == "fleet" else "paused")
+    assert began.state.status == ("in_progress" if whole == "fleet" else "paused")
     assert began.step == 0
     assert ran == ["first", "second"]
     assert len(script.requests) == 2

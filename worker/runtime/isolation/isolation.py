@@ -6,25 +6,14 @@ Knows nothing of what a step or a tool call does.
 
 import asyncio
 from functools import partial
-from typing import Protocol, Self
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
-from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Job, Outcome
 from stepfleet.worker.step import release
-
-
-class Marks(Protocol):
-    """Counts the deaths of isolated processes."""
-
-    async def died(self, hint: StepHint | ToolHint, token: str, group: int, agent: str) -> None:
-        """Count the death of the process that had the work, one of `group`; dispatch it again."""
 
 
 class Isolation:
@@ -39,7 +28,7 @@ class Isolation:
         limit: int,
         grace: float,
         renew: Renew,
-        marks: Marks,
+        marks: IsolationMarks,
         processes: IsolatedProcesses | None,
     ) -> None:
         self._limit = limit
@@ -47,13 +36,6 @@ class Isolation:
         self._renew = renew
         self._marks = marks
         self._processes = processes
-
-    @classmethod
-    def over(cls, opened: OpenStore, renew: Renew, processes: IsolatedProcesses | None) -> Self:
-        """Return the isolation of a worker that works over an open store."""
-        marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
-        settings = opened.settings
-        return cls(settings.poison_limit, settings.grace, renew, marks, processes)
 
     async def takes(self, lease: AnyLease, ports: Ports) -> bool:
         """Execute the work elsewhere, or delay it; False where it is to be done here.

@@ -9,8 +9,7 @@ from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.waiting import ToolHint, gave_up
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.worker.attempt.tool_task import CallReport
-from stepfleet.worker.step import ISOLATED
-from stepfleet.worker.tasks import CallFailed, call_outcome
+from stepfleet.worker.tasks import ISOLATED, CallFailed, call_outcome
 
 HINT = ToolHint("run", 0, 0)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
