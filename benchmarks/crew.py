@@ -53,10 +53,6 @@ class Crew:
         worker.wait()
         self.workers.remove(worker)
 
-    def stop_still(self, worker: "subprocess.Popen[str]", *, still: bool) -> None:
-        """Freeze a worker, or let it go on."""
-        worker.send_signal(signal.SIGSTOP if still else signal.SIGCONT)
-
     def logged(self) -> list[str]:
         """Return the workers' log lines so far."""
         self.log.flush()

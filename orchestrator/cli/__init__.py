@@ -1,4 +1,4 @@
-"""The command line `stepfleet`. Thin: what it does is in `fleet`, how it looks is here.
+"""The command line `stepfleet`, a thin layer over `client`.
 
 Imports nothing heavy: `stepfleet --help` answers at once.
 """

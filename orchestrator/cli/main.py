@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli.commands import batches, caching, control, fleets, history, runs
+from stepfleet.orchestrator.cli.commands import batches, control, fleets, history, runs
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
 COMMANDS = (
@@ -39,8 +39,8 @@ def build() -> typer.Typer:
     cache = typer.Typer(
         name="cache", no_args_is_help=True, help="Inspect and clear the response cache."
     )
-    cache.command()(caching.stats)
-    cache.command()(caching.clear)
+    cache.command("stats")(fleets.cache_stats)
+    cache.command("clear")(fleets.cache_clear)
     app.add_typer(cache)
     return app
 

@@ -16,7 +16,7 @@ AgentsRef = Annotated[
         "--agents",
         "-A",
         envvar="STEPFLEET_AGENTS",
-        help="Where the agents are: package.module, file.py or file.toml; several with commas.",
+        help="The agents: package.module, file.py or file.toml; several with commas.",
     ),
 ]
 MaybeAgentsRef = Annotated[
@@ -25,7 +25,7 @@ MaybeAgentsRef = Annotated[
         "--agents",
         "-A",
         envvar="STEPFLEET_AGENTS",
-        help="Where the agents are; without it, those that workers announced.",
+        help="The agents' module or file; without it, those that workers announced.",
     ),
 ]
 AgentName = Annotated[
@@ -54,7 +54,7 @@ SkipInvalid = Annotated[
     bool, typer.Option("--skip-invalid", help="Leave out bad lines instead of refusing the file.")
 ]
 OutFormat = Annotated[
-    Format, typer.Option("--format", help="Format of results; auto answers in the input's kind.")
+    Format, typer.Option("--format", help="Format of results; auto is that of the input.")
 ]
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
@@ -69,7 +69,7 @@ Simulate = Annotated[
     typer.Option(
         "--simulate",
         metavar="RULES",
-        help="Answer model calls by rules (file.py:name), not a provider: no key, no network.",
+        help="Answer model calls by rules (file.py:name): no provider, key or network.",
     ),
 ]
 SimulateLatency = Annotated[
@@ -77,7 +77,7 @@ SimulateLatency = Annotated[
     typer.Option(
         "--simulate-latency",
         metavar="SECONDS",
-        help="How long simulated answers take: 0.05, 0.2-1.5 (evenly), 1.0~0.5 (log-normal).",
+        help="Latency of simulated answers: 0.05, 0.2-1.5 (evenly), 1.0~0.5 (log-normal).",
     ),
 ]
 SimulateFaults = Annotated[
@@ -87,7 +87,7 @@ SimulateFaults = Annotated[
         metavar="SHARE",
         min=0,
         max=1,
-        help="Share of simulated calls that fail in a way worth a retry, as 0.05.",
+        help="Share of simulated calls that fail and are retried, as 0.05.",
     ),
 ]
 BasicAuth = Annotated[
@@ -96,6 +96,6 @@ BasicAuth = Annotated[
         "--basic-auth",
         envvar="STEPFLEET_FLOWER_BASIC_AUTH",
         metavar="USER:PASSWORD",
-        help="Ask for this user and password. Prefer the variable: others see arguments in ps.",
+        help="Require this user and password. Prefer the variable: ps shows arguments.",
     ),
 ]

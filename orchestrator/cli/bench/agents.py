@@ -7,19 +7,19 @@ from stepfleet.orchestrator.continuation.drivers import ResponseContentCheck
 from stepfleet.orchestrator.tools import tool
 
 MORE = "more"
-"""What the model says where it goes on without a tool."""
+"""The model's answer for a further step without a tool."""
 
 
 @tool(read_only=True)
 async def work(seconds: float) -> str:
-    """Take so many seconds, without a CPU's help."""
+    """Sleep for so many seconds."""
     if seconds:
         await asyncio.sleep(seconds)
     return "worked"
 
 
 def goes_on(text: str) -> bool:
-    """Tell whether an answer announces a further step."""
+    """Return whether an answer announces a further step."""
     return text == MORE
 
 

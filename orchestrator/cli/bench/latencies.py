@@ -1,4 +1,4 @@
-"""How long simulated model calls take: constant, even, log-normal, with a tail. Pure."""
+"""Latencies of simulated model calls: constant, even, log-normal, with a tail. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Latencies:
         try:
             return cls(**_read(text))
         except (ValueError, KeyError) as error:
-            msg = f"--latency {text}: is no latency ({error}); write {FORMS}"
+            msg = f"--latency {text}: not a latency ({error}); write {FORMS}"
             raise ConfigurationError(msg) from None
 
     def draw(self, random: Random) -> float:
@@ -59,7 +59,7 @@ def _read(text: str) -> dict[str, float]:
         else:
             found["low"] = _seconds(part)
     if unknown := set(named) - {"p50", "p99", "tail"}:
-        raise ValueError(f"{min(unknown)!r} is not known")
+        raise ValueError(f"{min(unknown)!r} is unknown")
     if "tail" in named:
         share, _, takes = named["tail"].partition(":")
         found |= {"tail": _seconds(share), "tail_seconds": _seconds(takes)}
@@ -78,5 +78,5 @@ def _read(text: str) -> dict[str, float]:
 def _seconds(text: str) -> float:
     value = float(text)
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{text!r} is no number from 0")
+        raise ValueError(f"{text!r} is not a number from 0")
     return value

@@ -1,4 +1,4 @@
-"""How a benchmark's figures are printed: tables for people, one object for programs. Pure."""
+"""A benchmark's figures as tables for people, and as one object for programs. Pure."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ _MB = 1e6
 
 
 def machine() -> dict[str, Any]:
-    """Return what was measured on: CPUs, Python, versions."""
+    """Return the machine's facts: CPUs, Python, versions."""
     return {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
@@ -42,11 +42,11 @@ def as_data(figures: Figures) -> dict[str, Any]:
 
 
 def as_tables(figures: Figures) -> RenderableType:
-    """Return what was measured, then the estimates with what they rest on."""
-    told = machine()
-    packages = " ".join(f"{name} {number}" for name, number in told["packages"].items())
+    """Return the measured figures, then the estimates with their assumptions."""
+    facts = machine()
+    packages = " ".join(f"{name} {number}" for name, number in facts["packages"].items())
     parts: list[RenderableType] = [
-        Text(f"{told['cpus']} CPUs, Python {told['python']}, {packages}"),
+        Text(f"{facts['cpus']} CPUs, Python {facts['python']}, {packages}"),
         _measured(figures),
     ]
     if figures.model_share > CROWDED:

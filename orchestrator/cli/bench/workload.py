@@ -1,9 +1,9 @@
-"""What is submitted: runs whose inputs say how long each model call takes, and which call a tool.
+"""The load: runs whose inputs hold the duration of each model call, and which of them use a tool.
 
 The times are drawn here and not by the provider, so that the ideal time of the load is known.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ WARM_RUNS = 20
 class Workload:
     """A load: `runs` of `steps` model calls each.
 
-    `tools` is the share of the calls before the last that ask for a tool, which then takes
+    `tools` is the share of the calls before the last that call a tool, which takes
     `tool_seconds`; the last call is the answer.
     """
 
@@ -33,7 +33,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run: the seconds of each model call, and which of them asks for the tool."""
+    """One run: the seconds of each model call, and which of them calls the tool."""
 
     name: str
     seconds: tuple[float, ...]
@@ -47,30 +47,28 @@ class PlannedRun:
 
     def line(self) -> dict[str, Any]:
         """Return the batch's line, which the provider's rules read."""
-        asked = {
+        plan = {
             "run": self.name,
             "seconds": [round(one, 6) for one in self.seconds],
             "tools": self.tools,
             "tool_seconds": self.tool_seconds,
         }
-        return {"id": self.name, "input": orjson.dumps(asked).decode()}
+        return {"id": self.name, "input": orjson.dumps(plan).decode()}
 
 
-def planned(load: Workload) -> list[PlannedRun]:
-    """Return the runs; the same load is planned alike each time."""
+def planned(load: Workload, name: str = "run") -> list[PlannedRun]:
+    """Return the runs; the same load always results in the same plan."""
     random = Random(load.seed)  # noqa: S311 - no secret
-    return [_plan(load, f"run-{number}", random) for number in range(load.runs)]
+    return [_plan(load, f"{name}-{number}", random) for number in range(load.runs)]
 
 
 def warming(workers: int) -> list[PlannedRun]:
-    """Return what workers do before the measurement, so that they are connected and loaded."""
-    load = Workload(workers * WARM_RUNS, 2, Latencies())
-    random = Random(0)  # noqa: S311 - no secret
-    return [_plan(load, f"warm-{number}", random) for number in range(load.runs)]
+    """Return runs before the measurement, so that workers are connected and loaded."""
+    return planned(Workload(workers * WARM_RUNS, 2, Latencies()), "warm")
 
 
 def ideal_seconds(runs: Sequence[PlannedRun], at_once: int) -> float:
-    """Return the least time that the load can take with `at_once` runs at once.
+    """Return the shortest possible time of the load with `at_once` concurrent runs.
 
     No less than the longest run, and no less than all of them shared out evenly.
     """
@@ -85,11 +83,5 @@ def mean_step_seconds(runs: Sequence[PlannedRun]) -> float:
 
 def _plan(load: Workload, name: str, random: Random) -> PlannedRun:
     seconds = tuple(load.latency.draw(random) for _ in range(load.steps))
-    tools = tuple(_asking(load, random))
+    tools = (*(random.random() < load.tools for _ in range(load.steps - 1)), False)
     return PlannedRun(name, seconds, tools, load.tool_seconds)
-
-
-def _asking(load: Workload, random: Random) -> Iterator[bool]:
-    for _ in range(load.steps - 1):
-        yield random.random() < load.tools
-    yield False

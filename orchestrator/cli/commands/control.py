@@ -94,7 +94,7 @@ def purge(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Remove ended runs before their retention is over; works while Redis is full."""
-    from stepfleet.orchestrator.cli.views.purge import purge_runs, seconds_of
+    from stepfleet.orchestrator.cli.views.control import purge_runs, seconds_of
 
     runs = {"batch": batch, "statuses": status or (), "older_than": seconds_of(older_than)}
     purge_runs(runs, data, dry_run=dry_run, yes=yes, json=json)

@@ -58,8 +58,18 @@ class Check:
 
 
 def good(about: str, found: str) -> Check:
-    """Return a check that is passed."""
+    """Return a passed check."""
     return Check(about, State.OK, found)
+
+
+def warn(about: str, found: str, fix: str) -> Check:
+    """Return a warning."""
+    return Check(about, State.WARN, found, fix)
+
+
+def fail(about: str, found: str, fix: str) -> Check:
+    """Return a failed check."""
+    return Check(about, State.FAIL, found, fix)
 
 
 def python(version: tuple[int, ...]) -> Check:
@@ -67,7 +77,7 @@ def python(version: tuple[int, ...]) -> Check:
     text = ".".join(map(str, version[:3]))
     if version[:2] >= OLDEST_PYTHON:
         return good("Python", text)
-    return Check("Python", State.FAIL, f"{text} is too old", "use Python 3.11 or newer")
+    return fail("Python", f"{text} is too old", "use Python 3.11 or newer")
 
 
 def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Check:
@@ -88,7 +98,7 @@ def libraries(required: Sequence[str], installed: Mapping[str, str]) -> Check:
     if not required:
         return good("libraries", "the requirements of this installation are unknown")
     if wrong:
-        return Check("libraries", State.FAIL, "; ".join(wrong), "pip install --upgrade stepfleet")
+        return fail("libraries", "; ".join(wrong), "pip install --upgrade stepfleet")
     return good("libraries", ", ".join(sorted(seen)))
 
 
@@ -96,9 +106,8 @@ def worker_extra(missing: Sequence[str]) -> Check:
     """Judge whether this machine could run workers."""
     if not missing:
         return good("worker libraries", "installed")
-    return Check(
+    return warn(
         "worker libraries",
-        State.WARN,
         f"no workers can run here: {', '.join(missing)} missing",
         'pip install "stepfleet[worker]", unless this machine only submits',
     )
@@ -113,7 +122,7 @@ def redis(facts: ServerFacts) -> list[Check]:
         "eviction": facts.eviction or "does not say",
     }
     return [
-        Check(f"Redis {about}", State.FAIL, worried[about].found, worried[about].fix)
+        fail(f"Redis {about}", worried[about].found, worried[about].fix)
         if about in worried
         else good(f"Redis {about}", text)
         for about, text in sound.items()
@@ -128,18 +137,18 @@ def cluster(facts: ClusterFacts) -> list[Check]:
     if not facts.sound or facts.unserved:
         fix = "bring its masters back, or promote their replicas (redis-cli --cluster check)"
         lacks = f"{facts.unserved} slots are not served" if facts.unserved else "it is down"
-        found[0] = Check("cluster", State.FAIL, f"{nodes}; {lacks}", fix)
+        found[0] = fail("cluster", f"{nodes}; {lacks}", fix)
     elif facts.alone:
         fix = "give each master a replica (redis-cli --cluster add-node ... --cluster-slave)"
         lacks = f"no replica has {', '.join(facts.alone)}: while it is down its runs wait"
-        found[0] = Check("cluster", State.WARN, f"{nodes}; {lacks}", fix)
+        found[0] = warn("cluster", f"{nodes}; {lacks}", fix)
     if 0 in facts.shards:
         fix = "a store with more shards (STEPFLEET_SHARDS=256 before its first use) spreads better"
-        found[1] = Check("cluster's shards", State.WARN, f"on the masters: {spread}", fix)
+        found[1] = warn("cluster's shards", f"on the masters: {spread}", fix)
     if facts.moving:
         what = f"{facts.moving} slots are migrating: runs in them wait until that is done"
         fix = "wait; if it is stuck: redis-cli --cluster fix HOST:PORT"
-        found.append(Check("cluster's slots", State.WARN, what, fix))
+        found.append(warn("cluster's slots", what, fix))
     return found
 
 
@@ -148,14 +157,14 @@ def sentinels(facts: SentinelFacts) -> Check:
     found = f"{facts.answering} of {facts.named} answer, {facts.replicas} replicas"
     if facts.answering < facts.named:
         fix = "start them, or take them out of STEPFLEET_REDIS_URL"
-        return Check("Sentinels", State.WARN, found, fix)
+        return warn("Sentinels", found, fix)
     if facts.known < ENOUGH_SENTINELS or facts.quorum > facts.known:
         what = f"{found}; {facts.known} watch the master, {facts.quorum} must agree"
         fix = "run three or more on different machines, with a quorum of a majority"
-        return Check("Sentinels", State.WARN, what, fix)
+        return warn("Sentinels", what, fix)
     if not facts.replicas:
         fix = "start a replica: without one there is nothing to fail over to"
-        return Check("Sentinels", State.WARN, found, fix)
+        return warn("Sentinels", found, fix)
     return good("Sentinels", found)
 
 
@@ -163,9 +172,8 @@ def shards(facts: RedisFacts, wanted: int) -> Check:
     """Judge whether settings and store have the same number of shards."""
     if facts.shards in (None, wanted):
         return good("shards", f"{wanted}" + ("" if facts.shards else " (the store is unused)"))
-    return Check(
+    return fail(
         "shards",
-        State.FAIL,
         f"the store has {facts.shards}, the settings say {wanted}",
         f"set STEPFLEET_SHARDS={facts.shards}",
     )
@@ -177,9 +185,8 @@ def quarantine(count: int, reasons: Mapping[str, int] | None = None) -> Check:
         return good("quarantine", "empty")
     causes = [f"{why} ({often}x)" for why, often in (reasons or {}).items()]
     shown = "; ".join([*causes[:REASONS], *(["and others"] if len(causes) > REASONS else [])])
-    return Check(
+    return warn(
         "quarantine",
-        State.WARN,
         f"{count} broker messages were refused and put aside" + (f": {shown}" if shown else ""),
         "find out who else writes to the queue, and whether all have the same signing keys; "
         "redis-cli DEL sf:quarantine drops them",
@@ -227,9 +234,8 @@ def agents(names: Sequence[str]) -> Check:
     """Judge whether runs can be submitted by an agent's name."""
     if names:
         return good("agents", ", ".join(sorted(names)))
-    return Check(
+    return warn(
         "agents",
-        State.WARN,
         "none known",
         "start a worker with --agents MODULE, or pass --agents to submit",
     )
@@ -249,9 +255,8 @@ def variables(
         f"{name} (no agent of that name)" if name.startswith(PREFIX) else name + meant(name, known)
         for name in strange
     ]
-    return Check(
+    return warn(
         "variables",
-        State.WARN,
         f"of no effect: {'; '.join(names)}",
         "correct or unset them; docs/configuration.md lists all; those of agents apply to agents "
         "from a .toml file (--agents) or builder_of",
@@ -263,9 +268,8 @@ def open_files(limit: int, slots: int) -> Check:
     needed = slots + BESIDE_SLOTS
     if limit < 0 or limit >= needed:
         return good("open files", "unlimited" if limit < 0 else f"limit {limit}")
-    return Check(
+    return warn(
         "open files",
-        State.WARN,
         f"limit {limit}, and {slots} slots need about {needed}",
         f"ulimit -n {needed * 2} before starting workers (LimitNOFILE= in systemd), or --slots "
         "with a smaller number",

@@ -17,7 +17,7 @@ from rich.text import Text
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.doctor import checks
-from stepfleet.orchestrator.cli.doctor.checks import Check, State, good
+from stepfleet.orchestrator.cli.doctor.checks import Check, State, fail, good
 from stepfleet.orchestrator.cli.setup import preflight
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
 from stepfleet.orchestrator.cli.setup.open_files import open_files_limit
@@ -71,11 +71,11 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
             configs = [agent.config for agent in load_agents(reference).values()]
             yield good("agent module", ", ".join(sorted(one.name for one in configs)))
         except AgentException as error:
-            yield Check("agent module", State.FAIL, str(error), "correct it, then run doctor again")
+            yield fail("agent module", str(error), "correct it, then run doctor again")
     try:
         settings = load_settings()
     except AgentException as error:
-        yield Check("settings", State.FAIL, str(error), "correct the variable or stepfleet.toml")
+        yield fail("settings", str(error), "correct the variable or stepfleet.toml")
         return
     named = [config.name for config in configs]
     yield checks.variables(os.environ, Settings.model_fields, named)
@@ -94,7 +94,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
             yield checks.agents([config.name for config in announced])
             configs = configs or announced
     except AgentException as error:
-        yield Check("Redis", State.FAIL, str(error), "see the message")
+        yield fail("Redis", str(error), "see the message")
     yield from _models(configs)
 
 
@@ -144,7 +144,7 @@ def _broker(url: str) -> Check:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=5)
     except Exception as error:  # noqa: BLE001 - every transport has exceptions of its own
         fix = "start it, or correct STEPFLEET_BROKER_URL"
-        return Check("broker", State.FAIL, f"cannot be reached: {error}", fix)
+        return fail("broker", f"cannot be reached: {error}", fix)
     return good("broker", f"{shown} answers")
 
 
@@ -152,26 +152,19 @@ def _private_server() -> Check:
     try:
         binary = find_server_binary().path
     except AgentException as error:
-        return Check("Redis", State.FAIL, "none named, none to start", str(error))
+        return fail("Redis", "none named, none to start", str(error))
     return good("Redis", f"none named: 'run' and 'up' start a private one ({binary})")
 
 
 def _models(configs: Iterable[AgentConfig]) -> Iterator[Check]:
     """Judge key and address of each agent's model; no prompt is sent."""
-    seen = set()
-    for config in configs:
-        try:
-            target = preflight.target_of(config, os.environ)
-        except AgentException as error:
-            yield Check("model", State.FAIL, str(error), "correct the address")
-            continue
-        if target is None or target in seen:
-            continue
-        seen.add(target)
-        finding = preflight.missing_key(config.name, target, os.environ)
-        finding = finding or preflight.unreachable(config.name, target)
-        if finding:
-            yield Check(finding.about, State.FAIL, finding.found, finding.fix)
-        else:
+    try:
+        for agent, target, finding in preflight.examined(configs, os.environ):
             key = f", {target.key} is set" if target.key else ""
-            yield good(f"model of {config.name}", f"{target.base_url} answers{key}")
+            yield (
+                fail(finding.about, finding.found, finding.fix)
+                if finding
+                else good(f"model of {agent}", f"{target.base_url} answers{key}")
+            )
+    except AgentException as error:
+        yield fail("model", str(error), "correct the address")

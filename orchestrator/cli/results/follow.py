@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
+from stepfleet.orchestrator.cli.results.input_file import kind_of
+from stepfleet.orchestrator.cli.results.result_file import ResultFile
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.terminal.progress import LIVE_SECONDS, Display
 from stepfleet.orchestrator.client.fleet import AsyncBatch
@@ -11,9 +14,19 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 
 async def follow(
+    batch: AsyncBatch, out: Path | None, output_format: str, display: Display
+) -> BatchProgress:
+    """Return the progress of the ended batch, after its results are in the file `out`, if any."""
+    if out is None:
+        return await _follow(batch, None, display)
+    kind = kind_of(output_format, (await batch.progress()).format)
+    with ResultFile(out, kind) as file:
+        return await _follow(batch, file.add, display)
+
+
+async def _follow(
     batch: AsyncBatch, add: Callable[[AgentRunResult], None] | None, display: Display
 ) -> BatchProgress:
-    """Return the progress of the ended batch, after `add` has taken every result."""
     watching = asyncio.create_task(_watch(batch, display))
     try:
         if add is not None:

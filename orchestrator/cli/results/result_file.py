@@ -1,18 +1,21 @@
 """Writes results files: line by line as runs end, no partial lines, no duplicates.
 
 A new file can be read by its owner only, since results and prompts are private. An existing file
-keeps its mode, also where it is replaced. The contents of a line are made in `result_lines`.
+keeps its mode, also where it is replaced.
 """
 
 import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from stepfleet.orchestrator.cli.results.result_lines import key_in, key_of, to_line
+import orjson
+
+from stepfleet.orchestrator.batches.openai_format import to_openai_line
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchFormat
 from stepfleet.orchestrator.records.run.results import AgentRunResult
@@ -175,3 +178,34 @@ def _not_writable(path: Path, error: OSError) -> ConfigurationError:
         f"--out {path} cannot be written: {error.strerror}; name a file in a folder that exists "
         "and that you may write to"
     )
+
+
+def to_line(result: AgentRunResult, kind: BatchFormat) -> bytes:
+    """Return the line of a run, with its line break; our own format begins with the line's id."""
+    own = {"id": result.line_id or result.run_id}
+    data = to_openai_line(result) if kind == "openai" else {**own, **result.to_dict()}
+    return orjson.dumps(data, default=str) + b"\n"
+
+
+def print_line(result: AgentRunResult, kind: BatchFormat) -> None:
+    """Print the line of a run on standard output, at once."""
+    sys.stdout.write(to_line(result, kind).decode())
+    sys.stdout.flush()
+
+
+def key_of(result: AgentRunResult, kind: BatchFormat) -> str:
+    """Return the key that identifies the run's line in its batch."""
+    if kind == "openai":
+        return str(to_openai_line(result).get("custom_id"))
+    return result.run_id
+
+
+def key_in(line: bytes, kind: BatchFormat) -> str | None:
+    """Return the key of a line that was written before; None where it is no such line."""
+    try:
+        data = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    name = "custom_id" if kind == "openai" else "run_id"
+    key = data.get(name) if isinstance(data, dict) else None
+    return key if isinstance(key, str) else None

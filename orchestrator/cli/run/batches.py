@@ -8,8 +8,7 @@ from pathlib import Path
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.results.follow import follow, print_skipped
 from stepfleet.orchestrator.cli.results.input_file import default_agent, kind_of
-from stepfleet.orchestrator.cli.results.result_file import ResultFile, check_writable, replacing
-from stepfleet.orchestrator.cli.results.result_lines import print_line
+from stepfleet.orchestrator.cli.results.result_file import check_writable, print_line, replacing
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json, screen
@@ -130,13 +129,10 @@ async def _to_its_end(
     """Follow a batch. Ctrl-C leaves it running and prints how to watch it again."""
     started = time.monotonic()
     interrupts = Interrupts()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(interrupts.handled())
-        kind = kind_of(output_format, (await batch.progress()).format)
-        add = stack.enter_context(ResultFile(out, kind)).add if out else None
-        display = stack.enter_context(Display())
+    with interrupts.handled(), Display() as display:
         interrupts.before_exit(display.leave)
-        progress = await until_interrupted(follow(batch, add, display), interrupts)
+        following = follow(batch, out, output_format, display)
+        progress = await until_interrupted(following, interrupts)
     if progress is None:
         notice(f"The batch continues in the background: stepfleet watch {batch.id}")
         return INTERRUPTED

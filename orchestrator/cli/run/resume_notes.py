@@ -1,7 +1,4 @@
-"""How the same `run` command finds the batch again that it began: a small note per command.
-
-Decides nothing about the batch itself; the note holds its idempotency key and its id.
-"""
+"""Notes by which the same `run` command finds its batch again: idempotency key and batch id."""
 
 import hashlib
 import os
@@ -17,7 +14,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is remembered of a command's batch. `batch_id` is empty until it was submitted."""
+    """A command's batch; `batch_id` is empty until it is submitted."""
 
     key: str
     batch_id: str = ""
@@ -26,13 +23,13 @@ class Note:
 def identity(
     source: bytes, agent: str | None, agents: Mapping[str, Agent], out: Path | None
 ) -> str:
-    """Return what makes two `run` commands the same: file content, agents, results file."""
-    seen = hashlib.sha256(source)
+    """Return the identity of a `run` command: a digest of file content, agents, results file."""
+    digest = hashlib.sha256(source)
     for part in (agent or "", str(out.absolute()) if out else ""):
-        seen.update(b"\0" + part.encode())
+        digest.update(b"\0" + part.encode())
     for name in sorted(agents):
-        seen.update(b"\0" + agents[name].config.digest.encode())
-    return seen.hexdigest()[:32]
+        digest.update(b"\0" + agents[name].config.digest.encode())
+    return digest.hexdigest()[:32]
 
 
 class Notes:
@@ -43,14 +40,14 @@ class Notes:
         self._identity = identity
 
     def read(self) -> Note | None:
-        """Return the note of the last such command, if there was one."""
+        """Return the note of the last such command, if any."""
         try:
             return Note(**orjson.loads(self._path.read_bytes()))
         except (OSError, orjson.JSONDecodeError, TypeError):
             return None
 
     def begin(self) -> Note:
-        """Note a new batch before it is submitted, so that half a submission is found again."""
+        """Note a new batch before its submission, so that a partial submission is found again."""
         note = Note(key=f"run-{self._identity}-{uuid.uuid4().hex[:8]}")
         self._write(note)
         return note

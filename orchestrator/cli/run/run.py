@@ -20,14 +20,9 @@ from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
     default_agent,
     digest_of,
-    kind_of,
     named_file,
 )
-from stepfleet.orchestrator.cli.results.result_file import (
-    ResultFile,
-    check_writable,
-    is_empty,
-)
+from stepfleet.orchestrator.cli.results.result_file import check_writable, is_empty
 from stepfleet.orchestrator.cli.run.resume_notes import Note, Notes, identity
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.preflight import check_models
@@ -143,27 +138,24 @@ class _Run:
 
     async def _submit_and_collect(self, fleet: AsyncFleet, display: Display) -> BatchProgress:
         batch = await self._batch(fleet)
-        progress = await batch.progress()
-        if progress.open:
+        if (await batch.progress()).open:
             self.workers_needed.set()
-        kind = kind_of(self.plan.output_format, progress.format)
-        with contextlib.ExitStack() as stack:
-            out = self.plan.out
-            add = stack.enter_context(ResultFile(out, kind)).add if out else None
-            stack.enter_context(display)
-            return await follow(batch, add, display)
+        with display:
+            return await follow(batch, self.plan.out, self.plan.output_format, display)
 
     async def _batch(self, fleet: AsyncFleet) -> AsyncBatch:
         """Return the batch of an earlier, interrupted command, or a new one."""
         note = self.notes.read()
-        known = await self._known(fleet, note)
-        if note is None or not await self._is_resumable(note, known):
-            note, known = self._fresh(), None
-        if known is not None:
-            progress = await known.progress()
-            if progress.sealed:
-                notice(f"Resuming batch {known.id}: {progress.done} of {progress.total} ended")
-                return known
+        known = None
+        if note is not None and note.batch_id:
+            with contextlib.suppress(ConfigurationError):  # another store, or past its retention
+                known = await fleet.batches.get(note.batch_id)
+        progress = await known.progress() if known else None
+        if note is None or not self._is_resumable(note, progress):
+            note = self._new_note()
+        elif known and progress and progress.sealed:
+            notice(f"Resuming batch {known.id}: {progress.done} of {progress.total} ended")
+            return known
         await self._warn_of_other_workers(fleet)
         batch = await fleet.submit_batch(
             self.plan.file,
@@ -191,23 +183,15 @@ class _Run:
                 "STEPFLEET_REDIS_URL for a private Redis, or start those workers with this agent"
             )
 
-    async def _known(self, fleet: AsyncFleet, note: Note | None) -> AsyncBatch | None:
-        if note is None or not note.batch_id:
-            return None
-        with contextlib.suppress(ConfigurationError):  # another store, or past its retention
-            return await fleet.batches.get(note.batch_id)
-        return None
-
-    async def _is_resumable(self, note: Note, known: AsyncBatch | None) -> bool:
+    def _is_resumable(self, note: Note, progress: BatchProgress | None) -> bool:
         """Return whether the batch has open runs, or results that were collected in part."""
-        if known is None:
+        if progress is None:
             return not note.batch_id  # interrupted during its submission
-        progress = await known.progress()
         if progress.open or not progress.sealed:
             return True
         return self.plan.out is not None and not is_empty(self.plan.out)
 
-    def _fresh(self) -> Note:
+    def _new_note(self) -> Note:
         out = self.plan.out
         if out is not None and not is_empty(out):
             msg = (

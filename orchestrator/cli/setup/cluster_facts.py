@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from redis.cluster import ClusterNode, RedisCluster
+from redis.cluster import ClusterNode
 
 from stepfleet.orchestrator.redis_client.topology import Topology, slot_of
 from stepfleet.orchestrator.store.keys import Keys
@@ -23,17 +23,14 @@ class ClusterFacts:
     shards: tuple[int, ...] = ()
 
 
-def infos(client: RedisCluster, *sections: str) -> list[dict[str, Any]]:
+def infos(client: Any, *sections: str) -> list[dict[str, Any]]:
     """Return sections of each master's `INFO`."""
-    return [
-        {name: value for one in sections for name, value in _info(client, node, one).items()}
-        for node in _primaries(client)
-    ]
+    return [client.info(*sections, target_nodes=node) for node in client.get_primaries()]
 
 
-def cluster_facts(client: RedisCluster, shards: int) -> ClusterFacts:
+def cluster_facts(client: Any, shards: int) -> ClusterFacts:
     """Return the facts of a cluster whose store has so many shards."""
-    primaries = _primaries(client)
+    primaries: list[ClusterNode] = client.get_primaries()
     first = primaries[0]
     topology = Topology.parse(
         (first.host, first.port), _cluster(client, first, "SLOTS"), _cluster(client, first, "INFO")
@@ -85,15 +82,5 @@ def _roles(view: list[_Node]) -> tuple[list[_Node], list[_Node]]:
     return masters, [one for one in reachable if "slave" in one.flags]
 
 
-def _primaries(client: Any) -> list[ClusterNode]:
-    found: list[ClusterNode] = client.get_primaries()
-    return found
-
-
 def _cluster(client: Any, node: ClusterNode, command: str) -> Any:
     return client.execute_command("CLUSTER", command, target_nodes=node)
-
-
-def _info(client: RedisCluster, node: ClusterNode, section: str) -> dict[str, Any]:
-    found: dict[str, Any] = client.info(section, target_nodes=node)
-    return found

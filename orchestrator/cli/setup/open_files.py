@@ -1,4 +1,4 @@
-"""The operating system's limits of a process; what it is started from hands them on."""
+"""The limit of open files of a process, which its child processes inherit."""
 
 import contextlib
 import resource
@@ -7,7 +7,7 @@ ENOUGH = 65_536
 
 
 def raise_open_files_limit() -> None:
-    """Let this process, and what it starts, hold as many files as it may, up to `ENOUGH`."""
+    """Raise the limit of this process and its children as far as allowed, up to `ENOUGH`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -16,6 +16,6 @@ def raise_open_files_limit() -> None:
 
 
 def open_files_limit() -> int:
-    """Return how many files a worker can hold; -1 for no limit."""
+    """Return how many files a worker can open; -1 for no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return -1 if hard == resource.RLIM_INFINITY else hard

@@ -1,10 +1,10 @@
-"""Whether model calls can work from here: a key is set, and somebody listens at the address.
+"""Whether model calls can work from here: a key is set, and the address can be reached.
 
-Sends no prompt and no key: it only opens a connection. Looked at before anything is submitted.
+Sends no prompt and no key: it only opens a connection. Runs before anything is submitted.
 """
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -21,7 +21,7 @@ _PORTS = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an agent's model calls go, and the variable that must hold a key (None: no key)."""
+    """The address of an agent's model, and the variable that must hold a key (None: no key)."""
 
     base_url: str
     host: str
@@ -30,9 +30,9 @@ class Target:
 
 
 def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | None:
-    """Return where the agent's model is; None for a model that is no `openai:` one. Pure.
+    """Return the target of the agent's model; None for models other than `openai:`. Pure.
 
-    Raises `ConfigurationError` for an address that is none.
+    Raises `ConfigurationError` for an unusable address.
     """
     if not config.model.startswith("openai:"):
         return None
@@ -54,19 +54,19 @@ def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | N
 
 
 def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> HealthFinding | None:
-    """Return what is wrong about a key that is not set; None where all is well. Pure."""
+    """Return the finding about a key that is not set; None where all is well. Pure."""
     if target.key is None or environment.get(target.key, "").strip():
         return None
     return HealthFinding(
         f"model of {agent}",
         f"agent {agent!r}: the model needs an API key, and {target.key} is not set",
-        f"set the variable {target.key}, or OPENAI_BASE_URL to another server, or try it out "
-        "without a provider by run --simulate RULES",
+        f"set the variable {target.key}, or OPENAI_BASE_URL to another server, or try it "
+        "without a provider: run --simulate RULES",
     )
 
 
 def unreachable(agent: str, target: Target) -> HealthFinding | None:
-    """Return what is wrong about an address where nobody listens; None where somebody does."""
+    """Return the finding about an unreachable address; None where it can be reached."""
     host, port = target.host, target.port
     proxy = getproxies().get(urlsplit(target.base_url).scheme)
     if proxy and not proxy_bypass(host):
@@ -84,8 +84,10 @@ def unreachable(agent: str, target: Target) -> HealthFinding | None:
     return None
 
 
-def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` where an agent's model has no key or cannot be reached."""
+def examined(
+    configs: Iterable[AgentConfig], environment: Mapping[str, str]
+) -> Iterator[tuple[str, Target, HealthFinding | None]]:
+    """Yield each model's first agent, its target and any finding. Raises as `target_of`."""
     seen = set()
     for config in configs:
         target = target_of(config, environment)
@@ -93,5 +95,11 @@ def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str])
             continue
         seen.add(target)
         finding = missing_key(config.name, target, environment) or unreachable(config.name, target)
+        yield config.name, target, finding
+
+
+def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` where an agent's model has no key or cannot be reached."""
+    for _, _, finding in examined(configs, environment):
         if finding:
             raise ConfigurationError(finding.text)

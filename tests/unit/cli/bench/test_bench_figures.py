@@ -13,7 +13,7 @@ from stepfleet.orchestrator.cli.bench.figures import (
     assumptions,
     estimate,
 )
-from stepfleet.orchestrator.cli.bench.process_usage import seconds_in, usage_of
+from stepfleet.orchestrator.cli.bench.readings import seconds_in, usage_of
 from stepfleet.orchestrator.cli.bench.views import as_data, as_tables
 from stepfleet.orchestrator.cli.terminal.output import screen
 

@@ -1,4 +1,4 @@
-from stepfleet.orchestrator.cli.terminal.eta import WINDOW_SECONDS, Pace, Sample
+from stepfleet.orchestrator.cli.terminal.progress import WINDOW_SECONDS, Pace, Sample
 
 
 def test_a_single_sample_tells_no_rate_and_no_end() -> None:

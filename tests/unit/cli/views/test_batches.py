@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from stepfleet.orchestrator.cli.terminal.eta import Pace, Sample
 from stepfleet.orchestrator.cli.terminal.exit_codes import code_of
 from stepfleet.orchestrator.cli.terminal.progress import (
     PLAIN_SECONDS,
     Display,
+    Pace,
+    Sample,
     picture,
     progress_line,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.orchestrator.cli.views.purge import seconds_of
+from stepfleet.orchestrator.cli.views.control import seconds_of
 from stepfleet.orchestrator.errors import ConfigurationError
 
 
