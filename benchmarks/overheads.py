@@ -30,7 +30,7 @@ from stepfleet.orchestrator.memory.window import History, Part, advance, shown
 from stepfleet.orchestrator.records.memory_window import Window
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.step_lines import described
+from stepfleet.orchestrator.records.run.report import described
 from stepfleet.orchestrator.records.state import AgentState, LastStep, StateInfo
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.worker.telemetry import JsonLines

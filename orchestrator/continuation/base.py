@@ -1,4 +1,4 @@
-"""The criteria that every run has, in their order."""
+"""The criteria that every run has, in order."""
 
 from collections.abc import Iterable
 
@@ -42,7 +42,7 @@ def base_criteria(  # noqa: PLR0913 - one argument per limit
     stands before the limits: what an agent's reasoner says of its answer.
     """
     policy = error_policy or ErrorPolicy()
-    # First, so that a run which was cancelled says so whatever else forbids.
+    # First, so that a cancelled run ends as cancelled whatever else forbids.
     criteria: list[CanDecideToContinue] = [StopRequested(), *leading, StepsLimit(max_steps)]
     if token_limit is not None:
         criteria.append(TokenUsageLimit(token_limit))

@@ -1,6 +1,6 @@
-"""Many criteria, one outcome: forbid beats request, request beats stop, stop beats allow.
+"""Combines many criteria into one outcome.
 
-Knows the decisions, not what they rest on; the criteria know that.
+Forbid beats request, request beats stop, stop beats allow. Knows decisions, not their reasons.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ AGGREGATE = "aggregate"
 
 
 class ContinuationCriteria:
-    """A set of criteria; sets nest. All are evaluated, also behind one that forbids."""
+    """A set of criteria; sets nest. All are evaluated, also after one that forbids."""
 
     def __init__(self, *criteria: "CanDecideToContinue | ContinuationCriteria") -> None:
         self.criteria = criteria
@@ -57,7 +57,7 @@ class ContinuationCriteria:
         return outcome
 
     def forbids(self, state: AgentState) -> bool:
-        """Return whether a criterion forbids to go on; ours are not asked for their reasons."""
+        """Return whether a criterion forbids; our own do not build their reasons here."""
         return any(_forbids(one, state, how, ours) for one, how, ours in self._each)
 
     def can_continue(self, state: AgentState) -> bool:
@@ -65,12 +65,12 @@ class ContinuationCriteria:
         return self.evaluate(state).should_continue
 
     def decide(self, state: AgentState) -> ContinuationDecision:
-        """Return the decision that all criteria come to."""
+        """Return the combined decision of all criteria."""
         return self.evaluate(state).decision
 
 
 def outcome_of(evaluations: tuple[ContinuationEvaluation, ...]) -> ContinuationOutcome:
-    """Return what follows from `evaluations`; their order matters only to the names given."""
+    """Return the outcome of `evaluations`; their order only decides which criterion is named."""
     first: dict[ContinuationDecision, ContinuationEvaluation] = {}
     for one in evaluations:
         first.setdefault(one.decision, one)

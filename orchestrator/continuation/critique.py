@@ -1,6 +1,6 @@
-"""The work driver of self-critique: answers that are not good enough yet ask for a revision.
+"""The work driver of self-critique: requests revisions of answers that are not good enough.
 
-Says when an answer is revised and when that has to end; how a critic judges is the user's.
+Decides when an answer is revised and when that ends; the user supplies the judgement.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,10 +17,10 @@ from stepfleet.orchestrator.records.steps import StepType
 
 
 class SelfCritique:
-    """Requests another answer while `needs_revision` says so of the newest one's text.
+    """Requests another answer while `needs_revision` is true for the newest one's text.
 
     After `revisions` of them it forbids, with stop reason `retry_limit`. Steps that called tools,
-    planned or failed are no answers: of them it says nothing.
+    planned or failed are no answers, and are allowed.
     """
 
     def __init__(self, needs_revision: Callable[[str], bool], revisions: int = 2) -> None:
@@ -55,9 +55,9 @@ class SelfCritique:
 
 
 def _answers(messages: tuple[Message, ...]) -> Iterator[Message]:
-    """Return the newest answers in a row: what the model said since it last called a tool.
+    """Yield the newest answers in a row: the texts of the model since its last tool call.
 
-    User messages between them are requests to revise, unless one begins a turn of its own.
+    User messages between them are requests to revise; a prompt begins a new row.
     """
     for message in reversed(messages):
         if message.is_tool() or message.tool_calls:

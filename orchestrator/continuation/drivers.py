@@ -1,6 +1,6 @@
-"""Work drivers: criteria that ask for another step, and those made of a plain function.
+"""Work drivers: criteria that request another step, and criteria made of a plain function.
 
-They say what work is left, never whether a limit allows it.
+They decide whether work is left, never whether a limit allows it.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class ToolCallPresenceCheck:
         return STOP
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:
-        """Return the decision with what it rests on."""
+        """Return the decision with its reason."""
         decision = self.decide(state)
         if state.step_count == 0:
             reason = "no step was made yet"
@@ -78,13 +78,13 @@ class PendingRetry:
 
 
 class ResponseContentCheck:
-    """Lets a predicate over the last answer's text decide whether another step is needed."""
+    """Requests another step while a predicate over the last answer's text is true."""
 
     def __init__(self, needs_more: Callable[[str], bool]) -> None:
         self.needs_more = needs_more
 
     def decide(self, state: AgentState) -> ContinuationDecision:
-        """Allow before the first answer; then request or stop, as the predicate says."""
+        """Allow before the first answer; then request or stop by the predicate."""
         last = state.current_step
         if last is None or last.text is None:
             return ALLOW

@@ -1,4 +1,4 @@
-"""What to do about a failed step: stop, retry or ignore, per type of error. Pure.
+"""The error policy: stop, retry or ignore a failed step, per type of error. Pure.
 
 Presets and numbers follow the error policies of the framework's third design document: `n`
 is the consecutive failure at which a retried type stops, so `retry_tool_errors(3)` makes
@@ -30,7 +30,7 @@ ErrorContextResolver = Callable[[AgentState], ErrorContext]
 
 
 class ErrorHandlingDecision(StrEnum):
-    """What follows from a failure."""
+    """The handling of a failure."""
 
     STOP = "stop"
     RETRY = "retry"
@@ -63,7 +63,7 @@ class ErrorPolicy(Record):
 
     @classmethod
     def retry_tool_errors(cls, max_retries: int = 3) -> Self:
-        """Retry what a model can mend (tools, arguments) or time can; stop at other failures."""
+        """Retry failures that the model or time can mend; stop at other failures."""
         return cls(
             tool=RETRY, validation=RETRY, rate_limit=RETRY, timeout=RETRY, max_retries=max_retries
         )
@@ -93,7 +93,7 @@ class ErrorPolicy(Record):
         return self.with_handling(ErrorType.TOOL, decision)
 
     def handling(self, error_type: ErrorType) -> ErrorHandlingDecision:
-        """Return what this policy says of a type of error, whatever was tried before."""
+        """Return the handling of a type of error, regardless of earlier attempts."""
         decision: ErrorHandlingDecision = getattr(self, error_type.value)
         return decision
 
@@ -107,7 +107,7 @@ class ErrorPolicy(Record):
         )
 
     def decide(self, failures: ErrorContext) -> ErrorHandlingDecision:
-        """Return what follows from the failures so far; `ignore` when there are none."""
+        """Return the handling of the failures so far; `ignore` when there are none."""
         if failures.consecutive_failures == 0:
             return IGNORE
         if failures.permanent or self.is_exhausted(failures):

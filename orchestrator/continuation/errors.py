@@ -1,4 +1,4 @@
-"""The guard that asks the error policy."""
+"""The guard that applies the error policy."""
 
 from stepfleet.orchestrator.continuation.error_policy import (
     ErrorContextResolver,

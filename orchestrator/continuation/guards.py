@@ -160,7 +160,7 @@ class FinishReasonCheck:
 
 
 class StopRequested:
-    """Forbids when somebody asked to cancel the run."""
+    """Forbids when a cancel of the run was requested."""
 
     def decide(self, state: AgentState) -> ContinuationDecision:
         """Forbid on a recorded cancel."""

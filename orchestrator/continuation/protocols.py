@@ -1,4 +1,4 @@
-"""What a criterion is, and how one of ours states its decision."""
+"""The protocols of a criterion, and the evaluations of our own criteria."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,10 +17,10 @@ STOP = ContinuationDecision.ALLOW_STOP
 
 @runtime_checkable
 class CanDecideToContinue(Protocol):
-    """A criterion: guards answer forbid or allow, work drivers request or stop."""
+    """A criterion: guards forbid or allow, work drivers request or stop."""
 
     def decide(self, state: AgentState) -> ContinuationDecision:
-        """Return this criterion's word on `state`."""
+        """Return this criterion's decision on `state`."""
 
 
 @runtime_checkable

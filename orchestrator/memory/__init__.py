@@ -1,1 +1,1 @@
-"""What of a conversation is sent to the model. Pure over messages."""
+"""The part of a conversation that is sent to the model. Pure over messages."""

@@ -1,6 +1,6 @@
-"""A user's own memory policy: found by its reference where the agent's code is.
+"""A user's own memory policy, found by its reference where the agent's code is.
 
-Runs the user's code, and turns what goes wrong there into the framework's `MemoryError`.
+Runs the user's code, and translates its exceptions into `AgentMemoryError`.
 """
 
 import inspect
@@ -33,15 +33,15 @@ def find_policy(reference: str) -> CustomPolicy:
 async def chosen(
     policy: CustomPolicy, messages: Sequence[Message], state: AgentState
 ) -> tuple[Message, ...]:
-    """Return the messages that `policy` wants sent. Calls and results stay together or go.
+    """Return the messages that `policy` selects. Calls and results stay together or go.
 
     Raises `AgentMemoryError`.
     """
     try:
-        answer: Any = policy(messages, state)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        kept = paired(tuple(answer))
+        selected: Any = policy(messages, state)
+        if inspect.isawaitable(selected):
+            selected = await selected
+        kept = paired(tuple(selected))
     except AgentException:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What an agent may remember beyond its conversation: the protocol of its `context`."""
+"""Memory beyond a conversation: the protocol of an agent's `context`."""
 
 import asyncio
 from typing import Protocol, runtime_checkable

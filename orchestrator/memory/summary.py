@@ -26,8 +26,8 @@ def summary_request(
 ) -> ModelRequest:
     """Return the request for a summary of `messages` behind the summary `earlier`.
 
-    Each message is told in at most `longest` characters. Without tools, in the run's settings
-    as far as they say how a model is called and not what it should write.
+    Each message has at most `longest` characters. The request has no tools, and those of the run's
+    settings that concern the call and not the text.
     """
     lines = [f"summary so far: {earlier}"] if earlier else []
     lines += [_line(message, longest) for message in messages]
@@ -44,13 +44,13 @@ def summary_message(text: str) -> Message:
 
 
 def _line(message: Message, longest: int) -> str:
-    said = [message.text] if message.text else []
-    said += [
+    parts = [message.text] if message.text else []
+    parts += [
         f"calls {call.name} with {orjson.dumps(call.arguments).decode()}"
         for call in message.tool_calls
     ]
     name = f"tool {message.name}" if message.is_tool() and message.name else message.role.value
-    return f"{name}: {_clipped(' '.join(said), longest)}"
+    return f"{name}: {_clipped(' '.join(parts), longest)}"
 
 
 def _clipped(text: str, longest: int) -> str:

@@ -1,8 +1,8 @@
-"""Which part of a run's log a request shows: a pure function of the log, moved in strides.
+"""The part of a run's log that a request shows: a pure function of the log, moved in strides.
 
 When a limit is exceeded the window's beginning moves on by a good part of the limit, and stays
 there until the limit is exceeded again: between two moves each request begins as the one before
-it did, which is what providers' prompt caches ask for. The beginning travels in the run's header,
+it did, as providers' prompt caches need. The beginning travels in the run's header,
 so a claim reads the log from there on, and any worker comes to the same request.
 """
 
@@ -23,7 +23,7 @@ _KEPT_IN_FOUR = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What was given before one step, and what the step added: calls with all their results."""
+    """The inputs before one step, and the messages that it added: calls with all their results."""
 
     given: Messages = ()
     said: Messages = ()
@@ -36,9 +36,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was read of a run's log: one part per step from `first` to the open step.
+    """The part of a run's log that was read: one part per step from `first` to the open step.
 
-    `earlier` holds inputs of steps before `first`, by step; `summary` what stands for the rest.
+    `earlier` holds inputs of steps before `first`, by step; `summary` stands for the rest.
     """
 
     parts: tuple[Part, ...]
@@ -57,7 +57,7 @@ class History:
         return tuple(message for part in parts for message in part.messages)
 
     def given(self, step: int) -> Messages:
-        """Return what was given before `step`, as far as it was read."""
+        """Return the inputs before `step`, as far as they were read."""
         if step >= self.first:
             return self.parts[step - self.first].given
         return self.earlier.get(step, ())

@@ -1,4 +1,4 @@
-"""What came of an attempt at a step: five kinds of value."""
+"""The result of an attempt at a step: five kinds of value."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,7 +66,7 @@ class Prevented:
 
 
 class Interruption(StrEnum):
-    """Who broke the attempt off."""
+    """Why an attempt was broken off."""
 
     CANCELLED = "cancelled"
     HANDED_BACK = "handed_back"

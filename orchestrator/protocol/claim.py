@@ -1,4 +1,4 @@
-"""What a worker holds while it works on a step, and why it may be refused one."""
+"""The claim of a worker on a step, and the reasons of its refusal."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 @dataclass(frozen=True, slots=True)
 class StepHint:
-    """What a task message says: this step of this run may be due. Steps count from 0."""
+    """The content of a task message: this step of this run may be due. Steps count from 0."""
 
     run_id: str
     step: int
@@ -45,7 +45,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What the open step has done already and must not do again.
+    """The work of the open step that must not be repeated.
 
     `started` and `results` are keyed by the index of the tool call in the response. `remembered`
     is the memory work of the step where it was paid for.
@@ -67,7 +67,7 @@ class Claim:
 
     `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
     model attempts of this step that failed, `limited` those that were refused for now (429);
-    `losses` tells of the workers that vanished with this step. `decided` is true when the commit
+    `losses` are the workers that vanished with this step. `decided` is true when the commit
     before has evaluated the criteria. `history` is the conversation as a memory policy sees it,
     and None for a run without one.
     """

@@ -1,7 +1,4 @@
-"""How a committed step changes a run's state, and the state rebuilt from a log.
-
-Because the state is a fold over the log, any step can be taken back or forked from.
-"""
+"""The state of a run as a fold over its log; so any step can be taken back or forked from."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -25,7 +22,7 @@ def after_step(
     progress: Progress | None = None,
     remembered: Remembered | None = None,
 ) -> AgentState:
-    """Return the state behind a step: its time, usage, cost, failures and messages added.
+    """Return the state after a step: its time, usage, cost, failures and messages added.
 
     The messages of `progress` are expected among `messages`.
     """
@@ -58,7 +55,7 @@ def after_step(
 
 
 def _progressed(state: AgentState, progress: Progress) -> dict[str, Any]:
-    """Return the fields that a step changed by what it meant."""
+    """Return the fields that a step changed beyond its result."""
     changed: dict[str, Any] = {
         "strategy_state": _strategy_state(state.strategy_state, progress),
         "custom_state": {**state.custom_state, **progress.custom_state},
@@ -80,7 +77,7 @@ def _strategy_state(before: dict[str, Any], progress: Progress) -> dict[str, Any
 
 
 def rebuild(initial: AgentState, log: Iterable[LoggedStep]) -> AgentState:
-    """Return the state behind the steps of `log`, starting from `initial`."""
+    """Return the state after the steps of `log`, starting from `initial`."""
     state = initial
     for logged in log:
         while state.info.execution < logged.execution:

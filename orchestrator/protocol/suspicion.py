@@ -1,4 +1,4 @@
-"""Whether work has to do with the loss of its workers: clear, suspect, or proven. Pure.
+"""Whether work is to blame for the loss of its workers: clear, suspect, or proven. Pure.
 
 A lost worker proves nothing about what it held: it may have been killed from outside. So work is
 suspect only after repeated losses, and given up only when a process that did nothing else has died
@@ -21,7 +21,7 @@ LONGEST_DELAY = 900.0
 
 
 class How(StrEnum):
-    """What is known of a lost attempt."""
+    """The known facts of a lost attempt."""
 
     MODEL = "m"
     """No tool was started and unfinished: it was asking the model, or remembering."""
@@ -46,7 +46,7 @@ class Loss:
 
 
 class Stance(StrEnum):
-    """What the losses say of the work."""
+    """The suspicion against the work."""
 
     CLEAR = "clear"
     SUSPECT = "suspect"
@@ -75,7 +75,7 @@ class Losses:
     new: bool = False
 
     def suspicion(self, limit: int) -> Suspicion:
-        """Return what follows when `limit` workers may be lost with it.
+        """Return the suspicion when `limit` workers may be lost with it.
 
         A limit of one gives it up with its first loss, whoever is to blame.
         """
@@ -90,8 +90,8 @@ class Losses:
     def delay(self, limit: int, grace: float) -> float:
         """Return the seconds that pass before it is tried again.
 
-        What goes on losing workers without a proof is tried at growing intervals: an innocent one
-        outlasts a bad hour so, and a guilty one disturbs few.
+        Work that loses workers without a proof is retried at growing intervals: so innocent work
+        outlasts a bad hour, and guilty work disturbs few.
         """
         beyond = self._unproven() - limit - FREE
         if not self.new or beyond < 0:
@@ -125,12 +125,12 @@ def _is_alone(loss: Loss) -> bool:
 
 
 def losses(count: int, text: str, step: int, *, new: bool = False) -> Losses:
-    """Return the losses that a record's `text` tells of that step: `<step> <token>:<how> ...`.
+    """Return the losses of that step in a record's `text`: `<step> <token>:<how> ...`.
 
-    What it says beyond `count` is older, and void: it was counted before the step was retried.
+    Entries beyond `count` are older, and void: they were counted before the step was retried.
     """
-    at, _, told = text.partition(" ")
-    known = tuple(_read(told.split())) if at == str(step) else ()
+    at, _, entries = text.partition(" ")
+    known = tuple(_read(entries.split())) if at == str(step) else ()
     return Losses(count, known[max(len(known) - count, 0) :], new)
 
 
@@ -143,7 +143,7 @@ def _read(entries: Iterable[str]) -> Iterable[Loss]:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What has to be known of a suspect to choose its company."""
+    """The facts of a suspect that decide its group."""
 
     most: int
     by_tools: bool
@@ -152,8 +152,8 @@ class Suspect:
 def next_group(waiting: Sequence[Suspect], places: int) -> list[int]:
     """Return which of the suspects that wait, by their index, share the next process.
 
-    The first one is among them. What tools have made suspect is spread over the places: it may well
-    be to blame. Whatever else was lost most often is innocent, and goes together.
+    The first one is among them. Suspects by tools are spread over the places: they may well be to
+    blame. Other suspects are mostly innocent, and go together.
     """
     first = waiting[0]
     alike = [n for n, one in enumerate(waiting) if one.by_tools == first.by_tools]

@@ -1,7 +1,7 @@
 """A step that waits, without a slot, for tool calls that are tasks of their own. Pure.
 
-Decides which calls of a turn are such tasks, how long the run waits for them, and what a call is
-answered with that nobody has finished by then. Knows neither queues' contents nor who works there.
+Decides which calls of a response are such tasks, how long the run waits for them, and the record of
+a call that is unfinished by then. Knows neither the contents of queues nor their workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ NOTHING: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a step waits for, and for how many seconds at most.
+    """The calls that a step waits for, and for how many seconds at most (`patience`).
 
-    `seconds` is what the attempt took that ends here; `began` is when the step began (UTC).
+    `seconds` is the duration of the attempt that ends here; `began` is when the step began (UTC).
     """
 
     calls: tuple[Wait, ...]
@@ -36,7 +36,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class ToolHint:
-    """What a tool task's message says: this call of this run's open step. Steps count from 0."""
+    """The content of a tool task's message: a call of a run's open step. Steps count from 0."""
 
     run_id: str
     step: int
@@ -57,7 +57,7 @@ class TakenCall:
     """A tool call that this worker owns until its lease runs out.
 
     `token` fences every write, `now` is Redis's time. `attempt` counts the starts of this call
-    from 1, `losses` tells of the workers that vanished with it. `custom_state` and `metadata` are
+    from 1, `losses` are the workers that vanished with it. `custom_state` and `metadata` are
     the run's, for reading.
     """
 
@@ -89,8 +89,8 @@ def divided(
 ) -> tuple[list[int], tuple[Wait, ...]]:
     """Return which calls run now, in the step, and which the step waits for behind them.
 
-    At once: all light ones run, and it waits for all others together. In order: the light ones
-    up to the first heavy one run, and it waits for that one; what comes behind is done after it.
+    In parallel: all light calls run, and the step waits for all others together. In order: the
+    light calls up to the first heavy one run, and the step waits for that one; the others follow.
     """
     waits = [
         Wait(index, queues[calls[index].name], calls[index].name)
@@ -147,7 +147,7 @@ def waited_in_vain(call: ToolCall, at: datetime) -> ToolCallRecord:
 
 
 def gave_up(call: ToolCall, at: datetime, crashes: int) -> ToolCallRecord:
-    """Return the record of a call that ended its worker again and again."""
+    """Return the record of a call that repeatedly ended its worker."""
     return refused(
         call,
         at,

@@ -1,4 +1,4 @@
-"""What is known of a batch: its manifest, and its progress as the sum over shards. Pure."""
+"""The manifest of a batch, and its progress as the sum over shards. Pure."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -43,44 +43,33 @@ class Manifest(Record):
     expires: datetime | None = None
 
     def to_fields(self) -> dict[str, str]:
-        """Return the manifest as fields of a hash, without the two that are set apart."""
-        return {
-            "key": self.key,
-            "digest": self.digest,
-            "name": self.name,
-            "agent": self.agent,
-            "format": self.format,
-            "total": str(self.total),
-            "rows": str(self.rows),
-        }
+        """Return the fields of a new batch's hash; scripts write the others."""
+        return {name: str(getattr(self, name)) for name in _PLAIN}
 
     @classmethod
     def from_fields(cls, batch_id: str, fields: Mapping[str, str]) -> Self:
         """Read a stored manifest. Raises `pydantic.ValidationError` on anything else."""
-        milliseconds = int(fields.get("created", "0"))
-        told: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
+        values: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
         if fields.get("final"):
-            told["final"] = orjson.loads(fields["final"])
+            values["final"] = orjson.loads(fields["final"])
         if fields.get("submitting"):
-            told["submitting"] = datetime.fromtimestamp(float(fields["submitting"]), UTC)
+            values["submitting"] = datetime.fromtimestamp(float(fields["submitting"]), UTC)
         if fields.get("expires"):
-            told["expires"] = datetime.fromtimestamp(int(fields["expires"]) / 1000, UTC)
-        return cls.model_validate(
-            {
-                **told,
-                "batch_id": batch_id,
-                "created": datetime.fromtimestamp(milliseconds / 1000, UTC),
-                "sealed": fields.get("sealed") == "1",
-                "cancel_requested": fields.get("cancelled") == "1",
-            }
-        )
+            values["expires"] = datetime.fromtimestamp(int(fields["expires"]) / 1000, UTC)
+        values |= {
+            "batch_id": batch_id,
+            "created": datetime.fromtimestamp(int(fields.get("created", "0")) / 1000, UTC),
+            "sealed": fields.get("sealed") == "1",
+            "cancel_requested": fields.get("cancelled") == "1",
+        }
+        return cls.model_validate(values)
 
 
 _PLAIN = ("key", "digest", "name", "agent", "format", "total", "rows")
 
 
 class BatchProgress(Record):
-    """How far a batch is. Every number comes from the runs' own commits, so none is a guess.
+    """The progress of a batch. Every number comes from the runs' own commits; none is a guess.
 
     `tokens` and `cost_usd` are of committed steps; `lost` counts attempts whose work was not
     committed. `total` is the number of valid input lines, also while they are submitted.
@@ -157,10 +146,10 @@ def summed(shards: Iterable[Mapping[str, str]]) -> dict[str, int]:
 
 
 def is_stalled(manifest: Manifest, now: datetime) -> bool:
-    """Tell whether a batch's submitter was not seen for so long that it must be gone."""
+    """Return whether a batch's submitter was silent for so long that it must be gone."""
     if manifest.sealed or manifest.cancel_requested:
         return False
-    if manifest.submitting is None:  # of an older version, which does not say
+    if manifest.submitting is None:  # of an older version, which does not note it
         return now - manifest.created > UNKNOWN_SILENCE
     return now - manifest.submitting > SILENCE
 
@@ -168,7 +157,7 @@ def is_stalled(manifest: Manifest, now: datetime) -> bool:
 def progress_of(
     manifest: Manifest, shards: Iterable[Mapping[str, str]], now: datetime | None = None
 ) -> BatchProgress:
-    """Return the sum of the shards' counters; where they are past retention, what they were."""
+    """Return the sum of the shards' counters; past retention, the last known ones."""
     sums = summed(shards)
     past = max(manifest.total - sums.get("total", 0), 0) if manifest.sealed else 0
     if past and manifest.final:
@@ -178,16 +167,11 @@ def progress_of(
         for name, count in sorted(sums.items())
         if name.startswith("reason:") and count
     }
-    statuses = {one.value: sums.get(f"status:{one.value}", 0) for one in Lifecycle}
+    shared = BatchProgress.model_fields.keys() & Manifest.model_fields.keys()
+    values: dict[str, Any] = {name: getattr(manifest, name) for name in shared}
+    values |= {one.value: sums.get(f"status:{one.value}", 0) for one in Lifecycle}
     return BatchProgress(
-        batch_id=manifest.batch_id,
-        name=manifest.name,
-        agent=manifest.agent,
-        format=manifest.format,
-        created=manifest.created,
-        sealed=manifest.sealed,
-        total=manifest.total,
-        **statuses,
+        **values,
         by_reason=reasons,
         steps=sums.get("steps", 0),
         tokens=sums.get("tokens", 0),
@@ -196,6 +180,5 @@ def progress_of(
         lost=sums.get("lost", 0),
         past_retention=past,
         submitted=sums.get("total", 0),
-        cancel_requested=manifest.cancel_requested,
         submission_stalled=now is not None and is_stalled(manifest, now),
     )

@@ -30,7 +30,7 @@ def to_blocks(messages: Iterable[Message]) -> list[BlockMessage]:
     Raises `ValueError` on a message that no conversation has: calls that are not an assistant's,
     or a `tool_call_id` that is not a tool message's.
     """
-    told: list[BlockMessage] = []
+    blocks: list[BlockMessage] = []
     names: dict[str | None, str] = {}
     answering = False
     for message in messages:
@@ -38,14 +38,14 @@ def to_blocks(messages: Iterable[Message]) -> list[BlockMessage]:
         if message.is_tool():
             block = {RESULT: _result_block(message, names)}
             if answering:
-                told[-1]["content"].append(block)
+                blocks[-1]["content"].append(block)
             else:
-                told.append({"role": Role.USER.value, "content": [block]})
+                blocks.append({"role": Role.USER.value, "content": [block]})
         else:
-            told.append(_block_message(message))
+            blocks.append(_block_message(message))
             names |= {call.id: call.name for call in message.tool_calls}
         answering = message.is_tool()
-    return told
+    return blocks
 
 
 def from_blocks(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
@@ -75,14 +75,14 @@ def _block_message(message: Message) -> BlockMessage:
     content = _content_blocks(message.content)
     calls = [{CALL: _call_block(call)} for call in message.tool_calls]
     special = _special_block(message.role)
-    told: BlockMessage = {"role": message.role.value, "content": [*content, *calls]}
+    block: BlockMessage = {"role": message.role.value, "content": [*content, *calls]}
     if message.name is not None:
-        told["name"] = message.name
+        block["name"] = message.name
     if message.metadata:
-        told["metadata"] = copy.deepcopy(message.metadata)
+        block["metadata"] = copy.deepcopy(message.metadata)
     if _needs_literal(message.content, special):
-        told["literal"] = len(content)
-    return told
+        block["literal"] = len(content)
+    return block
 
 
 def _call_block(call: ToolCall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What went wrong: the six error types, a failure as a value, and the root of the exceptions.
+"""The six error types, a failure as a value, and the root of the exceptions.
 
 Inside a run failures travel as `ErrorInfo`; exceptions cross the edges. Their tree is in
 `stepfleet.orchestrator.errors`.
@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.text.redaction import redact_error
 
 
 class ErrorType(StrEnum):
-    """What kind of thing failed; the key of every error policy."""
+    """The kind of a failure; the key of every error policy."""
 
     TOOL = "tool"
     MODEL = "model"
@@ -26,7 +26,7 @@ class ErrorType(StrEnum):
 
 
 class ModelErrorCode(StrEnum):
-    """Why a model call failed, as its error's `code` says.
+    """Why a model call failed: the `code` of its error.
 
     A custom model gives one to its `ModelError(code=...)`; without one it is `OPENAI_ERROR`.
     """
@@ -73,7 +73,7 @@ PERMANENT = frozenset(
         ModelErrorCode.SETUP,
     }
 )
-"""Codes of model errors that the same call would meet again."""
+"""Codes of model errors that a repeated call would meet again."""
 
 
 def is_permanent(error_type: "ErrorType", code: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""The tool calls of a run's log, read when somebody looks at them."""
+"""The tool calls of a run's log, read lazily."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -25,8 +25,8 @@ class _Step(Record):
 class LoggedCalls(Sequence[ToolCallRecord]):
     """The calls of stored steps (`LoggedStep` as JSON), and of steps that came behind them.
 
-    Every claim has all of a run's log at hand, and hardly any criterion looks at earlier calls:
-    making the records at each step would cost more than all its decisions. The first look raises
+    Every claim holds the whole log, and hardly any criterion reads earlier calls: building the
+    records at each step would cost more than all its decisions. The first access raises
     `pydantic.ValidationError` where a stored step cannot be read.
     """
 

@@ -1,11 +1,11 @@
-"""What a memory policy has made of a conversation: kept in the log beside the step that did it."""
+"""The results of a memory policy: kept in the log beside the step that made them."""
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.usage import UsageStats
 
 
 class Window(Record):
-    """Which part of its log a run still shows to its model.
+    """The part of its log that a run still shows to its model.
 
     `since` is the first step of the log that is shown (counted from 0); `task` the step before
     whose input is shown in front of it, where none is given at `since` itself; `summary` the step
@@ -20,7 +20,7 @@ class Window(Record):
 
 
 class Summary(Record):
-    """A summary that stands for the older part of a conversation, and what making it took."""
+    """A summary in place of the older part of a conversation, with its usage and cost."""
 
     text: str
     model: str = ""
@@ -30,7 +30,7 @@ class Summary(Record):
 
 
 class Remembered(Record):
-    """What one step's memory work came to: the window from here on, a summary if one was made."""
+    """The result of one step's memory work: the new window, and a summary if one was made."""
 
     window: Window
     summary: Summary | None = None

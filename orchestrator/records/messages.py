@@ -10,7 +10,7 @@ from stepfleet.orchestrator.records.tools import ToolCall
 
 
 class Role(StrEnum):
-    """Who speaks."""
+    """The author of a message."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -57,7 +57,7 @@ class Message(Record):
 
     @classmethod
     def assistant(cls, text: str, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
-        """Return an assistant message, with the calls it asks for."""
+        """Return an assistant message with its tool calls."""
         return cls(role=Role.ASSISTANT, content=text, tool_calls=tool_calls)
 
     @classmethod
@@ -77,15 +77,15 @@ class Message(Record):
         return self.role in roles
 
     def is_user(self) -> bool:
-        """Return whether a user speaks."""
+        """Return whether this is a user message."""
         return self.role is Role.USER
 
     def is_prompt(self) -> bool:
-        """Return whether a user speaks, and not a part of the fleet in a user's place."""
+        """Return whether this is a user message that no part of the fleet added."""
         return self.role is Role.USER and ADDED not in self.metadata
 
     def is_assistant(self) -> bool:
-        """Return whether the model speaks."""
+        """Return whether this is a message of the model."""
         return self.role is Role.ASSISTANT
 
     def is_tool(self) -> bool:

@@ -13,9 +13,9 @@ from stepfleet.orchestrator.records.base import Record
 
 
 class Answer(Record):
-    """What an execution has answered under an answer contract.
+    """The answer of an execution under an answer contract.
 
-    `final` says that nothing is missing any more. Before that, `text` is an answer whose data
+    `final` means that nothing is missing any more. Before that, `text` is an answer whose data
     is still awaited. `structured` fits the schema of the name `schema_name`.
     """
 
@@ -26,7 +26,7 @@ class Answer(Record):
 
 
 class ContinuationDecision(StrEnum):
-    """One criterion's word. Guards forbid or allow; work drivers request or stop."""
+    """A criterion's decision. Guards forbid or allow; work drivers request or stop."""
 
     FORBID_CONTINUATION = "forbid"
     ALLOW_CONTINUATION = "allow"
@@ -57,7 +57,7 @@ class _Wire(Record):
 
 
 class ContinuationEvaluation(_Wire):
-    """What one criterion decided, with its reason and the numbers it compared."""
+    """One criterion's decision, with its reason and the numbers it compared."""
 
     criterion: str
     decision: ContinuationDecision
@@ -71,19 +71,19 @@ class ContinuationEvaluation(_Wire):
     ) -> "ContinuationEvaluation":
         """Return an evaluation with a default reason made of the criterion's short name."""
         short = criterion.rpartition(".")[2]
-        said = {
+        verb = {
             ContinuationDecision.FORBID_CONTINUATION: "forbade continuation",
             ContinuationDecision.ALLOW_CONTINUATION: "allows continuation",
             ContinuationDecision.REQUEST_CONTINUATION: "requested continuation",
             ContinuationDecision.ALLOW_STOP: "has no more work and allows the stop",
         }[decision]
-        return cls(criterion=short, decision=decision, reason=f"{short} {said}")
+        return cls(criterion=short, decision=decision, reason=f"{short} {verb}")
 
 
 class ContinuationOutcome(_Wire):
-    """All evaluations of one moment and what follows from them.
+    """All evaluations of one moment and their result.
 
-    `stop_reason` means something only when `should_continue` is false.
+    `stop_reason` is meaningful only when `should_continue` is false.
     """
 
     decision: ContinuationDecision
@@ -101,10 +101,7 @@ class ContinuationOutcome(_Wire):
 
     def get_evaluation_for(self, criterion: str) -> ContinuationEvaluation | None:
         """Return the evaluation of the criterion of that short name, or None."""
-        for evaluation in self.evaluations:
-            if evaluation.criterion == criterion:
-                return evaluation
-        return None
+        return next((one for one in self.evaluations if one.criterion == criterion), None)
 
     @property
     def reason(self) -> str:

@@ -1,4 +1,4 @@
-"""What goes to a model and what comes back, in the fleet's own format."""
+"""Requests to models and their responses, in the fleet's own format."""
 
 import operator
 from typing import Any, Literal
@@ -36,7 +36,7 @@ class ModelSettings(Record):
 class OutputFormat(Record):
     """JSON as the form of an answer: any object, or one that fits `json_schema`.
 
-    `name` is what the provider is told the schema is called.
+    `name` is the schema's name in the request.
     """
 
     name: str = "response"
@@ -59,10 +59,10 @@ class ModelRequest(Record):
 
 
 class LLMResponse(Record):
-    """One answer. `usage` is None when the provider reported none.
+    """One response. `usage` is None when the provider reported none.
 
-    A worker then puts an estimate there and sets `usage_estimated`. `remembered` is what a memory
-    policy had made of the conversation before the call. `cache` is set where the response cache
+    A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
+    policy before the call. `cache` is set where the response cache
     took part. `raw` is the provider's payload for hooks in the same process; it is never stored.
     """
 
@@ -85,7 +85,7 @@ class AgentFinish(Record):
 
 
 class AgentContinue(Record):
-    """The model asks for tools, in this order."""
+    """The model calls tools, in this order."""
 
     type: Literal["continue"] = "continue"
     tool_calls: tuple[ToolCall, ...]
@@ -95,7 +95,7 @@ ParsedStep = AgentFinish | AgentContinue
 
 
 def parse_response(response: LLMResponse) -> ParsedStep:
-    """Return what `response` asks for; an answer without tool calls is the end."""
+    """Return the next move of `response`; without tool calls it is the end."""
     if response.tool_calls:
         return AgentContinue(tool_calls=response.tool_calls)
     return AgentFinish(output=response.content)

@@ -1,4 +1,4 @@
-"""What an agent run is between two steps. Pure values; `with_...` methods return copies."""
+"""The state of a run between two steps. Pure values; `with_...` methods return copies."""
 
 import copy
 from datetime import datetime
@@ -21,7 +21,7 @@ ToolResults = tuple[ToolCallRecord, ...] | LoggedCalls
 
 
 class Lifecycle(StrEnum):
-    """Where a run is in its life; the last four are end states."""
+    """The status of a run; the last four are end states."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
@@ -46,7 +46,7 @@ class StateInfo(Record):
     """Identity and the three clocks of a run.
 
     `started_at`: when the session was created, set once. `execution_started_at`: when a
-    worker first took up the current execution. `cumulative_execution_seconds`: the sum of
+    worker first claimed the current execution. `cumulative_execution_seconds`: the sum of
     the step durations of the current execution. `updated_at` is the moment, by Redis's
     clock, that this state describes: criteria compare against it instead of a local clock.
     """
@@ -70,7 +70,7 @@ class StateInfo(Record):
 
 
 class LastStep(Record):
-    """The facts of the newest step that criteria ask for."""
+    """The facts of the newest step, for criteria."""
 
     step: int
     type: StepType
@@ -135,7 +135,7 @@ class AgentState(Record):
         return self._changed(last_continuation_outcome=outcome)
 
     def next_execution(self) -> "AgentState":
-        """Return the state at the start of a further turn on the same session.
+        """Return the state at the start of the next execution of the same run.
 
         Counters, clocks, failures and the strategy's state of the execution start anew; the
         conversation, identity, metadata, custom state and the session's totals stay.

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
 
 
 class StepType(StrEnum):
-    """What a step turned out to be."""
+    """The type of a step, by its result."""
 
     TOOL_EXECUTION = "tool_execution"
     FINAL_RESPONSE = "final_response"
@@ -37,7 +37,7 @@ class FinishReason(StrEnum):
 
 
 class StepResult(Record):
-    """One think-act cycle: one model call and the tools that it asked for.
+    """One think-act cycle: one model call and its tool calls.
 
     `step` counts from 1. `thought` is the model's text. `usage` and `cost_usd` are this
     step's alone; `usage_reported` is false when the provider sent no usage: then both are
@@ -46,7 +46,7 @@ class StepResult(Record):
     took part in the call.
     """
 
-    # What `to_dict` computes may come back in.
+    # Computed fields of `to_dict` are accepted again.
     model_config = ConfigDict(extra="ignore")
 
     step: int
@@ -77,7 +77,7 @@ class StepResult(Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def has_tool_calls(self) -> bool:
-        """Whether the model asked for tools."""
+        """Whether the model called tools."""
         return bool(self.tool_calls)
 
 
@@ -101,10 +101,10 @@ class Progress(Record):
 
 
 class LoggedStep(Record):
-    """What one committed step added: a log field of the run. Writing it twice is harmless.
+    """The log entry of one committed step. Writing it twice is harmless.
 
-    `execution` numbers the run's executions (turns) from 1; `committed_at` is Redis's time.
-    `progress` is what the step changed in the state beyond its result; its messages are among
+    `execution` numbers the run's executions from 1; `committed_at` is Redis's time.
+    `progress` holds the step's changes of the state beyond its result; its messages are among
     `messages`. `remembered` is set where the step moved the window of the run's memory.
     """
 
@@ -118,15 +118,15 @@ class LoggedStep(Record):
 
 
 class _Unread(Record):
-    """A record that is there and not looked into."""
+    """A record whose content is not read."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class SaidStep(Record):
-    """A logged step as claims read it: its messages. The rest of it is for people.
+class StepMessages(Record):
+    """A logged step as claims read it: its messages.
 
-    Its fields are all known by name, so that a record of a later release is refused.
+    All fields are known by name, so that a record of a later release is refused.
     """
 
     messages: tuple[Message, ...] = ()

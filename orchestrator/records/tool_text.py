@@ -1,4 +1,4 @@
-"""Says how a tool's outcome reads for the model. Pure."""
+"""The text of a tool's outcome for the model. Pure."""
 
 import json
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ def media_messages(records: Iterable[ToolCallRecord]) -> tuple[Message, ...]:
     blocks: list[Block] = []
     for record in records:
         if record.media:
-            said = f"Shown by tool {record.tool_name} (call {record.call_id}):"
-            blocks += [{"text": said}, *record.media]
+            caption = f"Shown by tool {record.tool_name} (call {record.call_id}):"
+            blocks += [{"text": caption}, *record.media]
     return (Message.added(blocks, by="tools"),) if blocks else ()
 
 
@@ -42,5 +42,5 @@ def value_text(value: Any) -> str:
 
 
 def error_data(error: ErrorInfo) -> dict[str, Any]:
-    """Return what a model is told of a failure."""
+    """Return a failure as data for the model."""
     return {"error": {"code": error.code, "message": error.message, "retryable": error.retryable}}

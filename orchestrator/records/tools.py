@@ -1,4 +1,4 @@
-"""Tool calls as the model asked for them and as they went. Pure values."""
+"""Tool calls as the model made them, and their records. Pure values."""
 
 from datetime import datetime
 from typing import Any
@@ -13,9 +13,9 @@ NOT_EXECUTED = "NOT_EXECUTED"
 
 
 class ToolCall(Record):
-    """One call that the model asked for.
+    """One call of the model.
 
-    `error` says why the call cannot be executed (no name, arguments that are not a JSON
+    `error` is the reason why the call cannot be executed (no name, arguments that are not a JSON
     object, ...); such a call is answered with that error and never run.
     """
 
@@ -26,7 +26,7 @@ class ToolCall(Record):
 
 
 class ToolSpec(Record):
-    """What the model is told of a tool; `parameters` is a JSON Schema of an object."""
+    """The description of a tool for the model; `parameters` is a JSON Schema of an object."""
 
     name: str
     description: str = ""

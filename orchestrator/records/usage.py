@@ -54,22 +54,15 @@ class UsageStats(Record):
 
     def __sub__(self, other: "UsageStats") -> "UsageStats":
         """Return the difference, field by field (what a removed step had added)."""
-        return UsageStats(
-            prompt_tokens=self.prompt_tokens - other.prompt_tokens,
-            completion_tokens=self.completion_tokens - other.completion_tokens,
-            total_tokens=self.total_tokens - other.total_tokens,
-            llm_calls=self.llm_calls - other.llm_calls,
-            cached_tokens=self.cached_tokens - other.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens - other.reasoning_tokens,
-            cached_calls=self.cached_calls - other.cached_calls,
-        )
+        counts = {name: getattr(self, name) - getattr(other, name) for name in _COUNTS}
+        return UsageStats.model_construct(**counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a call that failed may be charged for: tokens, USD, and whether they are counted here.
+    """The possible charge for a failed call: tokens and USD.
 
-    Where `estimated` is false, the provider has said them.
+    With `estimated` they are counted here; otherwise the provider has reported them.
     """
 
     tokens: int

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.records.run.step_lines import described
+from stepfleet.orchestrator.records.run.report import described
 from stepfleet.orchestrator.records.run.trace_steps import one_line
 from stepfleet.orchestrator.records.text.redaction import redact
 from stepfleet.worker.ports import StepObserver

@@ -63,16 +63,16 @@ def _metadata(message: Message, config: SlimSerializationConfig) -> dict[str, An
 
 
 def _call(call: ToolCall, limit: int) -> dict[str, Any]:
-    told = {
+    entry = {
         "id": call.id,
         "name": call.name,
         "arguments": shortened_arguments(copy.deepcopy(call.arguments), limit),
     }
-    return told if call.error is None else {**told, "error": call.error}
+    return entry if call.error is None else {**entry, "error": call.error}
 
 
 def _redacted(call: Any) -> dict[str, Any]:
-    """Return only what identifies a call, also of one in a provider's form."""
+    """Return only id and name of a call, also of one in a provider's form."""
     entry = call if isinstance(call, Mapping) else {}
     function = entry.get("function")
     inner = function.get("name") if isinstance(function, Mapping) else None
@@ -80,7 +80,7 @@ def _redacted(call: Any) -> dict[str, Any]:
 
 
 def _whole_call(entry: Any) -> Any:
-    """Return what a call is read from: our form, or a provider's by its id and name."""
+    """Return the readable form of a call: ours, or a provider's by its id and name."""
     if not isinstance(entry, Mapping) or "function" not in entry:
         return entry
     return {"id": entry.get("id"), "name": _redacted(entry)["name"]}

@@ -1,4 +1,4 @@
-"""What a stop reason amounts to: the status that a caller sees, and the end state of the run."""
+"""Stop reasons as the status that a caller sees, and as the end state of the run."""
 
 from enum import StrEnum
 
@@ -15,36 +15,24 @@ class RunStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-_STATUS = {
-    StopReason.COMPLETED: RunStatus.COMPLETED,
-    StopReason.FINISH_REASON: RunStatus.COMPLETED,
-    StopReason.STEPS_LIMIT: RunStatus.MAX_ITERATIONS_REACHED,
-    StopReason.TOKEN_LIMIT: RunStatus.MAX_ITERATIONS_REACHED,
-    StopReason.TIME_LIMIT: RunStatus.MAX_ITERATIONS_REACHED,
-    StopReason.ERROR: RunStatus.ERROR,
-    StopReason.RETRY_LIMIT: RunStatus.ERROR,
-    StopReason.GUARD: RunStatus.ERROR,
-    StopReason.USER_REQUESTED: RunStatus.CANCELLED,
-}
-
-_LIFECYCLE = {
-    StopReason.COMPLETED: Lifecycle.COMPLETED,
-    StopReason.FINISH_REASON: Lifecycle.COMPLETED,
-    StopReason.STEPS_LIMIT: Lifecycle.STOPPED,
-    StopReason.TOKEN_LIMIT: Lifecycle.STOPPED,
-    StopReason.TIME_LIMIT: Lifecycle.STOPPED,
-    StopReason.GUARD: Lifecycle.STOPPED,
-    StopReason.ERROR: Lifecycle.FAILED,
-    StopReason.RETRY_LIMIT: Lifecycle.FAILED,
-    StopReason.USER_REQUESTED: Lifecycle.CANCELLED,
+_ENDINGS = {
+    StopReason.COMPLETED: (RunStatus.COMPLETED, Lifecycle.COMPLETED),
+    StopReason.FINISH_REASON: (RunStatus.COMPLETED, Lifecycle.COMPLETED),
+    StopReason.STEPS_LIMIT: (RunStatus.MAX_ITERATIONS_REACHED, Lifecycle.STOPPED),
+    StopReason.TOKEN_LIMIT: (RunStatus.MAX_ITERATIONS_REACHED, Lifecycle.STOPPED),
+    StopReason.TIME_LIMIT: (RunStatus.MAX_ITERATIONS_REACHED, Lifecycle.STOPPED),
+    StopReason.GUARD: (RunStatus.ERROR, Lifecycle.STOPPED),
+    StopReason.ERROR: (RunStatus.ERROR, Lifecycle.FAILED),
+    StopReason.RETRY_LIMIT: (RunStatus.ERROR, Lifecycle.FAILED),
+    StopReason.USER_REQUESTED: (RunStatus.CANCELLED, Lifecycle.CANCELLED),
 }
 
 
 def run_status(reason: StopReason) -> RunStatus:
-    """Return the status that `reason` amounts to."""
-    return _STATUS[reason]
+    """Return the status of a run with that stop reason."""
+    return _ENDINGS[reason][0]
 
 
 def end_state(reason: StopReason) -> Lifecycle:
-    """Return the end state that `reason` amounts to."""
-    return _LIFECYCLE[reason]
+    """Return the end state of a run with that stop reason."""
+    return _ENDINGS[reason][1]

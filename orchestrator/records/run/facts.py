@@ -1,4 +1,4 @@
-"""A run's facts: the fields of a result, and what is counted from them. Knows no presentation."""
+"""A run's facts: the fields of a result, and the figures derived from them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class LostAttempt(Record):
 
 
 class RunFacts(Record):
-    """What is known of one run; `AgentRunResult` adds the ways to look at it.
+    """The facts of one run; `AgentRunResult` adds views of them.
 
     Times are UTC; `duration_seconds` is `end_time - start_time`. `error` is set exactly when
     the status is `error`. `stop_reason` and `status` are None while the run is active.
@@ -78,7 +78,7 @@ class RunFacts(Record):
     is never part of a result.
     """
 
-    # What `to_dict` computes may come back in.
+    # Computed fields of `to_dict` are accepted again.
     model_config = ConfigDict(extra="ignore")
 
     run_id: str
@@ -143,7 +143,7 @@ class RunFacts(Record):
 
     @property
     def saved_usd(self) -> float:
-        """What calls would have cost that the response cache answered, as far as is known (USD)."""
+        """The known cost of the calls that the response cache answered (USD)."""
         return sum(step.cache.saved_usd for step in self.steps if step.cache)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a run comes from, when it did not begin with its own input. Pure values."""
+"""The origin of a run that did not begin with its own input. Pure values."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from stepfleet.orchestrator.records.base import Record
 
 
 class OriginKind(StrEnum):
-    """How a run came of another one."""
+    """How a run began from another one."""
 
     FORK = "fork"
     CHECKPOINT = "checkpoint"
@@ -14,7 +14,7 @@ class OriginKind(StrEnum):
 
 
 class RunOrigin(Record):
-    """The run that this one began from, and what was taken over.
+    """The run from which this one began, and the part taken over.
 
     `at` is the number of its steps that this run's log begins with; `tokens` and `cost_usd` are
     what those steps had used: they are part of this run's totals and were paid for there.

@@ -1,32 +1,32 @@
-"""Exceptions that callers ask for: a result that did not end well, or holds no such data."""
+"""Exceptions of `raise_for_status` and `structured_as`."""
 
 from stepfleet.orchestrator.records.errors import AgentException
 from stepfleet.orchestrator.records.run.endings import RunStatus
 from stepfleet.orchestrator.records.run.facts import RunFacts
 
 
-class MaxStepsExceeded(AgentException):
-    """A run stopped at a limit of steps, tokens or time.
-
-    `result` is the run's result, with all that it reached.
-    """
-
-    code = "MAX_ITERATIONS_EXCEEDED"
+class _WithResult(AgentException):
+    """The root of exceptions that carry a run's result."""
 
     def __init__(self, message: str = "", *, result: RunFacts | None = None) -> None:
         super().__init__(message)
         self.result = result
 
 
-class RunFailed(AgentException):
+class MaxStepsExceeded(_WithResult):
+    """A run stopped at a limit of steps, tokens or time; `result` is its result."""
+
+    code = "MAX_ITERATIONS_EXCEEDED"
+
+
+class RunFailed(_WithResult):
     """A run ended in error or was cancelled; `result` is its result.
 
     `code`, `type` and `retryable` are those of the failure that ended it, where one did.
     """
 
     def __init__(self, message: str = "", *, result: RunFacts | None = None) -> None:
-        super().__init__(message)
-        self.result = result
+        super().__init__(message, result=result)
         failure = result.last_failure if result else None
         if failure is not None:
             self.code = failure.code
@@ -34,14 +34,10 @@ class RunFailed(AgentException):
             self.retryable = failure.retryable
 
 
-class RunActive(AgentException):
-    """A run has not ended yet; `result` is what it reached so far."""
+class RunActive(_WithResult):
+    """A run has not ended yet; `result` is its result so far."""
 
     retryable = True
-
-    def __init__(self, message: str = "", *, result: RunFacts | None = None) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 class StructuredDataError(AgentException):

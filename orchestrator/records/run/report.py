@@ -1,4 +1,4 @@
-"""A run told as text: one line, a trace, or everything. Decides wording and nothing else."""
+"""A run or a step as text: one line, a trace, or everything. Decides wording and nothing else."""
 
 import json
 from collections.abc import Iterator
@@ -10,9 +10,16 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.endings import RunStatus
 from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts
 from stepfleet.orchestrator.records.run.trace import parts_of
-from stepfleet.orchestrator.records.run.trace_steps import one_line
+from stepfleet.orchestrator.records.run.trace_steps import (
+    Action,
+    FinalAnswer,
+    Observation,
+    PlanningStep,
+    one_line,
+)
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import FinishReason, StepResult
+from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
+from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
@@ -106,8 +113,8 @@ def replayed(facts: RunFacts) -> str:
     """Return the readable trace: figures, numbered steps, final and structured output."""
     lines = [*_head(facts), "", "Steps:"]
     for step in facts.steps:
-        told = [part.describe() for part in parts_of(facts, step)] + _model_failures(step)
-        lines += _numbered(step.step, told or ["(the model said nothing)"])
+        parts = [part.describe() for part in parts_of(facts, step)] + _model_failures(step)
+        lines += _numbered(step.step, parts or ["(the model said nothing)"])
     return "\n".join([*lines, *_tail(facts)]) + "\n"
 
 
@@ -119,6 +126,30 @@ def explained(facts: RunFacts) -> str:
     if facts.lost_attempts:
         lines += ["", "Lost attempts:", *(f"  {_lost(one)}" for one in facts.lost_attempts)]
     return "\n".join([*lines, *_tail(facts)]) + "\n"
+
+
+def described(step: StepResult) -> str:
+    """Return a step on one line: type, duration, tokens, text, calls and results."""
+    tokens = f"{step.usage.total_tokens} tokens" if step.usage else "no usage"
+    spent = f"{step.duration_ms:.0f} ms, {'cached' if step.cached else tokens}"
+    parts = "; ".join(_step_parts(step)) or "nothing"
+    return f"step {step.step}: {step.type.value} ({spent}): {parts}"
+
+
+def _step_parts(step: StepResult) -> Iterator[str]:
+    if step.thought:
+        ends = step.type is StepType.FINAL_RESPONSE
+        part = FinalAnswer(answer=step.thought) if ends else PlanningStep(plan=step.thought)
+        yield part.describe()
+    for call in step.tool_calls:
+        name, identity = call.tool_name, call.call_id
+        yield Action(tool_name=name, tool_call_id=identity, arguments=call.arguments).describe()
+        text = result_text(call)
+        yield Observation(tool_call_id=identity, result=text, is_error=call.is_error).describe()
+    in_calls = {call.error.message for call in step.tool_calls if call.error}
+    for error in step.errors:
+        if error.message not in in_calls:
+            yield _error_line(error)
 
 
 def _head(facts: RunFacts) -> list[str]:
@@ -196,10 +227,14 @@ def _call(call: ToolCallRecord) -> Iterator[str]:
 
 def _model_failures(step: StepResult) -> list[str]:
     return [
-        f"Error: {error.type.value} ({error.code}): {one_line(error.message)}"
+        _error_line(error)
         for error in step.errors
         if error.call_id is None and error.tool_name is None
     ]
+
+
+def _error_line(error: ErrorInfo) -> str:
+    return f"Error: {error.type.value} ({error.code}): {one_line(error.message)}"
 
 
 def _lost(lost: LostAttempt) -> str:
@@ -210,8 +245,8 @@ def _lost(lost: LostAttempt) -> str:
     return f"step {lost.step}, {lost.kind}, {lost.seconds:.2f} s{cost}{doubt}{why}"
 
 
-def _numbered(number: int, told: list[str]) -> list[str]:
-    return [f"{number}. {told[0]}", *(f"   {line}" for line in told[1:])]
+def _numbered(number: int, lines: list[str]) -> list[str]:
+    return [f"{number}. {lines[0]}", *(f"   {line}" for line in lines[1:])]
 
 
 def _duration(facts: RunFacts) -> str:

@@ -1,11 +1,14 @@
-"""A finished (or running) run as its caller sees it: its facts, and the ways to look at them."""
+"""The result of a finished (or running) run: its facts, and views of them."""
 
-from typing import TypeVar
+import json
+from typing import NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.endings import RunStatus, end_state, run_status
 from stepfleet.orchestrator.records.run.facts import LostAttempt, LostKind, RunFacts
-from stepfleet.orchestrator.records.run.raising import check_ended_well
+from stepfleet.orchestrator.records.run.raising import StructuredDataError, check_ended_well
 from stepfleet.orchestrator.records.run.report import (
     DebugSummary,
     debugged,
@@ -13,9 +16,9 @@ from stepfleet.orchestrator.records.run.report import (
     replayed,
     summarized,
 )
-from stepfleet.orchestrator.records.run.structured import read_structured
 from stepfleet.orchestrator.records.run.trace import AgentTrace, added_messages, trace_of
 from stepfleet.orchestrator.records.run.trace_steps import AgentStep
+from stepfleet.orchestrator.records.text.validation import explain_invalid
 
 __all__ = ["AgentRunResult", "LostAttempt", "LostKind", "RunStatus", "end_state", "run_status"]
 
@@ -30,7 +33,7 @@ class AgentRunResult(RunFacts):
         return summarized(self)
 
     def debug(self) -> DebugSummary:
-        """Return what the run came to, in short: why it stopped, its errors, what it used."""
+        """Return a summary: stop reason, errors, usage."""
         return debugged(self)
 
     def replay(self) -> str:
@@ -59,7 +62,7 @@ class AgentRunResult(RunFacts):
         Raises `StructuredDataError` that names the place when there is no data, no schema, or
         data of another schema.
         """
-        return read_structured(self, expected)
+        return _structured(self, expected)
 
     def raise_for_status(self) -> "AgentRunResult":
         """Return the result if the run completed.
@@ -69,3 +72,23 @@ class AgentRunResult(RunFacts):
         """
         check_ended_well(self)
         return self
+
+
+def _structured(facts: RunFacts, expected: type[T]) -> T:
+    """Return the structured data; a type with a name is only read from its own schema's data."""
+    if facts.structured is None:
+        _refuse(facts, "field '<root>' holds no structured data")
+    if facts.schema_name is None:
+        _refuse(facts, "field 'schema_name' is not set: the run had no completion schema")
+    name = getattr(expected, "__name__", facts.schema_name)
+    is_plain = getattr(expected, "__module__", "") == "builtins"
+    if not is_plain and name != facts.schema_name:
+        _refuse(facts, f"field '<root>' has the schema {facts.schema_name!r}, not {name!r}")
+    try:
+        return TypeAdapter(expected).validate_json(json.dumps(facts.structured))
+    except ValidationError as error:
+        _refuse(facts, explain_invalid(error))
+
+
+def _refuse(facts: RunFacts, why: str) -> NoReturn:
+    raise StructuredDataError(f"structured data of run {facts.run_id}: {why}") from None

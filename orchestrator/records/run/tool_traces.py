@@ -1,4 +1,4 @@
-"""The tool calls of a run, to be asked for by name or outcome. Values, derived from its log."""
+"""The tool calls of a run, selected by name or outcome. Values, derived from its log."""
 
 from collections.abc import Iterable
 

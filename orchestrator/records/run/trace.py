@@ -1,4 +1,4 @@
-"""Derives from a run's facts what it did, as typed steps or as messages. Stores nothing."""
+"""A run's trace as typed steps or as messages, derived from its facts. Stores nothing."""
 
 from collections.abc import Iterable, Iterator
 
@@ -25,14 +25,14 @@ MALFORMED = "INVALID_FUNCTION_CALL"
 
 
 class AgentTrace(Record):
-    """What a run did, in order."""
+    """The steps of a run, in order."""
 
     steps: tuple[AgentStep, ...] = ()
     is_success: bool = False
 
     @property
     def action_count(self) -> int:
-        """How many tool calls the model asked for."""
+        """How many tool calls the model made."""
         return sum(isinstance(step, Action) for step in self.steps)
 
     @property
@@ -53,7 +53,7 @@ def trace_of(facts: RunFacts, task: str | None = None) -> AgentTrace:
 
 
 def parts_of(facts: RunFacts, step: StepResult) -> Iterator[AgentStep]:
-    """Return what one committed step amounts to."""
+    """Yield the parts of one committed step."""
     ends = facts.status is RunStatus.COMPLETED and step is facts.steps[-1]
     answers = [call for call in step.tool_calls if call.tool_name in ANSWER_TOOLS] if ends else []
     text_answers = ends and not step.tool_calls

@@ -18,13 +18,13 @@ LINE_LENGTH = 120
 
 
 class Task(Record):
-    """What the run was asked."""
+    """The task of the run."""
 
     type: Literal["task"] = "task"
     content: str
 
     def to_message(self) -> Message:
-        """Return the user message that asks it."""
+        """Return the task as a user message."""
         return Message.user(self.content)
 
     def describe(self) -> str:
@@ -39,7 +39,7 @@ class PlanningStep(Record):
     plan: str
 
     def to_message(self) -> Message:
-        """Return the assistant message that says it."""
+        """Return the text as an assistant message."""
         return Message.assistant(self.plan)
 
     def describe(self) -> str:
@@ -48,7 +48,7 @@ class PlanningStep(Record):
 
 
 class Action(Record):
-    """A tool call that the model asked for."""
+    """A tool call of the model."""
 
     type: Literal["action"] = "action"
     tool_name: str
@@ -67,7 +67,7 @@ class Action(Record):
 
 
 class Observation(Record):
-    """What a tool call came to; `result` is the text that the model read."""
+    """The result of a tool call; `result` is the text that the model read."""
 
     type: Literal["observation"] = "observation"
     tool_call_id: str
@@ -85,14 +85,14 @@ class Observation(Record):
 
 
 class FinalAnswer(Record):
-    """What the run answered; `structured` is its data where a schema asked for some."""
+    """The run's answer; `structured` is its data where the agent has an answer schema."""
 
     type: Literal["final_answer"] = "final_answer"
     answer: str
     structured: Any = None
 
     def to_message(self) -> Message:
-        """Return the assistant message that says it."""
+        """Return the text as an assistant message."""
         return Message.assistant(self.answer)
 
     def describe(self) -> str:

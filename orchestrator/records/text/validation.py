@@ -16,13 +16,13 @@ def explain_invalid(
 ) -> str:
     """Return the first `limit` problems of `error` as `field 'a.b': message`, joined by `; `.
 
-    With the `record` that was read, unknown fields are told with the one that may be meant.
+    With `record`, the type that was read, unknown fields are reported with the closest known one.
     `count` is how many problems there are, where `error` has only some of them.
     """
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    said = [_problem(one["loc"], one["type"], one["msg"], record) for one in problems[:limit]]
-    more = (count or len(problems)) - len(said)
-    return "; ".join(said) + (f"; and {more} more" if more > 0 else "")
+    texts = [_problem(one["loc"], one["type"], one["msg"], record) for one in problems[:limit]]
+    more = (count or len(problems)) - len(texts)
+    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

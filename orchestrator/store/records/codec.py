@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle, ToolResults
-from stepfleet.orchestrator.records.steps import LoggedStep, SaidStep
+from stepfleet.orchestrator.records.steps import LoggedStep, StepMessages
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 
@@ -140,7 +140,7 @@ def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCal
     with _reading():
         steps = _steps(fields, first)
         # Without pydantic's wrapper, a tenth of it: a claim does this for every earlier step.
-        read = SaidStep.__pydantic_validator__.validate_json
+        read = StepMessages.__pydantic_validator__.validate_json
         return [read(one).messages for one in steps], LoggedCalls(steps)
 
 

@@ -18,8 +18,8 @@ from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
 from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.run.report import described
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.run.step_lines import described
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
