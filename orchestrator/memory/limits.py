@@ -6,7 +6,7 @@ Pure. A run's requests follow the same rules in strides (see `window`).
 from collections.abc import Callable, Sequence
 
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.memory.pruning import estimate_tokens, exchanges
+from stepfleet.orchestrator.memory.pruning import estimate_tokens, exchanges, newest_within
 from stepfleet.orchestrator.records.messages import Message
 
 Count = Callable[[Message], int]
@@ -24,7 +24,7 @@ def limited(
     if policy.max_messages is not None:
         rest = whole(rest[-policy.max_messages :]) or newest(rest)
     if policy.max_tokens is not None:
-        rest = _within(rest, policy.max_tokens - sum(map(count, system)), count)
+        rest = tuple(newest_within(rest, policy.max_tokens - sum(map(count, system)), count))
     return (*system, *rest)
 
 
@@ -68,12 +68,3 @@ def paired(messages: Sequence[Message]) -> tuple[Message, ...]:
         elif first.text or not first.tool_calls:
             kept.append(first.model_copy(update={"tool_calls": ()}))
     return tuple(kept)
-
-
-def _within(messages: tuple[Message, ...], budget: int, count: Count) -> tuple[Message, ...]:
-    groups = list(exchanges(messages))
-    sizes = [sum(map(count, group)) for group in groups]
-    start = 0
-    while start < len(groups) - 1 and sum(sizes[start:]) > budget:
-        start += 1
-    return tuple(message for group in groups[start:] for message in group)

@@ -1,7 +1,7 @@
-"""Shortens a conversation to a number of tokens without parting calls from their results."""
+"""Shortens a conversation to a number of tokens; calls stay with their results."""
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from stepfleet.orchestrator.records.messages import Message
 
@@ -47,18 +47,30 @@ def prune_to_token_limit(messages: Sequence[Message], limit: int | None) -> tupl
     """
     head = _head(messages)
     pinned, rest = messages[:head], messages[head:]
-    total = sum(map(estimate_tokens, messages))
-    budget = limit if limit is not None else int(total * UNKNOWN_LIMIT_SHARE)
-    groups = list(exchanges(rest))
-    while len(groups) > 1 and total > budget:
-        total -= sum(map(estimate_tokens, groups.pop(0)))
-    return (*pinned, *(message for group in groups for message in group))
+    if limit is None:
+        limit = int(sum(map(estimate_tokens, messages)) * UNKNOWN_LIMIT_SHARE)
+    budget = limit - sum(map(estimate_tokens, pinned))
+    return (*pinned, *newest_within(rest, budget, estimate_tokens))
+
+
+def newest_within(
+    messages: Sequence[Message], budget: int, count: Callable[[Message], int]
+) -> Iterator[Message]:
+    """Yield the newest exchanges that fit a budget of tokens; the newest one always."""
+    groups = list(exchanges(messages))
+    sizes = [sum(map(count, group)) for group in groups]
+    total, start = sum(sizes), 0
+    while start < len(groups) - 1 and total > budget:
+        total -= sizes[start]
+        start += 1
+    for group in groups[start:]:
+        yield from group
 
 
 def exchanges(messages: Sequence[Message]) -> Iterator[list[Message]]:
     """Split into what must stay together: a message, or calls with all their results.
 
-    What a part of the fleet added stays with the message that it is behind.
+    A message that a part of the fleet added stays with the one before it.
     """
     group: list[Message] = []
     for message in messages:

@@ -30,7 +30,7 @@ from stepfleet.orchestrator.events.envelope import (
 from stepfleet.orchestrator.protocol.attempt import Attempt
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
-from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, brief
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
@@ -118,7 +118,7 @@ def _step(
     if result.cached:
         completed["cached"] = True
     if traced:
-        completed["continuation"] = _decision(traced)
+        completed["continuation"] = brief(traced)
     return [*found, _event(claim, EventType.STEP_COMPLETED, facts.now, completed)]
 
 
@@ -144,18 +144,10 @@ def _tool_call(claim: Claim, call: ToolCallRecord) -> list[Event]:
     ]
 
 
-def _decision(outcome: ContinuationOutcome) -> dict[str, Any]:
-    return {
-        "should_continue": outcome.should_continue,
-        "stop_reason": None if outcome.should_continue else outcome.stop_reason.value,
-        "resolved_by": outcome.resolved_by,
-    }
-
-
 def _trace(claim: Claim, outcome: ContinuationOutcome) -> dict[str, Any]:
     return {
         "step_number": claim.number,
-        **_decision(outcome),
+        **brief(outcome),
         "evaluations": [
             {
                 "criterion": one.criterion.rpartition(".")[2],

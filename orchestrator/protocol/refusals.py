@@ -1,4 +1,4 @@
-"""Records of tool calls that were not executed, or whose outcome nobody knows."""
+"""Records of tool calls that were not executed, or whose outcome is unknown."""
 
 from datetime import datetime
 
@@ -36,7 +36,6 @@ def unknown_outcome(call: ToolCall, at: datetime) -> ToolCallRecord:
     record = refused(
         call,
         at,
-        error_type=ErrorType.TOOL,
         code="OUTCOME_UNKNOWN",
         message=(
             "a worker was lost while this tool ran; whether it took effect is unknown, "
@@ -44,3 +43,27 @@ def unknown_outcome(call: ToolCall, at: datetime) -> ToolCallRecord:
         ),
     )
     return record.model_copy(update={"repeated": True})
+
+
+def waited_in_vain(call: ToolCall, at: datetime) -> ToolCallRecord:
+    """Return the record of a call that had no result when the run's patience ended."""
+    return refused(
+        call,
+        at,
+        error_type=ErrorType.TIMEOUT,
+        code="TIMEOUT_ERROR",
+        message=(
+            f"tool {call.name!r} had no result when the run's time limit had passed; start more "
+            "workers for its queue, or raise time_limit"
+        ),
+    )
+
+
+def gave_up(call: ToolCall, at: datetime, crashes: int) -> ToolCallRecord:
+    """Return the record of a call that repeatedly ended its worker."""
+    return refused(
+        call,
+        at,
+        code="WORKER_LOST",
+        message=f"tool {call.name!r} ended its worker {crashes} times; it is not tried again",
+    )

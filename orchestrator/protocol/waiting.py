@@ -12,9 +12,8 @@ from typing import Any
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
-from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
+from stepfleet.orchestrator.records.tools import ToolCall
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a run without a wall-clock limit waits for tool calls."""
@@ -130,28 +129,3 @@ def patience(config: AgentConfig, state: AgentState, now: datetime) -> float:
         return LONGEST_WAIT.total_seconds()
     left = (started + timedelta(seconds=config.time_limit) - now).total_seconds()
     return min(max(left, 0.0), LONGEST_WAIT.total_seconds())
-
-
-def waited_in_vain(call: ToolCall, at: datetime) -> ToolCallRecord:
-    """Return the record of a call that had no result when the run's patience ended."""
-    return refused(
-        call,
-        at,
-        error_type=ErrorType.TIMEOUT,
-        code="TIMEOUT_ERROR",
-        message=(
-            f"tool {call.name!r} had no result when the run's time limit had passed; start more "
-            "workers for its queue, or raise time_limit"
-        ),
-    )
-
-
-def gave_up(call: ToolCall, at: datetime, crashes: int) -> ToolCallRecord:
-    """Return the record of a call that repeatedly ended its worker."""
-    return refused(
-        call,
-        at,
-        error_type=ErrorType.TOOL,
-        code="WORKER_LOST",
-        message=f"tool {call.name!r} ended its worker {crashes} times; it is not tried again",
-    )

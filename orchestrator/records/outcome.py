@@ -115,3 +115,12 @@ class ContinuationOutcome(_Wire):
         if self.stop_reason is StopReason.ERROR:
             return "the last step failed and no criterion asked for another"
         return "no criterion asked for more work"
+
+
+def brief(outcome: ContinuationOutcome) -> dict[str, Any]:
+    """Return an outcome without its evaluations, as JSON data."""
+    return {
+        "should_continue": outcome.should_continue,
+        "stop_reason": None if outcome.should_continue else outcome.stop_reason.value,
+        "resolved_by": outcome.resolved_by,
+    }

@@ -60,7 +60,12 @@ class ToolCallRecord(Record):
 
 
 def refused(
-    call: ToolCall, at: datetime, *, error_type: ErrorType, code: str, message: str
+    call: ToolCall,
+    at: datetime,
+    *,
+    code: str,
+    message: str,
+    error_type: ErrorType = ErrorType.TOOL,
 ) -> ToolCallRecord:
     """Return an error record of a call that was not executed."""
     return ToolCallRecord(

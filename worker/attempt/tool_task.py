@@ -11,9 +11,9 @@ from functools import partial
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
-from stepfleet.orchestrator.protocol.refusals import not_run
+from stepfleet.orchestrator.protocol.refusals import gave_up, not_run
 from stepfleet.orchestrator.protocol.suspicion import Stance
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint, gave_up
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation

@@ -16,8 +16,8 @@ from stepfleet.orchestrator.protocol.attempt import (
     Wait,
 )
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.refusals import not_run
-from stepfleet.orchestrator.protocol.waiting import divided, waited_in_vain
+from stepfleet.orchestrator.protocol.refusals import not_run, waited_in_vain
+from stepfleet.orchestrator.protocol.waiting import divided
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord

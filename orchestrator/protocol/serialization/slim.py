@@ -21,6 +21,7 @@ from stepfleet.orchestrator.protocol.serialization.slim_messages import (
 )
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import brief
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
 from stepfleet.orchestrator.records.steps import StepResult, StepType
 from stepfleet.orchestrator.records.text.validation import explain_invalid
@@ -53,6 +54,7 @@ class SlimSerializer:
         kept = newest_messages(state.messages, config.kept_messages)
         recent = steps[-config.kept_steps :] if config.kept_steps else ()
         info, failures = state.info, state.failures
+        outcome = state.last_continuation_outcome if config.include_continuation_trace else None
         return {
             "version": VERSION,
             "agent_id": state.agent_id,
@@ -69,9 +71,7 @@ class SlimSerializer:
             "failures": failures.model_dump(mode="json", exclude_defaults=True),
             "messages": [slim_message(message, config) for message in kept],
             "steps": [_step(step) for step in recent],
-            "last_continuation": _continuation(state)
-            if config.include_continuation_trace
-            else None,
+            "last_continuation": brief(outcome) if outcome else None,
             "metadata": to_jsonable_python(state.metadata),
         }
 
@@ -147,17 +147,6 @@ def _step(step: StepResult) -> dict[str, Any]:
         "usage": {"total": step.usage.total_tokens if step.usage else 0},
         "duration_ms": step.duration_ms,
         "tool_calls": slim_calls(step.tool_calls),
-    }
-
-
-def _continuation(state: AgentState) -> dict[str, Any] | None:
-    outcome = state.last_continuation_outcome
-    if outcome is None:
-        return None
-    return {
-        "should_continue": outcome.should_continue,
-        "stop_reason": None if outcome.should_continue else outcome.stop_reason.value,
-        "resolved_by": outcome.resolved_by,
     }
 
 

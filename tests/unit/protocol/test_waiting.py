@@ -6,14 +6,8 @@ import pytest
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.waiting import (
-    LONGEST_WAIT,
-    awaited,
-    divided,
-    gave_up,
-    patience,
-    waited_in_vain,
-)
+from stepfleet.orchestrator.protocol.refusals import gave_up, waited_in_vain
+from stepfleet.orchestrator.protocol.waiting import LONGEST_WAIT, awaited, divided, patience
 from stepfleet.orchestrator.records.state import AgentState, StateInfo
 from stepfleet.orchestrator.records.tools import ToolCall
 
