@@ -19,6 +19,7 @@ from stepfleet.orchestrator.client.rendering import (
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -53,7 +54,7 @@ class AsyncFleetRuns:
         """
         client = await self._session.open()
         run = await client.runs.get(run_id)
-        left = run.header.get("want") == "cancel"
+        left = run.header.get("want") == Want.CANCEL
         if not (left and cancel_is_left(run.header, await client.runs.now())):
             return run
         await client.control.cancel_quietly(run_id, run.header.get("want_note", ""))

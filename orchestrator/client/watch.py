@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
@@ -56,7 +57,7 @@ def cancel_is_left(header: Mapping[str, str | None], now: datetime) -> bool:
 
     A hint only: the script that cancels decides, by Redis's clock. Pure.
     """
-    held = header.get("token") and header.get("want") == "cancel"
+    held = header.get("token") and header.get("want") == Want.CANCEL
     return bool(held) and int(header.get("lease") or 0) <= milliseconds(now)
 
 

@@ -105,11 +105,18 @@ class Claim:
         return self.step + 1
 
 
+class Want(StrEnum):
+    """A request to a run that a worker holds."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Answer to a journal entry or a renewal: whether the work is still ours.
 
-    `want` is what is requested of the run: `cancel`, `pause` or nothing.
+    `want` is the text of a `Want`, or empty.
     """
 
     ours: bool

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.refusals import gave_up, not_run
 from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.attempt.tool_call import attempt_call
@@ -106,7 +106,7 @@ async def _untake(hint: ToolHint, token: str, ports: Ports) -> None:
 
 def _interrupted(taken: TakenCall, lease: CallLease) -> LostAttempt:
     return LostAttempt(
-        kind="interrupted",
+        kind=LostKind.INTERRUPTED,
         step=taken.hint.step + 1,
         seconds=lease.seconds,
         reason=f"the worker stopped while tool {taken.call.name} ran",

@@ -15,7 +15,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     Parked,
     Wait,
 )
-from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.claim import Claim, Want
 from stepfleet.orchestrator.protocol.refusals import not_run, waited_in_vain
 from stepfleet.orchestrator.protocol.waiting import divided
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -205,7 +205,7 @@ class ToolTurn:
         self._journaled |= set(results)
         self.ports.crash("after-journal")
         self.lease.apply(held)
-        self._pauses = bool(started) and held.ours and held.want == "pause"
+        self._pauses = bool(started) and held.ours and held.want == Want.PAUSE
         if self.lease.interruption:
             await asyncio.sleep(0)
 

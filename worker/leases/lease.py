@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
-from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint, Want
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
@@ -72,7 +72,7 @@ class BaseLease:
         """Interrupt the attempt if the work was taken over, or a cancel is requested."""
         if not held.ours:
             self.interrupt(Interruption.LEASE_LOST)
-        elif held.want == "cancel":
+        elif held.want == Want.CANCEL:
             self.interrupt(Interruption.CANCELLED)
 
     def settle(self) -> None:

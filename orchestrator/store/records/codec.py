@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Messages, Part
-from stepfleet.orchestrator.protocol.claim import Journal
+from stepfleet.orchestrator.protocol.claim import Journal, Want
 from stepfleet.orchestrator.protocol.serialization.handoff import handoff
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
@@ -238,12 +238,13 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
                 "execution_started_at": moment(started) if started else None,
             }
         )
+        note = header.get("want_note")
         update: dict[str, Any] = {
             "info": info,
             "status": Lifecycle(header["status"]),
             "messages": messages,
             "tool_results": calls,
-            "stop_requested": header.get("want_note") if header.get("want") == "cancel" else None,
+            "stop_requested": note if header.get("want") == Want.CANCEL else None,
         }
         return state.model_copy(update=update)
 

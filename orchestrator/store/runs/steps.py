@@ -7,7 +7,15 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import (
+    Claim,
+    Committed,
+    Held,
+    Refusal,
+    Refused,
+    StepHint,
+    Want,
+)
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
@@ -183,7 +191,7 @@ class StepStore:
             "slim": slim(state, ended=verdict.move is Move.FINISH),
             "outcome": stored_outcome(verdict.outcome),
             "log": stored_step(verdict.logged) if verdict.logged else "",
-            "want": "cancel" if state.stop_requested else "",
+            "want": Want.CANCEL if state.stop_requested else "",
             "delay": duration(verdict.delay),
             "grace": duration(self.terms.grace),
             "message": message,
@@ -252,7 +260,7 @@ class StepStore:
             "lost": "",
             "dropped": "",
         }
-        if header.get("want") == "cancel":
+        if header.get("want") == Want.CANCEL:
             outcome = cancelled_outcome(header.get("want_note", ""))
             reason = StopReason.USER_REQUESTED
             fields |= {"verdict": "finish", "outcome": outcome.to_json()}

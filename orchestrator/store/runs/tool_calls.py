@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, StepHint, Want
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint, Waiting
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -86,7 +86,7 @@ class ToolCalls:
             len(tasks),
             *calls,
             queues=[task.queue for task in tasks if in_script],
-            want="cancel" if claim.state.stop_requested else "",
+            want=Want.CANCEL if claim.state.stop_requested else "",
             patience=duration(waiting.patience),
             grace=duration(self.grace),
             began=milliseconds(waiting.began),
@@ -146,7 +146,7 @@ class ToolCalls:
         hint = taken.hint
         step = StepHint(hint.run_id, hint.step)
         late = LostAttempt(
-            kind="late",
+            kind=LostKind.LATE,
             step=hint.step + 1,
             seconds=seconds,
             reason=f"the result of tool {record.tool_name} came when nobody waited for it",
