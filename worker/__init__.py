@@ -3,7 +3,7 @@
 Rooms, from top to bottom:
 
 - `app`, `tasks`: the Celery app and its two tasks
-- `runtime`: what a worker runs besides steps: services, rescue, isolation, shutdown
+- `runtime`: a worker process around its steps: connect, compose, background tasks, shutdown
 - `agents`, `telemetry`: agents as a worker has them; logs, metrics, traces
 - `step`, `ports`: the main path of a step, and what it needs from outside
 - `models`: providers over HTTP

@@ -2,10 +2,10 @@
 
 A tool that runs in the loop, or a library that computes there, keeps the loop's own renewals from
 going out; without this every lease lapses, and other workers pay for the same calls again. The
-thread does nothing but look at a clock until the loop is late. Then it opens a connection of its
-own, renews everything that is held, and warns of what blocks the loop: nothing is lost yet. After
-`limit` seconds it stops, which is an error: the runs may be taken over then. Code that keeps
-Python's interpreter lock keeps this thread, too.
+thread only checks a clock until the loop is late. Then it opens a connection of its own, renews all
+leases, and logs the stack that blocks the loop: nothing is lost yet. After `limit` seconds it
+stops, which is an error: the runs may be taken over then. Code that keeps Python's interpreter lock
+blocks this thread, too.
 """
 
 import asyncio
@@ -85,9 +85,9 @@ class Standby:
     async def _renew_while_late(self) -> None:
         log.warning(
             "the event loop has had no turn for %.1f s, and with it %d steps and tool calls; their"
-            " leases are renewed from another thread, for %g s at most. Tools that compute or"
-            " block belong into a thread (the default of plain functions) or on a queue of their"
-            " own; where it is in a selector below, the machine is overloaded. It is here:\n%s",
+            " leases are renewed from another thread, for %g s at most. Run tools that compute or"
+            " block in a thread (the default of plain functions) or on a queue of their own. If the"
+            " stack below ends in a selector, the machine is overloaded:\n%s",
             self._late,
             len(self._leases),
             self._limit,
@@ -107,13 +107,13 @@ class Standby:
                 await self._round(renew)
                 await asyncio.sleep(self._lease / LOOKS_PER_LEASE)
         if not self._ended.is_set():
-            log.info("the event loop works again, and renews its leases itself")
+            log.info("the event loop runs again, and renews its leases itself")
 
     async def _round(self, renew: Renew) -> None:
-        """Renew all. What part of Redis is away costs its own leases alone, and slots for a while.
+        """Renew all. If a part of Redis is away, only its own leases fail, and occupy slots.
 
-        The next round begins elsewhere, so that no lease is behind those each time. Raises what a
-        lease failed with where none can be renewed.
+        The next round begins elsewhere, so that no lease is behind those each time. Raises a
+        lease's error where none can be renewed.
         """
         held = list(self._leases)
         first = self._turns * TOGETHER % len(held) if held else 0

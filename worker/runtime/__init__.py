@@ -1,1 +1,1 @@
-"""What a worker runs besides steps: services, rescue, isolation, housekeeping, shutdown."""
+"""A worker process around its steps: connect, compose, background tasks, isolation, shutdown."""

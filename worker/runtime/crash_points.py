@@ -2,10 +2,10 @@
 
 `STEPFLEET_CRASH_AT=after-claim` ends the process at the first visit of that point,
 `after-claim:3` at the third. A point whose name begins with `during-` ends it a moment later, in
-the midst of what follows. `STEPFLEET_CRASH_ONCE` names a file that whoever is ended makes first;
-where it exists nobody is ended any more, so that a pool's next child lives. `STEPFLEET_CRASH_BY`
-names another signal, `SIGSTOP` to sleep there. Unset, which is always so outside tests, a point
-costs nothing.
+the midst of the following code. `STEPFLEET_CRASH_ONCE` names a file that the process makes before;
+where it exists no process is ended any more, so that a pool's next child lives.
+`STEPFLEET_CRASH_BY` names another signal, `SIGSTOP` to sleep there. Unset, which is always so
+outside tests, a point costs nothing.
 """
 
 import os

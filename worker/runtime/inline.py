@@ -7,7 +7,6 @@ this and real workers at any step.
 import asyncio
 import time
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -35,12 +34,7 @@ class InlineWorker:
         await self._services.ports()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
         await self._services.aclose()
         self._app.close()
@@ -63,7 +57,7 @@ class InlineWorker:
                 await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
 
     async def _make_calls(self, run_id: str, step: int, indexes: Iterable[int]) -> bool:
-        """Make the tool calls that a run waits for; tell whether any was there to be made."""
+        """Make the tool calls that a run waits for; return whether there was any."""
         hints = [ToolHint(run_id, step, index) for index in indexes]
         reports = await asyncio.gather(*(self._services.run_call(hint) for hint in hints))
         return any(report.refusal is None for report in reports)
