@@ -1,6 +1,6 @@
 """Three turns on one run, in this process: a private Redis, the same steps, no Celery worker.
 
-On a fleet `fleet.submit` and `fleet.runs.send` are the same; workers do what `InlineWorker` does here.
+On a fleet `submit` and `runs.send` are the same; workers do what `InlineWorker` does here.
 """
 
 import asyncio
