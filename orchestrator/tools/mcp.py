@@ -4,7 +4,7 @@ Knows no protocol and connects to nothing: submitting runs needs no server. Work
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -99,10 +99,8 @@ def mcp_server(  # noqa: PLR0913 - one argument per setting of a server
         refresh=refresh,
         version=version,
     )
-    _check_name(server)
-    _check_place(server)
-    _check_secrets(server)
-    _check_seconds(server)
+    for field, problem in (*_of_place(server), *_of_secrets(server), *_of_seconds(server)):
+        raise _wrong(name, field, problem)
     return server
 
 
@@ -119,47 +117,37 @@ def _words(name: str, field: str, given: Iterable[str]) -> tuple[str, ...]:
     return words
 
 
-def _check_name(server: McpServer) -> None:
+def _of_place(server: McpServer) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a server's name and place that are wrong, each with its problem."""
     if not isinstance(server.name, str) or not _NAME.fullmatch(server.name):
-        raise _wrong(server.name, "name", "must be 1 to 32 letters, digits, _ or -")
-
-
-def _check_place(server: McpServer) -> None:
+        yield "name", "must be 1 to 32 letters, digits, _ or -"
     if bool(server.command) == bool(server.url):
-        raise _wrong(server.name, "command", "or 'url': give one of them, the place of the server")
-    if server.command:
+        yield "command", "or 'url': give one of them, the place of the server"
+    elif server.command:
         if server.header_env:
-            raise _wrong(server.name, "header_env", "is for a url; a command gets env")
-        return
-    parts = urlsplit(server.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _wrong(server.name, "url", f"must begin with http:// or https://, not {server.url!r}")
-    if parts.username or parts.password:
-        raise _wrong(
-            server.name, "url", "holds a password; put it into a variable and name it in header_env"
-        )
-    if server.env or server.cwd:
-        field = "env" if server.env else "cwd"
-        raise _wrong(server.name, field, "is for a command; a url gets header_env")
+            yield "header_env", "is for a url; a command gets env"
+    else:
+        parts = urlsplit(server.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            yield "url", f"must begin with http:// or https://, not {server.url!r}"
+        if parts.username or parts.password:
+            yield "url", "holds a password; put it into a variable and name it in header_env"
+        if server.env or server.cwd:
+            yield "env" if server.env else "cwd", "is for a command; a url gets header_env"
 
 
-def _check_secrets(server: McpServer) -> None:
-    variables = (*server.env, *(variable for _, variable in server.header_env))
-    wrong = [one for one in variables if not _VARIABLE.fullmatch(one)]
-    if wrong:
-        field = "env" if wrong[0] in server.env else "header_env"
-        raise _wrong(
-            server.name, field, f"must name environment variables of the worker, not {wrong[0]!r}"
-        )
+def _of_secrets(server: McpServer) -> Iterator[tuple[str, str]]:
+    for variable in (*server.env, *(variable for _, variable in server.header_env)):
+        if not _VARIABLE.fullmatch(variable):
+            field = "env" if variable in server.env else "header_env"
+            yield field, f"must name environment variables of the worker, not {variable!r}"
     for header, _ in server.header_env:
         if not _HEADER.fullmatch(header):
-            raise _wrong(server.name, "header_env", f"has {header!r}, which is no header's name")
+            yield "header_env", f"has {header!r}, which is no header's name"
 
 
-def _check_seconds(server: McpServer) -> None:
-    times = ("timeout", server.timeout), ("connect_timeout", server.connect_timeout)
-    for field, seconds in (*times, ("refresh", server.refresh)):
+def _of_seconds(server: McpServer) -> Iterator[tuple[str, str]]:
+    for field in ("timeout", "connect_timeout", "refresh"):
+        seconds = getattr(server, field)
         if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
-            raise _wrong(
-                server.name, field, f"must be seconds, above 0 and at most {_MAX_SECONDS} (7 days)"
-            )
+            yield field, f"must be seconds, above 0 and at most {_MAX_SECONDS} (7 days)"

@@ -3,12 +3,12 @@
 One handler serves both; the model reads the same text.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.tool_text import ERROR_PREFIX, error_data, value_text
+from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 
 
@@ -47,25 +47,19 @@ class RecordsSink:
         )
 
 
-class MessagesSink:
+class MessagesSink(RecordsSink):
     """Keeps a tool message per call id, for a conversation that is held in messages alone."""
 
     def __init__(self) -> None:
-        self._messages: dict[str, Message] = {}
+        super().__init__(datetime.now(UTC))
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages, in the order of the calls' first reports."""
-        return tuple(self._messages.values())
-
-    def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
-        """Keep a message with the error."""
-        text = ERROR_PREFIX + value_text(error_data(error))
-        self._messages[call.id] = Message.tool(call, text)
-
-    def report_observation(self, call: ToolCall, result: Any) -> None:
-        """Keep a message with the result."""
-        self._messages[call.id] = Message.tool(call, value_text(result))
+        answers = (
+            (one, ToolCall(id=one.call_id, name=one.tool_name)) for one in self.records.values()
+        )
+        return tuple(Message.tool(call, result_text(record)) for record, call in answers)
 
 
 def _of_call(error: ErrorInfo, call: ToolCall) -> ErrorInfo:

@@ -6,6 +6,7 @@ a check endless.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -30,12 +31,10 @@ def checker_of(
     Raises `ConfigurationError` when the schema is not that of an object.
     """
     _check_object(tool, schema)
-    lazily: list[Any] = []
+    validator = cache(lambda: _validator(tool, schema, lenient=checked_again))
 
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
-        if not lazily:
-            lazily.append(_validator(tool, schema, lenient=checked_again))
-        if errors := _errors(tool, lazily[0], arguments):
+        if errors := _errors(tool, validator(), arguments):
             raise ToolArgumentsError(f"tool {tool!r}: {_described(errors)}")
         return dict(arguments)
 
