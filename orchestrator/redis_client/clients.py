@@ -1,6 +1,6 @@
-"""redis-py's own clients of a Redis Cluster, for questions asked now and then.
+"""redis-py's own clients of a Redis Cluster, for occasional reads and for pub/sub.
 
-Runs go over the store's connection; this is for what stands beside them.
+Runs use the store's connection.
 """
 
 from typing import Any

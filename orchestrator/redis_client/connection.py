@@ -76,9 +76,10 @@ class Connection:
 
     def send(self, *command: Any) -> "asyncio.Future[Any]":
         """Send one command and return the future of its reply, which fails as `execute` does."""
-        call = Call(command)
-        self._node.send(call)
-        return call.reply
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # Not by the factories of `Call`, which are slower.
+        self._node.send(Call(command, reply=reply, made_at=time.monotonic()))
+        return reply
 
     async def attempt(self, *command: Any) -> Any:
         """Return the reply to a command that is useful now or never, and is not repeated.

@@ -1,12 +1,15 @@
-"""Talks to Redis in C where hiredis is installed; redis-py's asyncio client does much in Python.
+"""Packs commands and parses replies by hiredis, in C; redis-py alone does more in Python.
 
-Its pipeline serves retries, transactions and metrics that are not asked for here:
-docs/performance.md has what a round trip takes with it and without. A step's scripts have some
-sixty arguments each: packing them is a good part of what a client spends on Redis. A reply that
-came in together with an earlier one is taken as it is; redis-py would set a timer for it first.
+redis-py's pipeline serves retries, transactions and metrics that the store does not use:
+docs/performance.md compares the time of a round trip with it and without. A step's scripts have
+some sixty arguments each; packing them is a good part of a client's time for Redis. A reply that
+has arrived together with an earlier one is returned at once; redis-py would set a timer first.
 
-Silence is what ends a wait, not size: redis-py bounds the time for all of a request and for all of
-a reply, so that what is larger than a slow link carries in that time never gets through.
+Silence ends a wait, not size: redis-py bounds the time of a whole request and of a whole reply, so
+that a large one never passes a slow link.
+
+This reads private parts of redis-py (`_parser`, `_reader`, `redis._parsers`): pyproject.toml bounds
+its version.
 """
 
 import asyncio
@@ -27,7 +30,7 @@ LARGEST_TRIP = 500
 LARGEST_BYTES = 1_000_000
 """A trip takes no further call when it has so many bytes: one lost reply repeats all of it."""
 SLOWEST = 64 * 1024
-"""Bytes per second that a link carries at least; what is sent may take that long to arrive."""
+"""Bytes per second that a link carries at least; a request may take that long to arrive."""
 _SERIALIZER = HiredisRespSerializer()
 _QUICK = frozenset({"EVALSHA", "HGET", "HMGET", "HGETALL"})
 """None of ours has arguments that need more than hiredis."""
@@ -57,7 +60,7 @@ def _size(command: tuple[Any, ...]) -> int:
 
 
 class _PatientParser(_AsyncHiredisParser):
-    """Waits `limit` seconds for each part of a reply; None leaves the time to whoever called."""
+    """Waits `limit` seconds for each part of a reply; None leaves the time to the caller."""
 
     limit: float | None = None
 
@@ -67,10 +70,10 @@ class _PatientParser(_AsyncHiredisParser):
 
 
 class _Packed:
-    """What a connection class gets in front of it.
+    """Mixed into a connection class.
 
-    `allowed` is how long, in seconds, the other side may be silent; `exchange` raises it for what
-    it sends.
+    `allowed` is how long, in seconds, the server may be silent; `exchange` raises it by the size of
+    a request.
     """
 
     socket_timeout: float | None
@@ -109,7 +112,7 @@ class _Packed:
             reply = reader.gets()
             if isinstance(reply, _PLAIN):
                 return reply
-            # What was taken out of the reader is gone: it must not be waited for again.
+            # The reader has given this reply away: it must not be waited for again.
             if isinstance(reply, hiredis.PushNotification):
                 await self._parser.handle_push_response(reply)
             elif reply is not NOT_ENOUGH_DATA:
@@ -125,7 +128,7 @@ class _Packed:
 
 
 def _error_in(reply: Any) -> Exception | None:
-    """Return what a reply is to raise: itself, or the loss of the connection in front of a list."""
+    """Return the exception that a reply is, or the lost connection in front of a list."""
     if isinstance(reply, Exception):
         return reply
     first = reply[0] if isinstance(reply, list) and reply else None
@@ -152,7 +155,7 @@ async def exchange(client: Redis, commands: Sequence[tuple[Any, ...]]) -> list[A
             connection.allow_for(sum(map(len, packed)))
         await connection.send_packed_command(packed)
         return [await _reply(client, connection, str(command[0])) for command in commands]
-    except BaseException:  # also a cancellation: what was asked for would answer somebody else
+    except BaseException:  # also a cancellation: its reply would answer another call
         await connection.disconnect(nowait=True)
         raise
     finally:

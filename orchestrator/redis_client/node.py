@@ -80,7 +80,8 @@ class NodeConnection:
     def send(self, call: Call) -> None:
         """Put a call on the next trip."""
         self.pending.append(call)
-        self.start_trip()
+        if len(self._under_way) < self._trips:
+            self.start_trip()
 
     def start_trip(self) -> None:
         """Begin a trip if calls are pending and another one is allowed."""
@@ -115,7 +116,7 @@ class NodeConnection:
 
     async def _round_trip(self, calls: list[Call]) -> list[Any]:
         try:
-            if not any(call.asking for call in calls):
+            if not [call for call in calls if call.asking]:
                 return await exchange(self.client, [call.command for call in calls])
             commands: list[Command] = []
             for call in calls:

@@ -1,6 +1,6 @@
-"""A pool whose connections can be told to be made anew, each before its next use.
+"""A pool that can renew its connections, each before its next use.
 
-Closing idle connections at once would take them from under a caller that just got one.
+Closing idle connections at once would break a caller that has just got one.
 """
 
 from typing import Any

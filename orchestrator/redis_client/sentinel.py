@@ -1,8 +1,7 @@
-"""Connections to the master that Sentinels name: asked for again with each new connection.
+"""Connections to the master that Sentinels name; each new connection asks them again.
 
-Decides whom to believe: the answer with the highest configuration epoch, since a Sentinel that was
-cut off from the others keeps an old one, and only a server that calls itself master. Must not know
-what is sent over the connections.
+Believes the Sentinel with the highest configuration epoch, since one that was cut off from the
+others keeps an old one, and only a server that calls itself master. Must not know the commands.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from stepfleet.orchestrator.redis_client.pool import RenewablePool
 from stepfleet.orchestrator.redis_client.urls import SentinelUrl, parse_sentinel
 
 SENTINEL_SECONDS = 1.0
-"""How long one Sentinel may take to answer; they are asked at the same time."""
+"""How long one Sentinel may take to answer; all are queried at the same time."""
 
 
 class Sentinels:
@@ -64,7 +63,7 @@ class Sentinels:
 
 
 def elected(states: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
-    """Return the master's address in what Sentinels say of a service, or None while it is down."""
+    """Return the master's address by the Sentinels' states of a service; None while it is down."""
     sound = [
         one
         for one in states
@@ -77,7 +76,7 @@ def elected(states: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
 
 
 class _ToMaster:
-    """What a connection class gets in front of it: connecting means asking first."""
+    """Mixed into a connection class: asks the Sentinels before it connects."""
 
     def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
         super().__init__(**options)
@@ -123,7 +122,7 @@ def master_pool(url: str, **options: Any) -> RenewablePool:
 def master_client(url: str, *, seconds: float, **options: Any) -> Any:
     """Return a synchronous client of the master that waits `seconds` at most for each answer.
 
-    For questions asked now and then. Raises `ValueError` for an unusable URL.
+    For occasional reads. Raises `ValueError` for an unusable URL.
     """
     parsed = parse_sentinel(url)
     once = PlainRetry(NoBackoff(), 0)

@@ -1,4 +1,4 @@
-"""Which errors of Redis are transient, what a caller gets of them, and the log lines about them.
+"""Which errors of Redis are transient, the errors that callers get, and the log lines of an outage.
 
 Decides which calls are worth a repetition, and logs each outage once. Must not know the calls.
 """

@@ -1,4 +1,4 @@
-"""Forgets configurations that no run refers to and nobody has submitted for the retention time.
+"""Forgets configurations that no run refers to, and that were not submitted for the retention time.
 
 Decides when one may go. Runs keep theirs for as long as they exist, whatever their age and state.
 """
@@ -11,15 +11,15 @@ from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 LEAST_SECONDS = 24 * 3600
-"""However short the retention is: who submits notes the use of a configuration once an hour."""
+"""However short the retention is: submitters note the use of a configuration once an hour."""
 PAUSE_SECONDS = 6 * 3600
-"""One worker of a fleet looks so often: it reads the names of all keys where one is old."""
+"""How often one worker of a fleet looks: it reads the names of all keys where one is old."""
 PAGE = 1000
 LOOKS = 2
 
 
 async def forget_configs(store: OpenStore) -> int:
-    """Forget what is stale, if it is time to look; return how many configurations are gone.
+    """Forget stale configurations, if it is time to look; return how many.
 
     Raises `StoreError` or `redis.exceptions.RedisError` when Redis stays out of reach.
     """
@@ -30,7 +30,7 @@ async def forget_configs(store: OpenStore) -> int:
 
 
 async def forget_stale_configs(store: OpenStore) -> int:
-    """Forget what is stale now; return how many configurations are gone."""
+    """Forget stale configurations now; return how many."""
     connection = store.connection
     stale = await _unused(connection, max(store.settings.retention, LEAST_SECONDS))
     if stale:
@@ -38,11 +38,11 @@ async def forget_stale_configs(store: OpenStore) -> int:
             stale.pop(digest, None)
     used: set[str] = set()
     connects = connection.connects
-    # Twice: what moves between two servers meanwhile may be met by one look and not by the other.
+    # Twice: one look may miss a run that moves between two servers meanwhile.
     for _ in range(LOOKS if stale else 0):
         async for digests in _referred_to(connection):
             used |= digests & stale.keys()
-    if connects != connection.connects:  # perhaps to another server, where the look began anew
+    if connects != connection.connects:  # perhaps to another server, where the scan began anew
         return 0
     if used:
         now = (await connection.now()).timestamp()
@@ -55,7 +55,7 @@ async def forget_stale_configs(store: OpenStore) -> int:
 
 
 async def _unused(connection: Connection, seconds: float) -> dict[str, str]:
-    """Return what was not used for so long, and when it was; unknown ones count from now on."""
+    """Return old configurations and their last uses; unknown ones count from now on."""
     now = (await connection.now()).timestamp()
     known = await connection.execute("HKEYS", keys.AGENTS)
     for at in range(0, len(known), PAGE):
@@ -79,18 +79,18 @@ async def _referred_to(connection: Connection) -> AsyncIterator[set[str]]:
 
 
 async def _configs_of(connection: Connection, found: Iterable[str | bytes]) -> set[str]:
-    # Other hashes of a run have no such field; its id tells nothing, it may end as their names do.
+    # Other hashes of a run have no such field; a run's id may end like the names of those.
     replies = await connection.execute_all(*(("HGET", key, "config") for key in found))
     return {digest for digest in replies if digest}
 
 
 async def _forget(connection: Connection, digest: str, used: str) -> bool:
-    """Forget a configuration unless it is used meanwhile; tell whether it is gone."""
+    """Forget a configuration unless it is used meanwhile; return whether it is gone."""
     text = await connection.execute("HGET", keys.AGENTS, digest)
     if not await run_script(connection, "unused", [keys.USED], digest, used):
         return False
     await connection.execute("HDEL", keys.AGENTS, digest)
-    # Who uses it notes so before, and writes it behind that: between the two it was there still.
+    # A user notes its use and then writes the configuration: in between it was there still.
     again = await connection.execute("ZSCORE", keys.USED, digest)
     if again is not None and text is not None:
         await connection.execute("HSETNX", keys.AGENTS, digest, text)

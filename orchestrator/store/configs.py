@@ -18,7 +18,7 @@ NOTED_SECONDS = 3600.0
 
 
 class Configs:
-    """Reads and writes configurations. What was read once is kept: it cannot change."""
+    """Reads and writes configurations. A read one is cached: it cannot change."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -66,7 +66,7 @@ class Configs:
         await self._connection.execute("HSET", keys.NAMES, config.name, digest)
 
     async def restore(self, config: AgentConfig) -> None:
-        """Announce what the store has lost; what a newer worker announced meanwhile stays."""
+        """Announce a configuration that the store has lost; a newer announcement stays."""
         digest = await self.save(config)
         await self._connection.execute("HSETNX", keys.NAMES, config.name, digest)
 

@@ -52,6 +52,9 @@ class FleetOverview(Record):
     unserved: dict[str, int] = Field(default_factory=dict)
 
 
+_REPORTED = ("held", "slots", "agents", "queues", "tool_queues")
+
+
 def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> list[WorkerSeen]:
     """Return the workers behind `reports`; one that is silent for longer counts as gone.
 
@@ -65,11 +68,7 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
             WorkerSeen(
                 name=name,
                 seen_seconds_ago=round(ago, 1),
-                held=int(state.get("held", 0)),
-                slots=int(state.get("slots", 0)),
-                agents=tuple(state.get("agents", ())),
-                queues=tuple(state["queues"]) if "queues" in state else None,
-                tool_queues=tuple(state.get("tool_queues", ())),
+                **{field: state[field] for field in _REPORTED if field in state},
                 alive=ago <= silence and not is_gone_here(name),
             )
         )

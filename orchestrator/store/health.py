@@ -1,4 +1,4 @@
-"""Something about a set-up that is not right, and what to do about it. Pure."""
+"""Server checks: what about a Redis server endangers runs, and how to fix it."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """What was found to be wrong, and its fix; `about` names the thing."""
+    """A defect of a set-up and its fix; `about` names the subject."""
 
     about: str
     found: str
@@ -21,7 +21,7 @@ class HealthFinding:
 
     @property
     def text(self) -> str:
-        """The worry as one message."""
+        """The finding as one message."""
         return f"{self.found}. Fix: {self.fix}"
 
 
@@ -31,12 +31,12 @@ _WORST: dict[str, Callable[[Any], Any]] = {
     "aof_enabled": lambda enabled: str(enabled) != "0",
     "maxmemory_policy": lambda policy: policy == "noeviction",
 }
-"""Of facts that are judged: what is least for the worst."""
+"""How to rank a judged fact: the worst server has the least."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """A server's version and the settings that matter; None where it does not say."""
+    """A server's version and the settings that matter; None where it does not report them."""
 
     version: str | None = None
     append_only: bool | None = None
@@ -44,7 +44,7 @@ class ServerFacts:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Self:
-        """Return the facts in what `INFO` says. Valkey names the Redis that it stands for."""
+        """Return the facts in a reply to `INFO`. Valkey reports the Redis that it stands for."""
         version, append_only = info.get("redis_version"), info.get("aof_enabled")
         return cls(
             version=None if version is None else str(version),
@@ -54,7 +54,7 @@ class ServerFacts:
 
 
 async def server_info(connection: Connection) -> dict[str, Any]:
-    """Return what the server says of itself; empty where it may not be asked.
+    """Return the reply of the server to `INFO`; empty where that is forbidden.
 
     Of a cluster's masters each fact is that of the one which is worst off.
     """
@@ -75,19 +75,19 @@ def worst_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one server's facts for several: those that are judged as the worst server has them."""
     found = dict(servers[0])
     for name, rank in _WORST.items():
-        told = [server[name] for server in servers if server.get(name) is not None]
-        if told:
-            found[name] = min(told, key=rank)
+        values = [server[name] for server in servers if server.get(name) is not None]
+        if values:
+            found[name] = min(values, key=rank)
     return found
 
 
 def warnings(info: Mapping[str, Any]) -> list[str]:
-    """Return what about the server endangers runs, each with its fix; nothing for a sound one."""
+    """Return the findings about a server as messages; nothing for a sound one."""
     return [finding.text for finding in health_findings(ServerFacts.of(info))]
 
 
 def health_findings(facts: ServerFacts) -> list[HealthFinding]:
-    """Return what about the server endangers runs; nothing for a sound one."""
+    """Return the findings about a server; nothing for a sound one."""
     found = []
     numbers = version_of(facts.version or "")
     if numbers and numbers < OLDEST:

@@ -26,7 +26,7 @@ def _tag(shard: int) -> str:
 
 
 def _encoded(given: str) -> bytes:
-    """Return an id's bytes. Raises `ConfigurationError` for what cannot be written as UTF-8."""
+    """Return an id's bytes. Raises `ConfigurationError` for text that is not valid UTF-8."""
     try:
         return given.encode()
     except UnicodeEncodeError:
@@ -69,11 +69,11 @@ class Keys:
         return f"{self.tag(shard)}over"
 
     def flags(self, shard: int) -> str:
-        """Return the key of what is asked of whole batches, and of the fleet, on the shard."""
+        """Return the key of the shard's requests to whole batches, and to the fleet."""
         return f"{self.tag(shard)}flags"
 
     def manifest(self, batch_id: str) -> str:
-        """Return the key of what is known of a batch as a whole."""
+        """Return the key of the manifest of a batch."""
         _encoded(batch_id)
         return f"{PREFIX}:{{b:{batch_id}}}:manifest"
 

@@ -1,8 +1,8 @@
-"""Keeps broker messages that nobody may act on, for people to look at.
+"""Keeps refused broker messages for people to look at.
 
 An entry is one line of JSON (``at`` in seconds since the epoch, ``reason``, ``queue``, ``bytes``),
 a newline, and the first ``KEPT_BYTES`` of the message as they are. The worker's ``fetch.lua``
-writes the same. Must not know why a message is refused.
+writes the same. Must not know the reasons for a refusal.
 """
 
 import time
@@ -34,7 +34,7 @@ def entry(raw: bytes, reason: str, queue: str, at: float | None = None) -> bytes
 
 
 def read_entry(stored: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return what is known of a refused message, and its first bytes."""
+    """Return the facts of a refused message, and its first bytes."""
     about, _, payload = stored.partition(b"\n")
     return orjson.loads(about), payload
 
@@ -45,7 +45,7 @@ async def keep_aside(connection: Connection, made: bytes) -> None:
 
 
 def about_entries(stored: Iterable[str]) -> list[dict[str, Any]]:
-    """Return what is known of the messages behind `stored` entries, their contents left out."""
+    """Return the facts of refused messages, without their contents."""
     return [_about(one) for one in stored]
 
 
@@ -56,12 +56,12 @@ def reasons(about: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 def _about(stored: str) -> dict[str, Any]:
     try:
-        told = orjson.loads(stored.partition("\n")[0])
+        facts = orjson.loads(stored.partition("\n")[0])
         return {
-            "at": float(told["at"]),
-            "reason": str(told["reason"])[:_SHOWN],
-            "queue": str(told["queue"])[:_SHOWN],
-            "bytes": int(told["bytes"]),
+            "at": float(facts["at"]),
+            "reason": str(facts["reason"])[:_SHOWN],
+            "queue": str(facts["queue"])[:_SHOWN],
+            "bytes": int(facts["bytes"]),
         }
-    except (ValueError, TypeError, LookupError):  # whoever writes to Redis writes what he likes
+    except (ValueError, TypeError, LookupError):  # an entry may hold anything
         return {"at": 0.0, "reason": "the entry cannot be read", "queue": "", "bytes": len(stored)}

@@ -1,7 +1,7 @@
 """The entries of the response cache: in the store's Redis, shared by the fleet, bounded in size.
 
-Sixteen parts, each in one slot of a cluster. Knows keys, models and text; what an entry means, and
-whose requests are the same, is `caching`'s business.
+Sixteen parts, each in one slot of a cluster. Knows keys, models and text; `models.caching` decides
+the meaning of an entry, and which requests are the same.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class CacheEntries:
-    """Reads, keeps and drops entries. `max_bytes` is what they may take in all."""
+    """Reads, keeps and drops entries. `max_bytes` limits all of them together."""
 
     def __init__(self, connection: Connection, max_bytes: int) -> None:
         self._connection = connection
@@ -43,14 +43,14 @@ class CacheEntries:
         return bool(kept)
 
     async def statistics(self) -> CacheStatistics:
-        """Return what there is, and how often it was read."""
+        """Return the sizes and the numbers of reads."""
         counts = await asyncio.gather(*(self._run(name, "count") for name in _parts()))
         return statistics_of(map(pairs, counts), self._max_bytes)
 
     async def drop(self, key: str) -> int:
         """Drop one entry; return 1, or 0 where there was none.
 
-        Raises `ConfigurationError` for what is no key.
+        Raises `ConfigurationError` for text that is no key.
         """
         if not _KEY.fullmatch(key):
             msg = f"{key[:80]!r} is no key of a cached answer; a step has it in `cache.key`"

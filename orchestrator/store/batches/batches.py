@@ -14,6 +14,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import flat
 
 MOST_TIDIED = 5
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
@@ -52,7 +53,7 @@ class Ended:
 
 
 class Batches:
-    """Reads and writes what belongs to a batch as a whole."""
+    """Reads and writes the records of whole batches."""
 
     def __init__(self, connection: Connection, keys_: Keys, *, retention: int) -> None:
         self._connection = connection
@@ -62,7 +63,7 @@ class Batches:
     async def find(self, batch_id: str) -> Manifest | None:
         """Return a batch's manifest; None if there is none of that id."""
         fields = await self._connection.execute("HGETALL", self._keys.manifest(batch_id))
-        # A submitter that notes behind a purge that it is alive makes no batch.
+        # A heartbeat that a submitter sends after a purge makes no batch.
         return Manifest.from_fields(batch_id, fields) if "created" in fields else None
 
     async def get(self, batch_id: str) -> Manifest:
@@ -77,9 +78,8 @@ class Batches:
         """Store a manifest that is not sealed. Doing it again changes nothing."""
         key = self._keys.manifest(manifest.batch_id)
         created = round(manifest.created.timestamp() * 1000)
-        fields = [item for pair in manifest.to_fields().items() for item in pair]
         await self._connection.execute("HSETNX", key, "created", created)
-        await self._connection.execute("HSET", key, *fields)
+        await self._connection.execute("HSET", key, *flat(manifest.to_fields()))
         await self._connection.execute("ZADD", keys.BATCHES, "NX", created, manifest.batch_id)
 
     async def seal(self, batch_id: str) -> None:
@@ -95,12 +95,12 @@ class Batches:
         )
 
     async def look_at(self, batch_id: str) -> None:
-        """Have workers look soon whether the batch has ended as a whole."""
+        """Have workers check soon whether the whole batch has ended."""
         await self._connection.execute("ZADD", self._keys.over(0), 0, batch_id)
 
     async def progress(self, manifest: Manifest) -> BatchProgress:
         """Return the sum of all shards' counters."""
-        # The manifest is read first: what is sealed gets no more runs. It may be gone by now.
+        # The manifest is read first: a sealed batch gets no more runs. It may be gone by now.
         manifest = await self.find(manifest.batch_id) or manifest
         counters = await self.counters(manifest.batch_id)
         return progress_of(manifest, counters, await self.now())
@@ -124,8 +124,8 @@ class Batches:
     async def tidy(self) -> None:
         """Forget some batches, if there are any, whose runs are past their retention.
 
-        A few drawn from all that are old enough: with every batch that is registered as many may
-        go, so that manifests do not pile up where nobody lists them.
+        A few, drawn from all that are old enough, at the registration of each batch: so manifests
+        do not pile up where nobody lists them.
         """
         before = (await self.now() - self._retention).timestamp() * 1000
         old = int(await self._connection.execute("ZCOUNT", keys.BATCHES, "-inf", before))
@@ -148,7 +148,7 @@ class Batches:
         await self.unflag(batch_id)
 
     async def unflag(self, batch_id: str) -> None:
-        """Remove what was asked of a batch that is gone from all shards."""
+        """Remove the requests to a batch that is gone from all shards."""
         names = [f"{part}:{batch_id}" for part in "boxd"]
         await self._connection.execute_all(
             *(("HDEL", self._keys.flags(shard), *names) for shard in self._shards)
@@ -160,27 +160,19 @@ class Batches:
 
     async def open_runs(self, batch_id: str) -> int:
         """Return how many runs have been created and not ended."""
-        asked = [("HGET", self._keys.batch(shard, batch_id), "open") for shard in self._shards]
-        return sum(int(value or 0) for value in await self._connection.execute_all(*asked))
+        reads = (("HGET", self._keys.batch(shard, batch_id), "open") for shard in self._shards)
+        return sum(int(value or 0) for value in await self._connection.execute_all(*reads))
 
     async def ended_after(
         self, batch_id: str, places: Mapping[int, int], limit: int
     ) -> list[Ended]:
         """Return up to `limit` runs per shard that ended behind its place in `places`."""
-        asked = [
-            (
-                "ZRANGEBYSCORE",
-                self._keys.ended(shard, batch_id),
-                f"({places.get(shard, 0)}",
-                "+inf",
-                "WITHSCORES",
-                "LIMIT",
-                0,
-                limit,
-            )
+        last = ("+inf", "WITHSCORES", "LIMIT", 0, limit)
+        reads = (
+            ("ZRANGEBYSCORE", self._keys.ended(shard, batch_id), f"({places.get(shard, 0)}", *last)
             for shard in self._shards
-        ]
-        replies = await self._connection.execute_all(*asked)
+        )
+        replies = await self._connection.execute_all(*reads)
         return [
             Ended(shard, tuple(flat[::2]), int(float(flat[-1])))
             for shard, flat in zip(self._shards, replies, strict=True)
@@ -189,8 +181,8 @@ class Batches:
 
     async def statuses(self, run_ids: Sequence[str]) -> list[Lifecycle | None]:
         """Return the runs' statuses; None for a run that is not there (yet, or any more)."""
-        asked = [("HGET", self._keys.run(run_id), "status") for run_id in run_ids]
-        replies = await self._connection.execute_all(*asked)
+        reads = (("HGET", self._keys.run(run_id), "status") for run_id in run_ids)
+        replies = await self._connection.execute_all(*reads)
         return [Lifecycle(reply) if reply else None for reply in replies]
 
     @property
@@ -199,8 +191,8 @@ class Batches:
 
     async def counters(self, batch_id: str) -> list[dict[str, str]]:
         """Return each shard's counters of a batch."""
-        asked = [("HGETALL", self._keys.batch(shard, batch_id)) for shard in self._shards]
-        return await self._connection.execute_all(*asked)
+        reads = (("HGETALL", self._keys.batch(shard, batch_id)) for shard in self._shards)
+        return await self._connection.execute_all(*reads)
 
     async def now(self) -> datetime:
         """Return Redis's time."""
@@ -211,7 +203,7 @@ class Batches:
         return await self._is_past(manifest, await self.counters(manifest.batch_id))
 
     async def _is_past(self, manifest: Manifest, counters: list[dict[str, str]]) -> bool:
-        """Tell whether nothing is left; what has ended is remembered for as long once more."""
+        """Return whether nothing is left; an ended batch is kept for one more retention time."""
         since = manifest.expires or manifest.created
         past = await self.now() - since > self._retention
         return past and manifest.total > 0 and not any(counters)

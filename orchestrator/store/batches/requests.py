@@ -1,8 +1,8 @@
 """Cancel, pause and resume of whole batches: in force at once on every shard, then run by run.
 
-A request gets its number at the manifest, lies as a flag on each shard, where the scripts of steps
-read it, and is then swept over the batch's runs in pages. Whoever sweeps may be broken off at any
-place: any worker goes on, by the manifest.
+A request gets its number from the manifest, is stored as a flag on each shard, where the scripts of
+steps read it, and is then applied to the batch's runs in pages: the sweep. A sweep may be
+interrupted anywhere; any worker continues it by the manifest.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from stepfleet.orchestrator.store.lua import load, run_script
 ROWS = 1600
 """Rows in one page of a sweep."""
 PAGE = 25
-"""Runs in one call of the script: about a millisecond of Redis, 35 us a run for a cancel."""
+"""Runs in one call of the script: a millisecond of Redis; 5 for a resume of 256 tool calls each."""
 STALE_SECONDS = 10.0
-"""A sweep that has not moved for so long is taken up by a worker."""
+"""A worker continues a sweep that has not moved for so long."""
 MOST_AT_ONCE = 10
 OnRows = Callable[[int], None]
 
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep reached: runs, and those of them that somebody may be at work on."""
+    """The runs that a sweep has reached, and those of them that a worker may hold."""
 
     runs: int = 0
     held: int = 0
@@ -79,7 +79,7 @@ class BatchRequests:
         """
         batch_id = manifest.batch_id
         while True:
-            # Noted first: a request whose client dies behind `_ask` is known to all workers.
+            # Noted first: workers know of a request whose client dies after `_ask`.
             noted = await self._note(batch_id)
             reply = await self._ask(batch_id, word, token, fields)
             if reply[0] != "sweeping":
@@ -100,11 +100,11 @@ class BatchRequests:
         await self._flag(request, request.word)
 
     async def lift(self, request: Request) -> None:
-        """Take away a request that all runs have heard of. No older one comes back."""
+        """Remove a request that all runs have received. No older one comes back."""
         await self._flag(request, "")
 
     async def sweep(self, request: Request, on_rows: OnRows = lambda _: None) -> Swept:
-        """Bring every run to what was asked, in pages; a newer request ends it."""
+        """Apply the request to every run, in pages; a newer request ends it."""
         await load(self._connection, "sweep")
         swept = Swept()
         noted = await self._note(request.batch_id)
@@ -116,7 +116,7 @@ class BatchRequests:
                 return swept
             noted = await self._note(request.batch_id)
             on_rows(last)
-        if request.word != "pause":  # a pause holds for those, too, that are created later
+        if request.word != "pause":  # a pause applies to runs that are created later, too
             await self.lift(request)
         await self._batches.look_at(request.batch_id)
         if await self._reached(request, ""):
@@ -124,7 +124,7 @@ class BatchRequests:
         return swept
 
     async def go_on(self) -> int:
-        """Finish sweeps that nobody has moved for some seconds; return how many.
+        """Finish sweeps that have not moved for some seconds; return how many.
 
         A request that cannot be finished is logged and tried again later, behind the others.
         Raises `StoreError` when Redis stays out of reach.
@@ -136,7 +136,7 @@ class BatchRequests:
             except StoreError:
                 raise
             except Exception:
-                log.exception("what is asked of batch %s is put off", batch_id)
+                log.exception("the request to batch %s is put off", batch_id)
                 await self._note(batch_id)
         return finished
 
@@ -161,7 +161,7 @@ class BatchRequests:
         return list(zip(found[::2], found[1::2], strict=True))
 
     async def _finish(self, batch_id: str, noted: str) -> bool:
-        # Read now: while others were swept, somebody may have asked for the contrary.
+        # Read now: during other sweeps, a client may have requested the contrary.
         request = await self.unfinished(batch_id)
         if not request:
             await self._unnote(batch_id, noted)
@@ -191,14 +191,14 @@ class BatchRequests:
         return True
 
     async def sweep_runs(self, request: Request, run_ids: list[str]) -> Swept | None:
-        """Bring runs of one shard to what was asked; None where a newer request is in force."""
+        """Apply the request to runs of one shard; None where a newer request is in force."""
         named = self._keys.script_keys(run_ids[0], None)
         about = (request.batch_id, request.number, self._grace_ms)
         reply = await run_script(self._connection, "sweep", named, "", *about, *run_ids)
         if reply[0] == "superseded":
             return None
-        told = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
-        hints = [(StepHint(run_id, int(step)), agent) for run_id, step, agent in told]
+        published = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
+        hints = [(StepHint(run_id, int(step)), agent) for run_id, step, agent in published]
         await self._dispatch.publish(hints)
         return Swept(int(reply[1]), int(reply[2]))
 
@@ -216,7 +216,7 @@ class BatchRequests:
         return await run_script(self._connection, "ask", stored, word, token, fields)
 
     async def _reached(self, request: Request, row: str) -> bool:
-        """Note how far the sweep is ('' at its end); tell whether it is still this one's."""
+        """Note how far the sweep is ('' at its end); return whether it is still this one's."""
         stored = [self._keys.manifest(request.batch_id)]
         reply = await run_script(self._connection, "swept", stored, request.number, row)
         if reply == "gone":
@@ -224,13 +224,13 @@ class BatchRequests:
         return bool(reply == "noted")
 
     async def _note(self, batch_id: str) -> str:
-        """Note that somebody is at it, and return the time of the note."""
+        """Note that the sweep is under way, and return the time of the note."""
         now = f"{(await self._batches.now()).timestamp():.6f}"
         await self._connection.execute("ZADD", keys.SWEEPS, now, batch_id)
         return now
 
     async def _unnote(self, batch_id: str, noted: str) -> None:
-        """Take the note of that time away; one that somebody made since stays."""
+        """Remove the note of that time; a newer one stays."""
         await run_script(self._connection, "unnote", [keys.SWEEPS], batch_id, noted)
 
 

@@ -1,4 +1,4 @@
-"""What is said to a private server over its port; must not know locks, files or processes."""
+"""Commands to a private server over its port; must not know locks, files or processes."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ _SILENT_LOAD_SECONDS = 300.0
 
 
 class Answer(Enum):
-    """What a server says when asked whether it is there."""
+    """The state of a server by its reply to PING."""
 
     READY = "ready"
     LOADING = "loading"
@@ -24,7 +24,7 @@ class Answer(Enum):
 
 
 def ask(address: Address) -> Answer:
-    """Ask whether the server is there and takes the password."""
+    """Return whether the server answers and accepts the password."""
     with contextlib.closing(_client(address)) as client:
         try:
             client.ping()
@@ -40,8 +40,8 @@ def is_ready(
 ) -> bool:
     """Wait for the server; False where it is not `alive` or silent for `within` seconds.
 
-    How long it loads its data is not limited: each answer that it loads begins the time anew.
-    `say` is told of a load that takes long, and how far it is.
+    Loading data is not limited: each reply that the server loads begins the time anew. `say` gets
+    the progress of a long load.
     """
     started = last_said = time.monotonic()
     deadline = started + within
@@ -63,7 +63,7 @@ def is_ready(
 def rewrite_as_it_grows(address: Address) -> None:
     """Let the server rewrite its append-only file by itself, whenever it has doubled.
 
-    A server that does not answer keeps its file as it is until the next user asks.
+    A server that does not answer keeps its file as it is until the next user.
     """
     with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
         client.config_set("auto-aof-rewrite-percentage", "100")
@@ -78,7 +78,7 @@ def shut_down(address: Address) -> None:
 
 
 def _loaded(address: Address) -> str:
-    """Return how much of its data a server has loaded, as far as it says."""
+    """Return how much of its data a server has loaded, if it reports that."""
     with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
         facts = client.info("persistence")
         total = int(facts.get("loading_total_bytes", 0))

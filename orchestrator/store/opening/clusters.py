@@ -1,4 +1,4 @@
-"""Makes the connection to a cluster that the settings name, and the first questions to it."""
+"""Makes the connection to a cluster that the settings name."""
 
 import asyncio
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def cluster_connection(settings: Settings, **options: Any) -> ClusterConnection:
 
 
 class FirstContact:
-    """Asks a cluster as a client asks one Redis, and does not wait: for its first questions."""
+    """Reads a cluster as `redis.asyncio.Redis` reads one server, without repetitions."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -39,7 +39,7 @@ LARGEST_SHARDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """An open store: what every room that talks to Redis is made from."""
+    """An open store: the collaborators of everything that reads or writes runs."""
 
     settings: Settings
     connection: Connection
@@ -55,10 +55,10 @@ class OpenStore:
 def celery_app(settings: Settings, **conf: Any) -> Celery:
     """Return a Celery app that sends and accepts JSON only and keeps no results."""
     app = Celery("stepfleet", broker=kombu_url(settings.broker), set_as_current=False)
-    told = kombu_conf(settings.broker)
-    told["broker_transport_options"] |= conf.pop("broker_transport_options", {})
+    own = kombu_conf(settings.broker)
+    own["broker_transport_options"] |= conf.pop("broker_transport_options", {})
     app.conf.update(
-        **told,
+        **own,
         task_serializer="json",
         accept_content=["json"],
         result_backend=None,
@@ -71,7 +71,7 @@ def celery_app(settings: Settings, **conf: Any) -> Celery:
 
 
 def client_app(settings: Settings) -> Celery:
-    """Return the Celery app of one who only sends: plain transports, and not for long."""
+    """Return the Celery app of a client, which only sends: plain transports, short waits."""
     app = celery_app(settings, broker_connection_timeout=SILENCE_SECONDS)
     # A worker's batched transport reads the same lists; kombu's own suffices to write to them.
     app.conf.broker_url = re.sub(r"^(rediss?)-batch", r"\1", kombu_url(settings.broker))
@@ -120,7 +120,7 @@ def place_of(url: str) -> str:
 
 
 def _connection(settings: Settings) -> tuple[Connection, Redis | FirstContact]:
-    """Return the connection, and what asks the first questions without waiting."""
+    """Return the connection, and a client of it for the first reads, which do not wait."""
     if is_cluster(settings.store):
         cluster = cluster_connection(settings, **_options(settings))
         return cluster, FirstContact(cluster.cluster)

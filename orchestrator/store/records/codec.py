@@ -93,7 +93,7 @@ def stored_outcome(outcome: ContinuationOutcome | None) -> str:
 
 
 def log_end(window: Window | None) -> str:
-    """Return what a claim has to read of the log, as the scripts take it; '' for all of it.
+    """Return the part of the log that a claim reads, as the scripts take it; '' for all of it.
 
     The log from the window's beginning on, and from before it: the first input, which may hold
     instructions, the task, and the step with the summary.
@@ -133,7 +133,7 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
 
 
 def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
-    """Return what a claim needs of the same steps: each one's messages, and calls to look up.
+    """Return the parts of the same steps that a claim needs: messages, and calls to look up.
 
     Raises `SerializationError` when a record cannot be read.
     """
@@ -165,9 +165,9 @@ def _with_outcome(step: LoggedStep, outcomes: Fields) -> LoggedStep:
 def load_messages(
     system: str, fields: Fields, said: Sequence[Messages], first: int = 0
 ) -> Messages:
-    """Return the conversation: instructions, then inputs and what steps said, in their order.
+    """Return the conversation: instructions, then inputs and the messages of steps, in their order.
 
-    Where the log was read from a later step on, what was read of earlier inputs comes first.
+    Where the log was read from a later step on, the earlier inputs among its fields come first.
     Raises `SerializationError` when a record cannot be read.
     """
     messages = [Message.system(system)] if system else []
@@ -223,7 +223,7 @@ def _earlier_inputs(fields: Fields, first: int) -> list[int]:
 
 
 def load_state(header: Fields, messages: Messages, calls: ToolResults, now: datetime) -> AgentState:
-    """Return the run's state at `now`, with what the log has of its conversation and its calls.
+    """Return the run's state at `now`, with its conversation and its tool calls.
 
     Raises `SerializationError` when a record cannot be read.
     """
@@ -250,7 +250,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
 
 
 def load_journal(fields: Fields) -> Journal:
-    """Return what the open step has done already. Raises `SerializationError`."""
+    """Return the journal of the open step. Raises `SerializationError`."""
     if not fields:
         return Journal()
     response, memory = fields.get("response"), fields.get("memory")

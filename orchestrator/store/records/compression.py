@@ -1,9 +1,9 @@
-"""Records as they lie in Redis: compressed against a dictionary of what most of them say. Pure.
+"""Records as they are stored: compressed against a dictionary of their common text. Pure.
 
 A record is mostly names of fields and the words of criteria, which every other record has as well:
-a dictionary holds them once for all, and of each record little remains. What scripts look into (the
-state of an active run, inputs, the journal, the ledger) and what they write themselves stays plain
-JSON. Readers take both, by the first character: JSON begins with a bracket.
+a dictionary holds them once for all, and of each record little remains. Records that scripts read
+(the state of an active run, inputs, the journal, the ledger) or write stay plain JSON. Readers
+accept both, by the first character: JSON begins with a bracket.
 
 A dictionary never changes, since records lie in Redis that only it can read: a better one becomes
 the next letter, and readers keep the ones before it (`benchmarks/dictionary.py` makes one). The
@@ -29,7 +29,7 @@ DICTIONARIES = {"a": "records-a.zdict"}
 NEWEST = "a"
 _PLAIN = ("{", "[")
 _MAGIC = zstandard.FRAME_HEADER
-"""What every frame begins with; not stored."""
+"""The beginning of every frame; not stored."""
 
 
 def packed(record: str) -> str:
@@ -45,10 +45,10 @@ def packed(record: str) -> str:
 
 
 def unpacked(stored: str) -> bytes:
-    """Return a stored record as JSON: what `packed` made, or plain text of others as it is.
+    """Return a stored record as JSON: the argument of `packed`, or plain text as it is.
 
-    A claim does this for every earlier step of its run. Raises `SerializationError` for what no
-    `packed` of this release or of an earlier one has made, before memory is taken for it.
+    A claim does this for every earlier step of its run. Raises `SerializationError` for text
+    that no `packed` of this or an earlier release has made, before it takes memory.
     """
     unpacker = _tools.unpackers.get(stored[:1])
     if unpacker is None:

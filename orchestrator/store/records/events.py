@@ -1,20 +1,37 @@
 """Events of one write as they lie in a run's stream, and back to envelopes. Pure.
 
-Stored is what the stream's key and its other events do not say: the execution and the parent once,
-None where there is nothing unusual, then type, time and payload of each; packed. A script that
-changes a status by itself writes `s` and a list: status, previous status, steps, last response,
-execution, parent. Runs of version 1 hold whole envelopes as plain JSON.
+Stored are the facts that neither the stream's key nor the other events have: the execution and the
+parent once, None where they are the usual ones, then type, time and payload of each; packed. A
+script that changes a status by itself writes `s` and a list: status, previous status, steps, last
+response, execution, parent. Runs of version 1 hold whole envelopes as plain JSON.
 """
 
+from datetime import datetime
 from typing import Any
 
 import orjson
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.events.envelope import Events, EventType, stamp, status_payload
+from stepfleet.orchestrator.events.envelope import Event, Events, EventType, stamp, status_payload
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 
-_TOLD_BY_A_SCRIPT = "s"
+_BY_A_SCRIPT = "s"
+
+
+def status_event(
+    state: AgentState, status: Lifecycle, at: datetime, before: Lifecycle | None = None
+) -> Events:
+    """Return the event that a run in this state has the status from here on."""
+    payload = status_payload(
+        status.value,
+        before=before.value if before else None,
+        steps=state.step_count,
+        error=state.last_error if status is Lifecycle.FAILED else None,
+        last_response=state.last_output,
+    )
+    info, parent = state.info, state.parent_agent_id
+    return Events([Event(EventType.STATUS, info.id, info.execution_id, at, payload, parent)])
 
 
 def stored_events(events: Events) -> str:
@@ -23,27 +40,27 @@ def stored_events(events: Events) -> str:
         return ""
     first = events[0]
     usual = first.execution_id == _first_execution(first.session_id)
-    told: list[Any] = [None if usual else first.execution_id, first.parent_agent_id]
-    told += [[event.type, stamp(event.timestamp), event.payload] for event in events]
-    return packed(orjson.dumps(told).decode())
+    values: list[Any] = [None if usual else first.execution_id, first.parent_agent_id]
+    values += [[event.type, stamp(event.timestamp), event.payload] for event in events]
+    return packed(orjson.dumps(values).decode())
 
 
 def load_events(run_id: str, stored: str) -> list[dict[str, Any]]:
     """Return the envelopes of one write, without their numbers. Raises `SerializationError`."""
     try:
-        if stored.startswith(_TOLD_BY_A_SCRIPT):
-            return [_told_by_a_script(run_id, *orjson.loads(stored[1:]))]
-        told = orjson.loads(unpacked(stored))
-        if isinstance(told[0], dict):
-            return list(told)
-        execution, parent, *events = told
+        if stored.startswith(_BY_A_SCRIPT):
+            return [_status_by_a_script(run_id, *orjson.loads(stored[1:]))]
+        values = orjson.loads(unpacked(stored))
+        if isinstance(values[0], dict):
+            return list(values)
+        execution, parent, *events = values
         return [_envelope(run_id, execution, parent, *event) for event in events]
     except (ValueError, TypeError, LookupError) as error:
         msg = f"events of the run {run_id} cannot be read: {error}"
         raise SerializationError(msg) from error
 
 
-def _told_by_a_script(
+def _status_by_a_script(
     run_id: str,
     status: str,
     before: str,

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
@@ -22,7 +21,7 @@ from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of
 from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
-from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.store.records.events import status_event, stored_events
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
 
@@ -31,7 +30,7 @@ COST_FROM = "cost_from"
 
 
 class ControlOutcome(StrEnum):
-    """What became of a request to a run."""
+    """The outcome of a request to a run."""
 
     CANCELLED = "cancelled"
     REQUESTED = "requested"
@@ -44,7 +43,7 @@ class ControlOutcome(StrEnum):
     SENT = "sent"
     ENDED = "ended"
     CHANGED = "changed"
-    """Somebody else changed the run first: nothing was done."""
+    """Another client changed the run first: nothing was done."""
     UNKNOWN = "unknown"
 
 
@@ -174,6 +173,10 @@ class Control:
     def _retry_fields(
         self, run: StoredRun, revision: Revision, given: tuple[Message, ...], request: str
     ) -> dict[str, Any]:
+        state = revision.state
+        reopened = status_event(
+            state, Lifecycle.IN_PROGRESS, state.info.updated_at, before=run.state.status
+        )
         fields = {
             "expected": run.header.get("seq", ""),
             "request": request,
@@ -186,7 +189,7 @@ class Control:
             "tokens": revision.removed.total_tokens,
             "calls": revision.removed.llm_calls,
             "cost": nano_usd(revision.removed_cost_usd),
-            "events": stored_events(Events([_reopened(run, revision)])),
+            "events": stored_events(reopened),
             "event_count": 1,
             "lost": stored_loss(revision.lost),
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
@@ -200,19 +203,6 @@ class Control:
 
 def _result(reply: Any) -> ControlResult:
     return ControlResult(ControlOutcome(reply[0]), detail_of(reply))
-
-
-def _reopened(run: StoredRun, revision: Revision) -> Event:
-    state = revision.state
-    payload = status_payload(
-        Lifecycle.IN_PROGRESS.value,
-        before=run.state.status.value,
-        steps=state.step_count,
-        last_response=state.last_output,
-    )
-    info = state.info
-    execution, at, parent = info.execution_id, info.updated_at, state.parent_agent_id
-    return Event(EventType.STATUS, run.run_id, execution, at, payload, parent)
 
 
 async def mark(

@@ -3,13 +3,12 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
+from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.serialization.handoff import handoff
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
@@ -19,7 +18,7 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts, flat
 from stepfleet.orchestrator.store.records.codec import log_end
 from stepfleet.orchestrator.store.records.compression import unpacked
-from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.store.records.events import status_event, stored_events
 from stepfleet.orchestrator.store.runs.submission import NewRun, header_of
 
 PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
@@ -99,7 +98,7 @@ class RunImport:
         # Other releases may pack the same records in another way.
         content = [header, *(flat(_plain(part)) for part in (log, outcomes)), parts[3]]
         digest = _digest(content)
-        events = _status(state, await self._connection.now())
+        events = status_event(state, state.status, await self._connection.now())
         # Again where a staged page has expired, or another call for the same run took the pages.
         for _ in range(_TRIES):
             counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
@@ -176,15 +175,3 @@ def _digest(parts: list[list[Any]]) -> str:
             digest.update(value if isinstance(value, bytes) else str(value).encode())
             digest.update(b"\0")
     return digest.hexdigest()[:32]
-
-
-def _status(state: AgentState, now: datetime) -> Events:
-    payload = status_payload(
-        state.status.value,
-        before=None,
-        steps=state.step_count,
-        error=state.last_error if state.status is Lifecycle.FAILED else None,
-        last_response=state.last_output,
-    )
-    info, parent = state.info, state.parent_agent_id
-    return Events([Event(EventType.STATUS, info.id, info.execution_id, now, payload, parent)])

@@ -39,25 +39,25 @@ class Purging:
         self._batches = batches
 
     async def purge(self, what: Purge) -> AsyncIterator[int]:
-        """Remove what fits, or count it in a dry run; yield after each page how many it was so far.
+        """Remove matching runs, or count them in a dry run; yield their number after each page.
 
         Repeating it is harmless. Raises `StoreError` when Redis stays out of reach.
         """
         before = milliseconds(await self._connection.now()) - round(what.older_than * 1000)
         statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
-        asked = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
+        conditions = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
         done = 0
         async for page in self._pages(what.batch_id):
-            found = (self._one(run_key, asked) for run_key in page)
+            found = (self._one(run_key, conditions) for run_key in page)
             done += sum(await asyncio.gather(*found))
             yield done
         if what.is_whole_batch and what.batch_id:
             await self._forget(what.batch_id)
 
-    async def _one(self, run_key: str, asked: tuple[object, ...]) -> int:
+    async def _one(self, run_key: str, conditions: tuple[object, ...]) -> int:
         tag, _, run_id = run_key.partition(_RUN)
         keys = [run_key, f"{tag}due"]
-        return int(await run_script(self._connection, "purge", keys, run_id, *asked))
+        return int(await run_script(self._connection, "purge", keys, run_id, *conditions))
 
     async def _pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
         """Yield keys of runs that may have ended; other keys among them are no harm."""
@@ -77,7 +77,7 @@ class Purging:
             yield [self._keys.run(run_id) for one in ended for run_id in one.run_ids]
 
     async def _forget(self, batch_id: str) -> None:
-        """Remove what is known of a batch, unless runs of it are open."""
+        """Remove the records of a batch, unless runs of it are open."""
         if await self._batches.open_runs(batch_id):
             return
         for shard in range(self._keys.shards):

@@ -48,7 +48,7 @@ class StoredRun:
     fields: Fields = field(default_factory=dict)
     """The log as it is stored: steps and inputs by their numbers."""
     first: int = 0
-    """The step at which the log begins: what is before it was trimmed by the run's memory."""
+    """The step at which the log begins; earlier steps were trimmed by the run's memory."""
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class EndedRuns:
         self._keys = keys
 
     async def headers(self, run_ids: Sequence[str]) -> list[Fields]:
-        """Return what a retry needs of the runs' headers; {} for a run that is not there."""
+        """Return the fields of headers that a retry needs; {} for a run that is not there."""
         replies = await self._connection.execute_all(
             *(("HMGET", self._keys.run(run_id), *_RETRY_FIELDS) for run_id in run_ids)
         )

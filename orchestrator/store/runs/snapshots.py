@@ -1,4 +1,4 @@
-"""Slim snapshots straight from the store: what a configuration drops is not read.
+"""Slim snapshots straight from the store: dropped parts are not read.
 
 The header has all counters, so only the newest entries of the log are read.
 """
@@ -27,7 +27,7 @@ from stepfleet.orchestrator.store.records.codec import (
 from stepfleet.orchestrator.store.runs.reading import unknown_run
 
 _MESSAGES_PER_STEP = 2
-"""What most steps have: an answer with a call, and its result."""
+"""In most steps: an answer with a call, and its result."""
 
 
 @dataclass(frozen=True, slots=True)

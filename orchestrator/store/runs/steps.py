@@ -62,7 +62,7 @@ MOST_DOUBLINGS = 3
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Times of the protocol, in seconds, and who the worker is."""
+    """Times of the protocol, in seconds, and the name of the worker."""
 
     lease: float = 30.0
     grace: float = 5.0
@@ -75,7 +75,7 @@ _HEADER = (
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
     *("want", "want_note"),
 )
-"""What a claim reads of a run's header."""
+"""The fields of a run's header that a claim reads."""
 
 
 class StepStore:
@@ -144,7 +144,7 @@ class StepStore:
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
     ) -> Held:
-        """Renew the lease and note what must not be done twice. `seconds`: since the claim."""
+        """Renew the lease and note work that must not be repeated. `seconds`: since the claim."""
         entries: list[str] = []
         if response is not None:
             entries += ["response", response.to_json()]
@@ -166,7 +166,7 @@ class StepStore:
         return Held(ours=reply[0] == "held", want=detail_of(reply))
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
-        """Write what `verdict` says, all or nothing, and make the next step due."""
+        """Write a verdict, all or nothing, and make the next step due."""
         if verdict.waiting is not None:
             return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
