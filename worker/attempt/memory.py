@@ -27,7 +27,7 @@ SHORTER = 8
 
 @dataclass(frozen=True, slots=True)
 class AssembledMemory:
-    """What a request shows; `remembered` is what is new about it, and None for nothing."""
+    """The messages that a request shows; `remembered` is the change to the memory, if any."""
 
     messages: tuple[Message, ...]
     remembered: Remembered | None = None

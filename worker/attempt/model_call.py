@@ -160,7 +160,7 @@ def info_of(error: Exception) -> ErrorInfo:
 
 
 def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
-    """Return an attempt that was broken off before the model had answered.
+    """Return an attempt that was interrupted before the model had answered.
 
     What an operator ended counts as a timeout of the model: as one of its attempts, and as a call
     that was perhaps paid for.

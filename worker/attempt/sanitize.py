@@ -44,7 +44,7 @@ def _sound_call(call: ToolCall) -> ToolCall:
     try:
         call.to_json()
     except PydanticSerializationError:
-        parsed = parse_tool_call(call, new_id=_new_id)
+        parsed = parse_tool_call(call, new_id=new_call_id)
         return ToolCall(
             id=parsed.id,
             name=well_formed(parsed.name),
@@ -54,5 +54,6 @@ def _sound_call(call: ToolCall) -> ToolCall:
     return call
 
 
-def _new_id() -> str:
+def new_call_id() -> str:
+    """Return a new id for a tool call that has none."""
     return f"call_{uuid.uuid4().hex[:24]}"

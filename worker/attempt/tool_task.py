@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """What became of a tool task. `refusal` is set when there was nothing to do.
+    """The outcome of a tool task. `refusal` is set when there was nothing to do.
 
     `record` is None where the call was given back, or executed in an `isolated` process; `applied`
     is true where the run has it.

@@ -1,4 +1,4 @@
-"""Finds the model that a name stands for and calls it, under one deadline and one error tree.
+"""Finds the model of a name and calls it, under one deadline and one error tree.
 
 Built once per event loop by the worker's composition root. Knows no agent: custom models come
 in as objects.

@@ -29,7 +29,7 @@ class TelemetryConfig:
     explicit: bool = False
 
     def __bool__(self) -> bool:
-        """Tell whether anything is wanted."""
+        """Return whether any telemetry is wanted."""
         return self.spans or self.port is not None
 
 

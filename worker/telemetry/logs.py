@@ -17,7 +17,7 @@ from stepfleet.orchestrator.records.text.redaction import redact
 from stepfleet.worker.telemetry.identity import current_step, enter_task
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "data"}
-"""What every record has; whatever else it has was given as `extra`."""
+"""Attributes of every record; all others come from `extra`."""
 
 
 class JsonLines(logging.Formatter):

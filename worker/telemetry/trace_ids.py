@@ -51,7 +51,7 @@ def sampled_part(environment: Mapping[str, str]) -> float:
 
 
 def is_sampled(run_id: str, part: float) -> bool:
-    """Tell whether a run is among the traced `part` of all: the same answer on every worker."""
+    """Return whether a run is among the traced `part` of all, equally on every worker."""
     return part >= 1 or _derived(run_id, "sample") < part * _LARGEST
 
 

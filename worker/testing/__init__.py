@@ -6,9 +6,8 @@ pytest fixture is in `stepfleet.worker.testing.fixtures`.
 """
 
 from stepfleet.worker.testing.http.request_log import RequestLog
-from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
 from stepfleet.worker.testing.openai.requests import RequestRecord, ToolAnswer
-from stepfleet.worker.testing.rules import NoReplyError, Rules, Said
+from stepfleet.worker.testing.rules import NoReplyError, Rules, RulesNotFoundError, Said, load_rules
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind, Faults, Planned
 from stepfleet.worker.testing.scenario.latency import Latency
 from stepfleet.worker.testing.scenario.replies import Quirk, Reply, ToolCallReply, Usage

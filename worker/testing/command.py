@@ -7,22 +7,25 @@ process or the pipe that it watches is gone.
 import argparse
 import asyncio
 import os
+import resource
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
 
 from stepfleet.worker.engine.loop_thread import new_event_loop
-from stepfleet.worker.testing.http.process import raise_open_files_limit, when_gone, when_input_ends
 from stepfleet.worker.testing.http.request_log import RequestLog
-from stepfleet.worker.testing.loading import RulesNotFoundError, load_rules
+from stepfleet.worker.testing.rules import RulesNotFoundError, load_rules
 from stepfleet.worker.testing.scenario.faults import TRANSIENT, FaultKind, Faults
 from stepfleet.worker.testing.scenario.latency import Latency
 from stepfleet.worker.testing.server import ModelServer
 
 USAGE_ERROR = 2
+_POLL_SECONDS = 0.25
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server = make_server(options)
     except (RulesNotFoundError, OSError, ValueError) as error:
         return _wrong(error)
-    raise_open_files_limit()
+    _raise_open_files_limit()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
             runner.run(_serve(server, options))
@@ -95,9 +98,9 @@ async def _serve(server: ModelServer, options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     if options.parent_pid is not None:
-        when_gone(options.parent_pid, loop, ended.set)
+        _when_gone(options.parent_pid, loop, ended.set)
     if options.stdin:
-        when_input_ends(loop, ended.set)
+        _when_input_ends(loop, ended.set)
     await server.start()
     try:
         line = orjson.dumps({"url": server.url, "pid": os.getpid()})
@@ -119,3 +122,46 @@ def _weights(text: str) -> dict[FaultKind | str, float]:
 def _wrong(error: Exception) -> int:
     sys.stderr.write(f"model server: {error}\n")
     return USAGE_ERROR
+
+
+def _raise_open_files_limit() -> None:
+    """Allow as many open files, hence connections, as the system lets this process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _when_gone(pid: int, loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
+    """Run `then` on the loop when the process `pid` is gone."""
+
+    def watch() -> None:
+        started_by = os.getppid()
+        # A child sees its parent's end as a new parent: that also holds where the pid is reused
+        # or the parent stays behind as a zombie.
+        while _lives(pid) and (started_by != pid or os.getppid() == pid):
+            time.sleep(_POLL_SECONDS)
+        loop.call_soon_threadsafe(then)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
+
+
+def _when_input_ends(loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> None:
+    """Run `then` on the loop when standard input ends."""
+
+    def watch() -> None:
+        # Straight from the descriptor: a reader blocked in sys.stdin keeps its lock, and the
+        # interpreter needs that lock to end.
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        loop.call_soon_threadsafe(then)
+
+    threading.Thread(target=watch, name="watch-input", daemon=True).start()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

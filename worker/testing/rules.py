@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.references import load_file, load_module
 from stepfleet.worker.testing.openai.answers import failing, refusing, replying
 from stepfleet.worker.testing.openai.conversation import Violation, violation_in
 from stepfleet.worker.testing.openai.requests import RequestRecord
@@ -16,6 +19,10 @@ Rules = Callable[[RequestRecord], Said]
 
 class NoReplyError(LookupError):
     """There is no reply for this request: add one to the script, or give the server rules."""
+
+
+class RulesNotFoundError(Exception):
+    """The rules cannot be loaded; the message names the reference and the fix."""
 
 
 class Scripts:
@@ -50,6 +57,28 @@ def as_rules(given: Rules | Mapping[str, Sequence[Said]] | None) -> Scripts:
     if isinstance(given, Mapping):
         return Scripts(given)
     return Scripts({}, given)
+
+
+def load_rules(reference: str) -> Rules:
+    """Return the rules that `reference` names. Raises `RulesNotFoundError`.
+
+    A file is imported by its path, with its folder importable, as for a script.
+    """
+    place, colon, attribute = reference.rpartition(":")
+    if not colon or not place or not attribute:
+        raise RulesNotFoundError(
+            f"{reference!r} names no rules; write module:attribute or file.py:attribute"
+        )
+    try:
+        load = load_file if place.endswith(".py") else load_module
+        rules = getattr(load(place, "rules"), attribute, None)
+    except ConfigurationError as error:
+        raise RulesNotFoundError(error.message) from error
+    if not callable(rules):
+        raise RulesNotFoundError(
+            f"{place} has no callable {attribute!r}; define a function from a request to a reply"
+        )
+    return cast("Rules", rules)
 
 
 def decide(request: RequestRecord, rules: Rules, faults: Faults) -> tuple[Answer, Violation | None]:

@@ -86,7 +86,7 @@ def _called(function: Callable[[], Any]) -> Any:
 
 
 def _ended(error: BaseException) -> RuntimeError:
-    """Return what stands for it.
+    """Return an exception that stands for `error`.
 
     SystemExit and KeyboardInterrupt would end the event loop, and with it every run in it;
     GeneratorExit would end the step without a commit, again and again.

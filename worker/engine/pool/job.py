@@ -62,7 +62,7 @@ class Owner(Protocol):
 
 
 class Job:
-    """What Celery holds of a running task; ``terminate`` and ``wait`` are its interface."""
+    """A running task as Celery sees it: ``terminate`` and ``wait`` are its interface."""
 
     __slots__ = (
         "__weakref__",

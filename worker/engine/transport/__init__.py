@@ -2,7 +2,7 @@
 
 Call ``register()`` once where the Celery app is made; then broker URLs may begin with
 ``redis-batch://``, ``rediss-batch://`` (TLS), ``redis-batch+socket://`` (unix socket) or
-``sentinel-batch://`` (whose Sentinels stand in the transport options). Only workers gain by it:
+``sentinel-batch://`` (whose Sentinels are in the transport options). Only workers benefit:
 clients and stock workers use the same broker with kombu's own transport.
 """
 

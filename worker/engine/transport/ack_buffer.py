@@ -29,7 +29,7 @@ LOST_FETCHER = "sf:given-up:"
 
 ACKS_PER_CALL = 1000
 SHAPE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
-"""What code raises that trusted a message's shape."""
+"""Errors of code that trusted a message's shape."""
 
 _LOST_FETCHER_SECONDS = 86_400
 

@@ -37,45 +37,45 @@ class Refused(ValueError):  # noqa: N818 a verdict
 def examine(raw: bytes) -> dict[str, Any]:
     """Return the decoded message; raises ``Refused`` with the reason."""
     message = _decoded(raw, "message")
-    if not isinstance(message, dict):
-        raise Refused(f"the message is a JSON {type(message).__name__}, not an object")
-    headers = _field(message, "headers", dict, {})
+    headers = _headers_of(message)
     properties = _field(message, "properties", dict)
     _field(properties, "delivery_info", dict, {})
     _field(message, "content-encoding", str, "")
-    if (kind := message.get("content-type")) != _JSON:
-        raise Refused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
     if len(raw) > _SMALL:
         _examine_texts(headers)
-    if headers.get("compression"):
-        raise Refused("the body is compressed, which stepfleet refuses: it may be of any size")
     body = _body(message.get("body"), properties.get("body_encoding"))
     if "task" in headers:
         _examine_task(headers, body)
     else:
         _examine_other(body)
-    return message
+    return message  # type: ignore[no-any-return]
 
 
 def examine_broadcast(message: object) -> None:
     """Check a decoded message of remote control or events; raises ``Refused`` with the reason."""
+    _headers_of(message)
+
+
+def _headers_of(message: object) -> dict[str, Any]:
+    """Return the headers of a message whose content is plain JSON."""
     if not isinstance(message, dict):
         raise Refused(f"the message is a JSON {type(message).__name__}, not an object")
-    headers = _field(message, "headers", dict, {})
+    headers: dict[str, Any] = _field(message, "headers", dict, {})
     if (kind := message.get("content-type")) != _JSON:
         raise Refused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
     if headers.get("compression"):
         raise Refused("the body is compressed, which stepfleet refuses: it may be of any size")
+    return headers
 
 
 def _decoded(raw: bytes, what: str) -> Any:
     decode: Callable[[bytes], Any] = kombu_loads if TYPED_JSON in raw else orjson.loads
     try:
-        return decode(raw)
-    except _NOT_JSON as error:
-        if decode is kombu_loads or not (b"NaN" in raw or b"Infinity" in raw):
-            raise Refused(f"the {what} cannot be decoded: {error}"[:300]) from None
-    try:
+        try:
+            return decode(raw)
+        except _NOT_JSON:
+            if decode is kombu_loads or not (b"NaN" in raw or b"Infinity" in raw):
+                raise
         return kombu_loads(raw)
     except _NOT_JSON as error:
         raise Refused(f"the {what} cannot be decoded: {error}"[:300]) from None

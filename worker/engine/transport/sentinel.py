@@ -1,8 +1,8 @@
 """``sentinel-batch://``: the batched transport to the master that Sentinels name.
 
-The URL names the service, ``sentinel-batch://[user:password@]service/db``; which Sentinels to ask
-stands in the transport options, so that a lost connection has one address and not several. Must
-not know messages.
+The URL names the service, ``sentinel-batch://[user:password@]service/db``; the Sentinels themselves
+are in the transport options, so that a lost connection has one address and not several. Must not
+know messages.
 """
 
 from typing import Any

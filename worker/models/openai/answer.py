@@ -3,7 +3,6 @@
 A malformed answer is a transient failure: the same request usually gets a sound one.
 """
 
-import uuid
 from typing import Any, TypeGuard
 
 import orjson
@@ -15,6 +14,7 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
+from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.lenient_json import read_json
 
 _LONGEST_NAME = 512
@@ -123,11 +123,7 @@ def _tool_calls(raw: Any) -> tuple[ToolCall, ...]:
         return ()
     if not isinstance(raw, list):
         raise malformed("tool_calls is not a list")
-    return parse_tool_calls(raw, new_id=_new_id)
-
-
-def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return parse_tool_calls(raw, new_id=new_call_id)
 
 
 def _text(content: Any) -> str:

@@ -16,7 +16,7 @@ from stepfleet.worker.testing.scenario.replies import Reply
 
 COMPLETIONS = "/v1/chat/completions"
 MODELS = ("gpt-4o-mini", "gpt-4o")
-"""What `/v1/models` lists; a completion is made under any name."""
+"""The names in `/v1/models`; a completion is made under any name."""
 _MODELS_PATH = "/v1/models"
 
 _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str | None, str]] = {

@@ -18,7 +18,7 @@ _CHOICES = {"auto", "none", "required"}
 
 @dataclass(frozen=True)
 class Violation:
-    """What is wrong with a request, and the field that it is about."""
+    """An error in a request, and its field."""
 
     field: str
     message: str

@@ -14,7 +14,7 @@ REFUSED = "refused"
 
 
 class Ending(StrEnum):
-    """What happens after the last byte."""
+    """The end of the connection after the last byte."""
 
     COMPLETE = "complete"
     CLOSE = "close"
@@ -27,7 +27,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent: a body in pieces. `length` (bytes) is announced; None means chunked.
+    """One answer: a body in pieces. `length` (bytes) is announced; None means chunked.
 
     `delay` and `pause` are the seconds before the first piece and between the pieces; a delay of
     None leaves it to the server.

@@ -3,9 +3,11 @@
 Must not know how a failure is put on the wire.
 """
 
+from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 from stepfleet.worker.testing.scenario.draws import draw
 
@@ -58,7 +60,7 @@ TRANSIENT = (
     FaultKind.EMPTY_CHOICES,
     FaultKind.NO_MESSAGE,
 )
-"""What a client is expected to try again at once; the kinds of a rate unless it names others."""
+"""Kinds that a client should retry at once; the default kinds of a rate."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Planned:
     attempt: int | None = 1
 
     def matches(self, key: str, turn: int, attempt: int) -> bool:
-        """Tell whether the request is meant."""
+        """Return whether the fault is for this request."""
         wanted = ((self.key, key), (self.turn, turn), (self.attempt, attempt))
         return all(want is None or want == have for want, have in wanted)
 
@@ -136,13 +138,6 @@ class Faults:
         return Fault(kind, retry_after=retry_after)
 
     def _kind(self, drawn: float) -> FaultKind:
-        left = drawn * sum(self.kinds.values())
-        chosen = None
-        for kind, weight in self.kinds.items():
-            if not weight:
-                continue
-            chosen, left = FaultKind(kind), left - weight
-            if left < 0:
-                break
-        assert chosen is not None  # noqa: S101 - __post_init__ saw a weight above 0
-        return chosen
+        kinds = [FaultKind(kind) for kind, weight in self.kinds.items() if weight]
+        *bounds, total = accumulate(weight for weight in self.kinds.values() if weight)
+        return kinds[bisect(bounds, drawn * total)]

@@ -24,7 +24,7 @@ class Quirk(StrEnum):
     RAW_CONTROL = "raw_control"
     """Line breaks and tabs in texts are not escaped."""
     NULLS = "nulls"
-    """What a piece does not have is there as null."""
+    """Absent fields of a piece are present as null."""
     NO_ROLE = "no_role"
     """No piece names a role."""
     COMMENTS = "comments"
@@ -32,7 +32,7 @@ class Quirk(StrEnum):
     CRLF = "crlf"
     """The stream's lines end with CR LF."""
     NO_SPACE = "no_space"
-    """No space stands behind `data:`."""
+    """There is no space after `data:`."""
 
 
 @dataclass(frozen=True)

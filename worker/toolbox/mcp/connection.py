@@ -43,7 +43,7 @@ class Link:
     stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self) -> None:
-        """Note that the connection is of no use any more."""
+        """Mark the connection as unusable."""
         self.ended = True
         self.stirred.set()
 

@@ -60,7 +60,7 @@ def register_lines() -> None:
 MAX_BODY = 1024 * 1024
 """Bytes of one answer that is no stream of events."""
 IDENTITY: Mapping[str, str] = {"Accept-Encoding": "identity"}
-"""Asks for bodies as they are: a small compressed one may be of any size."""
+"""Requests uncompressed bodies: a small compressed one may be of any size."""
 
 
 class BodyTooLargeError(httpx2.StreamError):

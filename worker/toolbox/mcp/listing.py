@@ -93,7 +93,7 @@ def definitions(
 
 @dataclass(slots=True)
 class _Spent:
-    """What the tools of a listing come to together."""
+    """Totals of the tools of a listing."""
 
     size: int = 0
     parts: int = 0
