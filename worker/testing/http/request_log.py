@@ -136,21 +136,16 @@ def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _line(request: RequestRecord) -> bytes:
     usage = request.usage
+    names = ["key", "turn", "attempt", "outcome", "status", "received", "answered"]
     fields = {
         "number": request.number,
         "at": time.time(),
-        "key": request.key,
-        "turn": request.turn,
-        "attempt": request.attempt,
-        "outcome": request.outcome,
-        "status": request.status,
-        "received": request.received,
-        "answered": request.answered,
+        **{name: getattr(request, name) for name in names},
         "model": request.body.get("model"),
         "messages": len(request.messages),
         "stream": request.streams,
-        "prompt_tokens": usage.prompt_tokens if usage else None,
-        "completion_tokens": usage.completion_tokens if usage else None,
+        "prompt_tokens": usage and usage.prompt_tokens,
+        "completion_tokens": usage and usage.completion_tokens,
         "violation": request.violation,
     }
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)

@@ -148,10 +148,10 @@ def _calls(messages: list[dict[str, Any]], names: set[str], key: str) -> Iterato
             yield from _assistant(place, message)
             calls = message.get("tool_calls") or []
             issued = [call_id(key, turn, index) for index in range(len(calls))]
-            yield from _asked(place, calls, names, issued)
+            yield from _requested(place, calls, names, issued)
             open_ids = [call["id"] for call in calls]
-        elif not isinstance(message.get("content"), str | list):
-            yield Violation(f"{place}.content", "must be text or a list of parts")
+        else:
+            yield from _content(place, message.get("content"))
     if open_ids:
         yield Violation("messages", f"the tool call {open_ids[0]!r} has no answer")
 
@@ -164,8 +164,7 @@ def _answer(place: str, message: dict[str, Any], open_ids: list[str]) -> Iterato
         yield Violation(
             f"{place}.tool_call_id", f"is {answered!r}; the next open call is {open_ids[0]!r}"
         )
-    if not isinstance(message.get("content"), str | list):
-        yield Violation(f"{place}.content", "must be text or a list of parts")
+    yield from _content(place, message.get("content"))
 
 
 def _assistant(place: str, message: dict[str, Any]) -> Iterator[Violation]:
@@ -174,11 +173,18 @@ def _assistant(place: str, message: dict[str, Any]) -> Iterator[Violation]:
         yield Violation(f"{place}.tool_calls", "must be a list with at least one call, or absent")
     if content is None and not calls and not message.get("refusal"):
         yield Violation(f"{place}.content", "must be given where there are no tool calls")
-    if content is not None and not isinstance(content, str | list):
+    if content is not None:
+        yield from _content(place, content)
+
+
+def _content(place: str, content: Any) -> Iterator[Violation]:
+    if not isinstance(content, str | list):
         yield Violation(f"{place}.content", "must be text or a list of parts")
 
 
-def _asked(place: str, calls: list[Any], names: set[str], issued: list[str]) -> Iterator[Violation]:
+def _requested(
+    place: str, calls: list[Any], names: set[str], issued: list[str]
+) -> Iterator[Violation]:
     seen: set[str] = set()
     for index, call in enumerate(calls):
         where = f"{place}.tool_calls[{index}]"

@@ -1,9 +1,13 @@
 """An agent's tools together with those of its MCP servers, as these list them.
 
-Decides names and options; calling a server is its session's business.
+Decides names and options; calling a server is its session's business. The same listings give the
+same names on every worker: nothing depends on which server answered first.
 """
 
 import asyncio
+import hashlib
+import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -12,11 +16,18 @@ from stepfleet.orchestrator.tools.mcp import McpServer
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.worker.toolbox.mcp.content import value_of
 from stepfleet.worker.toolbox.mcp.listing import Definition
-from stepfleet.worker.toolbox.mcp.naming import offered_names
 from stepfleet.worker.toolbox.mcp.session import Session
 
 IDEMPOTENCY_KEY = "stepfleet/idempotency-key"
 """Where a call's `_meta` has the key that is the same for every attempt at the call."""
+
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST = 64
+_DIGEST = 8
+
+Named = tuple[str, str]
+"""A server's name and its own name of one of its tools."""
 
 
 class ListedTools(ToolRegistry):
@@ -114,3 +125,35 @@ class Sessions:
             self._sessions[server] = Session(server)
             self._sessions[server].start()
         return self._sessions[server]
+
+
+def offered_names(
+    tools: Sequence[Named], taken: Iterable[str], prefixed: Iterable[str] = ()
+) -> dict[str, Named]:
+    """Return the tools by the names that a model gets, in their order.
+
+    A name that is taken, or that two servers have, gets its server's name in front, and so do all
+    tools of the servers in `prefixed`. Characters that providers refuse become `_`; a name that
+    is too long then, or still taken, ends in a digest of what it stands for.
+    """
+    always = frozenset(prefixed)
+    used = set(taken)
+    wanted = Counter(_safe_name(tool) for server, tool in tools if server not in always)
+    names: dict[str, Named] = {}
+    for server, tool in tools:
+        name = _safe_name(tool)
+        if server in always or name in used or wanted[name] > 1:
+            name = f"{_safe_name(server)}__{name}"
+        if len(name) > _LONGEST or name in used or name in names:
+            name = f"{name[: _LONGEST - _DIGEST - 1]}_{_name_digest(server, tool)}"
+        if name not in used and name not in names:
+            names[name] = (server, tool)
+    return names
+
+
+def _safe_name(name: str) -> str:
+    return _NOT_IN_A_NAME.sub("_", name)
+
+
+def _name_digest(server: str, tool: str) -> str:
+    return hashlib.sha256(f"{server}\n{tool}".encode()).hexdigest()[:_DIGEST]

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.worker.toolbox.mcp.naming import offered_names
+from stepfleet.worker.toolbox.mcp.registry import offered_names
 
 
 def test_a_name_that_nobody_else_has_stays_as_it_is() -> None:
