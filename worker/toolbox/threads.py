@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 _NAME = "stepfleet-tool"
@@ -30,18 +31,18 @@ class NoThreadFreeError(Exception):
     """No thread took the call within `start_timeout`; the function was not started."""
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    """One call of a function; `started` is monotonic time in seconds once a thread took it."""
+    """One call of a function; `started` is monotonic time in seconds once a thread took it.
 
-    __slots__ = ("abandoned", "future", "run", "started")
+    The future holds the function's value or its exception as a value: an exception such as
+    StopIteration cannot travel through a future.
+    """
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run = run
-        # Holds the function's value or its exception as a value: an exception such as
-        # StopIteration cannot travel through a future.
-        self.future: Future[tuple[Any, BaseException | None]] = Future()
-        self.started: float | None = None
-        self.abandoned = False
+    run: Callable[[], Any]
+    future: Future[tuple[Any, BaseException | None]] = field(default_factory=Future)
+    started: float | None = None
+    abandoned: bool = False
 
 
 class ToolThreads:

@@ -8,7 +8,7 @@ import asyncio
 import signal
 from asyncio import CancelledError
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from billiard.einfo import ExceptionInfo
@@ -61,47 +61,25 @@ class Owner(Protocol):
         """The job was ended and has not ended within the grace period."""
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Job:
     """A running task as Celery sees it: ``terminate`` and ``wait`` are its interface."""
 
-    __slots__ = (
-        "__weakref__",
-        "_doomed",
-        "_ended",
-        "_loop",
-        "_owner",
-        "_soft_is_due",
-        "_starting",
-        "_task",
-        "_timers",
-        "callbacks",
-        "limits",
-        "settled",
-        "target",
-        "terminated_by",
-    )
-
-    def __init__(
-        self,
-        target: Callable[[], object],
-        callbacks: Callbacks,
-        limits: Limits,
-        owner: Owner,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.target = target
-        self.callbacks = callbacks
-        self.limits = limits
-        self.terminated_by: int | None = None  # belongs to the worker's thread
-        self.settled = False  # belongs to the worker's thread: Celery knows how the task ended
-        self._owner = owner
-        self._loop = loop
-        self._starting: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._timers: list[asyncio.TimerHandle] = []
-        self._doomed = False  # the task must not report anything any more
-        self._soft_is_due = False
-        self._ended = False
+    target: Callable[[], object]
+    callbacks: Callbacks
+    limits: Limits
+    _owner: Owner
+    _loop: asyncio.AbstractEventLoop
+    terminated_by: int | None = field(default=None, init=False)
+    """Belongs to the worker's thread."""
+    settled: bool = field(default=False, init=False)
+    """Belongs to the worker's thread: Celery knows how the task ended."""
+    _starting: asyncio.Task[None] | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _timers: list[asyncio.TimerHandle] = field(default_factory=list, init=False)
+    _doomed: bool = field(default=False, init=False)  # it must not report anything any more
+    _soft_is_due: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
 
     def terminate(self, signum: int | None = None) -> None:
         """Cancel the task in the loop, whatever the signal; with `TERMINATED` where it was revoked.

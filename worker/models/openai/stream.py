@@ -5,6 +5,7 @@ arguments. Servers omit the index or give all calls the same one, repeat the nam
 each piece, send arguments as an object, or send the name later than the id.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -18,16 +19,16 @@ _LONGEST_NAME = 1024
 """Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
 
 
+@dataclass(slots=True)
 class _Call:
     """One call so far; its arguments stay in pieces, so that joining them costs once."""
 
-    def __init__(self) -> None:
-        self.id: Any = None
-        self.name = ""
-        self.pieces: list[str] = []
-        self.size = 0
-        self.is_whole = False
-        """Whether its arguments look like a whole object."""
+    id: Any = None
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    size: int = 0
+    is_whole: bool = False
+    """Whether its arguments look like a whole object."""
 
     def add_name(self, piece: str) -> None:
         if piece.startswith(self.name):  # the first, the whole one again, or the name so far

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -19,18 +20,18 @@ Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _silent = logging.getLogger("stepfleet.worker.testing.http")
 
 
+@dataclass(frozen=True, slots=True)
 class Listener:
     """An open port that answers HTTP until it is closed."""
 
-    def __init__(self, server: web.Server, sockets: asyncio.Server, port: int) -> None:
-        self.port = port
-        self._server = server
-        self._sockets = sockets
+    server: web.Server
+    sockets: asyncio.Server
+    port: int
 
     async def close(self) -> None:
         """Stop listening and end every connection, open requests included."""
-        self._sockets.close()
-        await self._server.shutdown(_CLOSING_SECONDS)
+        self.sockets.close()
+        await self.server.shutdown(_CLOSING_SECONDS)
 
 
 async def listen(serve: Serve, host: str, port: int | None) -> Listener:

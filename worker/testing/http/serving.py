@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -20,23 +20,15 @@ from stepfleet.worker.testing.scenario.faults import Faults
 from stepfleet.worker.testing.scenario.latency import Latency
 
 
+@dataclass
 class Endpoint:
-    """Answers HTTP requests of one server; what it answers may be exchanged while it runs."""
+    """Answers HTTP requests of one server; its rules and faults may change while it runs."""
 
-    def __init__(
-        self,
-        rules: Rules,
-        faults: Faults,
-        latency: Latency,
-        log: RequestLog,
-        *,
-        key: Callable[[dict[str, Any]], str],
-    ) -> None:
-        self.rules = rules
-        self.faults = faults
-        self.latency = latency
-        self.log = log
-        self._key = key
+    rules: Rules
+    faults: Faults
+    latency: Latency
+    log: RequestLog
+    key: Callable[[dict[str, Any]], str]
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request."""
@@ -59,7 +51,7 @@ class Endpoint:
             self.log.refuse(violation)
             return await send(request, refusing(violation))
         headers = without_secrets(request.headers)
-        record = self.log.begin(self._key(body), turn_of(body), body, headers)
+        record = self.log.begin(self.key(body), turn_of(body), body, headers)
         try:
             answer, violation_found = decide(record, self.rules, self.faults)
             if violation_found is not None:
