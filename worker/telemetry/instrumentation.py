@@ -84,7 +84,7 @@ class Instrumentation:
         metrics.gauge("stepfleet_steps_in_flight", "Steps that are held", steps)
         metrics.gauge("stepfleet_tool_tasks_in_flight", "Tool tasks that are held", calls)
         metrics.gauge(
-            "stepfleet_telemetry_dropped", "Attempts that were not told", lambda: queue.dropped
+            "stepfleet_telemetry_dropped", "Attempts that were not exported", lambda: queue.dropped
         )
         return [measure_loop_lag(metrics.observe_lag)]
 
