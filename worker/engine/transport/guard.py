@@ -41,6 +41,7 @@ def examine(raw: bytes) -> dict[str, Any]:
     properties = _field(message, "properties", dict)
     _field(properties, "delivery_info", dict, {})
     _field(message, "content-encoding", str, "")
+    _check_content(message, headers)
     if len(raw) > _SMALL:
         _examine_texts(headers)
     body = _body(message.get("body"), properties.get("body_encoding"))
@@ -53,19 +54,21 @@ def examine(raw: bytes) -> dict[str, Any]:
 
 def examine_broadcast(message: object) -> None:
     """Check a decoded message of remote control or events; raises ``Refused`` with the reason."""
-    _headers_of(message)
+    _check_content(message, _headers_of(message))
 
 
-def _headers_of(message: object) -> dict[str, Any]:
-    """Return the headers of a message whose content is plain JSON."""
+def _headers_of(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise Refused(f"the message is a JSON {type(message).__name__}, not an object")
     headers: dict[str, Any] = _field(message, "headers", dict, {})
+    return headers
+
+
+def _check_content(message: Any, headers: dict[str, Any]) -> None:
     if (kind := message.get("content-type")) != _JSON:
         raise Refused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
     if headers.get("compression"):
         raise Refused("the body is compressed, which stepfleet refuses: it may be of any size")
-    return headers
 
 
 def _decoded(raw: bytes, what: str) -> Any:
