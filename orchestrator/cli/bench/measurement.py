@@ -5,7 +5,6 @@ import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 from uuid import uuid4
 
 from stepfleet.orchestrator.cli.bench.agents import bench
@@ -29,7 +28,6 @@ from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.settings import Settings
 
 READY_SECONDS = 90.0
@@ -98,7 +96,12 @@ class Measurement:
         )
 
     async def _reading(self) -> Reading:
-        servers = await asyncio.to_thread(_redis_info, self._settings.store)
+        servers = await asyncio.to_thread(
+            query,
+            self._settings.store,
+            lambda client: infos(client, *SECTIONS),
+            seconds=_REPLY_SECONDS,
+        )
         return Reading.now(servers, self._pids, [self._model_pid])
 
 
@@ -111,33 +114,26 @@ async def _ended(batch: AsyncBatch) -> BatchProgress:
 
 
 async def _sampled(batch: AsyncBatch, planned: dict[str, PlannedRun]) -> list[Ended]:
-    """Return the first runs that ended as planned."""
+    """Return the first runs that completed as planned, without a lost attempt."""
     found: list[Ended] = []
     async for result in batch.results(follow=False):
-        plan = planned.get(result.line_id or "")
-        if plan is not None and _as_planned(result, plan):
-            found.append(_times(result, plan))
+        plan, steps = planned.get(result.line_id or ""), result.steps
+        if (
+            not plan
+            or not result.success
+            or result.lost_attempts
+            or len(steps) != len(plan.seconds)
+        ):
+            continue
+        end = steps[-1].started_at + timedelta(milliseconds=steps[-1].duration_ms)
+        seconds = (end - steps[0].started_at).total_seconds()
+        found.append(Ended([one.duration_ms / _MS for one in steps], seconds, plan.ideal))
         if len(found) >= SAMPLED_RUNS:
             break
     return found
-
-
-def _as_planned(result: AgentRunResult, plan: PlannedRun) -> bool:
-    return result.success and not result.lost_attempts and len(result.steps) == len(plan.seconds)
-
-
-def _times(result: AgentRunResult, plan: PlannedRun) -> Ended:
-    first, last = result.steps[0], result.steps[-1]
-    end = last.started_at + timedelta(milliseconds=last.duration_ms)
-    steps = [step.duration_ms / _MS for step in result.steps]
-    return Ended(steps, (end - first.started_at).total_seconds(), plan.ideal)
 
 
 def _own(worker: str) -> list[int]:
     """Return the process id of a worker `host:pid` of this machine; nothing for others."""
     host, _, pid = worker.rpartition(":")
     return [int(pid)] if host == socket.gethostname() and pid.isdigit() else []
-
-
-def _redis_info(url: str) -> list[dict[str, Any]]:
-    return query(url, lambda client: infos(client, *SECTIONS), seconds=_REPLY_SECONDS)

@@ -46,7 +46,7 @@ def bench_fleet(plan: BenchPlan, *, json: bool) -> int:
     raise_open_files_limit()
     with tempfile.TemporaryDirectory(prefix="stepfleet-bench-") as place:
         folder = DataFolder.prepare(Path(place))
-        with local_redis(folder) as configured:
+        with local_redis(folder.root) as configured:
             settings = configured.model_copy(update={"retention": RETENTION})
             figures = asyncio.run(_bench(plan, settings, folder))
     if figures is None:

@@ -197,9 +197,8 @@ def workers(names: Sequence[str], waiting: int) -> Check:
     """Judge whether workers are running."""
     if names:
         return good("workers", f"{len(names)} alive: {', '.join(sorted(names)[:5])}")
-    return Check(
+    return (fail if waiting else warn)(
         "workers",
-        State.FAIL if waiting else State.WARN,
         f"none alive{f', and {waiting} runs wait' if waiting else ''}",
         "start one: stepfleet worker --agents MODULE (or stepfleet up)",
     )
@@ -208,9 +207,8 @@ def workers(names: Sequence[str], waiting: int) -> Check:
 def queues(unserved: Mapping[str, int], steps: str) -> list[Check]:
     """Judge queues that no worker serves: `steps` is for steps, the others are for tools."""
     return [
-        Check(
+        (fail if waiting else warn)(
             f"queue {queue}",
-            State.FAIL if waiting else State.WARN,
             f"no running worker serves it: {_waits(queue, waiting, steps)}",
             f"start one: {serving(queue, steps)}",
         )

@@ -66,8 +66,8 @@ class Child:
 
     def terminate(self) -> None:
         """Send it SIGTERM; on a second one, a worker releases its steps at once."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
                 self._process.terminate()
 
     @property

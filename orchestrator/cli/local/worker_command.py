@@ -32,9 +32,8 @@ class WorkerOptions:
 
 def celery_arguments(options: WorkerOptions) -> list[str]:
     """Return the arguments of Celery's worker command."""
-    arguments = ["--loglevel", options.log_level]
     # Workers need not know each other: their common state is in the store.
-    arguments += ["--without-gossip", "--without-mingle"]
+    arguments = ["--loglevel", options.log_level, "--without-gossip", "--without-mingle"]
     if options.name:
         arguments += ["--hostname", f"{options.name}@%h"]
     if options.pool != "asyncio":

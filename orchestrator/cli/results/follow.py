@@ -1,7 +1,6 @@
 """Follows a batch to its end: results to their sink as they finish, progress to the display."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from stepfleet.orchestrator.cli.results.input_file import kind_of
@@ -10,28 +9,19 @@ from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.terminal.progress import LIVE_SECONDS, Display
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.records.batch import BatchProgress
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 
 async def follow(
     batch: AsyncBatch, out: Path | None, output_format: str, display: Display
 ) -> BatchProgress:
     """Return the progress of the ended batch, after its results are in the file `out`, if any."""
-    if out is None:
-        return await _follow(batch, None, display)
-    kind = kind_of(output_format, (await batch.progress()).format)
-    with ResultFile(out, kind) as file:
-        return await _follow(batch, file.add, display)
-
-
-async def _follow(
-    batch: AsyncBatch, add: Callable[[AgentRunResult], None] | None, display: Display
-) -> BatchProgress:
     watching = asyncio.create_task(_watch(batch, display))
     try:
-        if add is not None:
-            async for result in batch.results():
-                add(result)
+        if out is not None:
+            kind = kind_of(output_format, (await batch.progress()).format)
+            with ResultFile(out, kind) as file:
+                async for result in batch.results():
+                    file.add(result)
             watching.cancel()
         await asyncio.wait([watching])
         if not watching.cancelled():

@@ -69,7 +69,7 @@ def run_file(plan: RunPlan) -> int:
             check_models(used, os.environ)
         folder = DataFolder.prepare(plan.data)
         notes = Notes(folder.notes, identity(content, default, agents, plan.out))
-        with local_redis(folder) as settings:
+        with local_redis(folder.root) as settings:
             warn_of(settings.store, patience=settings.patience)
             run = _Run(replace(plan, file=file, agent=default), agents, folder, notes, settings)
             return asyncio.run(run.to_its_end())

@@ -60,13 +60,13 @@ class DataFolder:
 
 
 @contextlib.contextmanager
-def local_redis(folder: DataFolder) -> Iterator[Settings]:
+def local_redis(root: Path, *, brief: bool = False) -> Iterator[Settings]:
     """Give the settings of the Redis to use; start the private server where none is configured."""
     settings = load_settings()
     if settings.redis_url is not None:
         yield settings
         return
-    with EmbeddedRedis.start(folder.root, say=notice) as server:
+    with EmbeddedRedis.start(root, brief=brief, say=notice) as server:
         yield load_settings(redis_url=server.url)
 
 
@@ -76,15 +76,11 @@ def known_redis(root: Path) -> Iterator[Settings]:
 
     Raises `ConfigurationError` where neither exists.
     """
-    settings = load_settings()
-    if settings.redis_url is not None:
-        yield settings
-        return
-    if not Folder(root.expanduser().absolute()).has_data:
+    if load_settings().redis_url is None and not Folder(root.expanduser().absolute()).has_data:
         msg = (
             f"no Redis is named, and {root} holds no private server: set STEPFLEET_REDIS_URL, "
             "or start a fleet in this folder with 'stepfleet up --agents ...'"
         )
         raise ConfigurationError(msg)
-    with EmbeddedRedis.start(root, brief=True, say=notice) as server:
-        yield load_settings(redis_url=server.url)
+    with local_redis(root, brief=True) as settings:
+        yield settings

@@ -165,11 +165,12 @@ def _facts(client: Client) -> RedisFacts:
     cluster = None
     if isinstance(client, RedisCluster):
         cluster = clusters.cluster_facts(client, shards or keys.Keys().shards)
+    refused = _quarantine(client)
     return RedisFacts(
         server=ServerFacts.of(worst_of(infos(client, "server", "persistence", "memory"))),
         shards=shards,
-        quarantined=_length(client, keys.QUARANTINE),
-        refusals=reasons(_quarantine(client)),
+        quarantined=len(refused),
+        refusals=reasons(refused),
         cluster=cluster,
     )
 
@@ -179,13 +180,3 @@ def _quarantine(client: Client) -> list[dict[str, Any]]:
     if client.type(keys.QUARANTINE) != "list":
         return []
     return about_entries(cast("list[str]", client.lrange(keys.QUARANTINE, 0, -1)))
-
-
-def _length(client: Client, key: str) -> int:
-    """Return how many entries a list or stream has; 0 where there is none."""
-    kind = client.type(key)
-    if kind == "list":
-        return client.llen(key)
-    if kind == "stream":
-        return client.xlen(key)
-    return 0

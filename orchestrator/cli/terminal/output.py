@@ -47,6 +47,11 @@ def print_either(
         screen().print(picture(found))
 
 
+def print_outcome(data: dict[str, Any], text: str, *, json: bool) -> None:
+    """Print the outcome of a command: its data as JSON, or a text."""
+    print_either(data, lambda _: text, json=json, as_data=dict)
+
+
 def notice(text: str) -> None:
     """Print a notice on standard error."""
     sys.stderr.write(f"{text}\n")

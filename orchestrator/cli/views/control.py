@@ -13,7 +13,7 @@ from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import count
-from stepfleet.orchestrator.cli.terminal.output import notice, print_either
+from stepfleet.orchestrator.cli.terminal.output import notice, print_outcome
 from stepfleet.orchestrator.client.batch import OnProgress
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -142,30 +142,23 @@ def _standard_input() -> str:
 
 
 def _print_run(run_id: str, result: ControlResult, *, json: bool) -> int:
-    print_either(
-        {"run_id": run_id, "answer": result.outcome, "detail": result.detail},
-        lambda _: f"Run {run_id} {_OUTCOMES.get(result.outcome, result.outcome)}{_detail(result)}",
-        json=json,
-        as_data=dict,
-    )
+    data = {"run_id": run_id, "answer": result.outcome, "detail": result.detail}
+    outcome = _OUTCOMES.get(result.outcome, result.outcome)
+    print_outcome(data, f"Run {run_id} {outcome}{_detail(result)}", json=json)
     return COMPLETED if result.outcome in _DONE else SOME_FAILED
 
 
 def _print_fleet(verb: str, *, json: bool) -> int:
     paused = "The fleet is paused: no step begins. To continue: stepfleet resume --all"
     text = paused if verb == "pause" else "The fleet was resumed"
-    print_either({"fleet": f"{verb}d"}, lambda _: text, json=json, as_data=dict)
+    print_outcome({"fleet": f"{verb}d"}, text, json=json)
     return COMPLETED
 
 
 def _print_batch(verb: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
     runs = "1 run" if number == 1 else f"{number} runs"
-    print_either(
-        {"batch_id": batch.id, "request": verb, "runs": number},
-        lambda _: f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}",
-        json=json,
-        as_data=dict,
-    )
+    text = f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}"
+    print_outcome({"batch_id": batch.id, "request": verb, "runs": number}, text, json=json)
     return COMPLETED
 
 
@@ -209,12 +202,8 @@ def purge_runs(
             _confirm(await fleet.runs.purge(**runs, dry_run=True))
         report = _report if sys.stderr.isatty() else None
         done = await fleet.runs.purge(**runs, dry_run=dry_run, on_progress=report)
-        print_either(
-            {"runs": done, "dry_run": dry_run},
-            lambda _: f"{_runs(done)} {'would be removed' if dry_run else 'removed'}",
-            json=json,
-            as_data=dict,
-        )
+        text = f"{_runs(done)} {'would be removed' if dry_run else 'removed'}"
+        print_outcome({"runs": done, "dry_run": dry_run}, text, json=json)
 
     with_fleet(data, remove)
 

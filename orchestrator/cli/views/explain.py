@@ -9,7 +9,11 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
 from stepfleet.orchestrator.cli.terminal.format import shown
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
+from stepfleet.orchestrator.records.outcome import (
+    ContinuationDecision,
+    ContinuationOutcome,
+    StopReason,
+)
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 
@@ -29,7 +33,7 @@ class Judged:
     decision: ContinuationDecision
     reason: str
     numbers: dict[str, Any]
-    stop_reason: str | None
+    stop_reason: StopReason | None
     decisive: bool
 
 
@@ -83,24 +87,20 @@ def _says(result: AgentRunResult, outcome: ContinuationOutcome | None) -> str:
 
 def _judged(outcome: ContinuationOutcome) -> tuple[Judged, ...]:
     """Return the criteria; one that forbids decides alone, else all with the same decision do."""
-    forbids = ContinuationDecision.FORBID_CONTINUATION
-    judged: list[Judged] = []
-    for one in outcome.evaluations:
-        decisive = one.decision is outcome.decision
-        if outcome.decision is forbids:
-            first = not any(earlier.decisive for earlier in judged)
-            decisive = decisive and first
-        judged.append(
-            Judged(
-                criterion=one.criterion,
-                decision=one.decision,
-                reason=one.reason,
-                numbers=one.context,
-                stop_reason=one.stop_reason.value if one.stop_reason else None,
-                decisive=decisive,
-            )
+    deciding = [one for one in outcome.evaluations if one.decision is outcome.decision]
+    if outcome.decision is ContinuationDecision.FORBID_CONTINUATION:
+        deciding = deciding[:1]
+    return tuple(
+        Judged(
+            criterion=one.criterion,
+            decision=one.decision,
+            reason=one.reason,
+            numbers=one.context,
+            stop_reason=one.stop_reason,
+            decisive=any(one is other for other in deciding),
         )
-    return tuple(judged)
+        for one in outcome.evaluations
+    )
 
 
 def picture(explanation: Explanation) -> RenderableType:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
-from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json
+from stepfleet.orchestrator.cli.terminal.output import notice, print_json, print_outcome
 from stepfleet.orchestrator.cli.views.control import overrides_of
 from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder, save_checkpoint
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -60,7 +60,7 @@ def create_run(
     """Create a run with the overrides in `changes`, and print its id."""
     overrides = overrides_of(changes, "--set")
     run_id = with_fleet(data, lambda fleet: create(fleet, overrides), warn=True)
-    print_either(run_id, str, json=json, as_data=lambda made: {"run_id": made})
+    print_outcome({"run_id": run_id}, run_id, json=json)
 
 
 def comparison_picture(found: RunComparison) -> RenderableType:
