@@ -57,7 +57,7 @@ def state_of(messages: tuple[Message, ...]) -> AgentState:
 def memory_look(messages: tuple[Message, ...], most: int) -> Work:
     """Return a look that finds which messages a request shows, of at most `most`."""
     policy = MemoryPolicy(max_messages=most)
-    history = History(tuple(Part(said=(one,)) for one in messages))
+    history = History(tuple(Part(added=(one,)) for one in messages))
 
     async def look() -> object:
         return shown(advance(Window(), history, policy), history, policy)

@@ -36,10 +36,10 @@ def base_criteria(  # noqa: PLR0913 - one argument per limit
     leading: Iterable[CanDecideToContinue] = (),
     extra: Iterable[CanDecideToContinue] = (),
 ) -> ContinuationCriteria:
-    """Return the base set with these limits, the user's criteria behind it.
+    """Return the base set with these limits, followed by the user's criteria.
 
     A cumulative timeout replaces the wall-clock limit; None switches a limit off. `leading`
-    stands before the limits: what an agent's reasoner says of its answer.
+    stands before the limits: the criteria of an agent's reasoner for its answer.
     """
     policy = error_policy or ErrorPolicy()
     # First, so that a cancelled run ends as cancelled whatever else forbids.

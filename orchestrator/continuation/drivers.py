@@ -42,7 +42,7 @@ class ToolCallPresenceCheck:
 class PendingRetry:
     """Requests another step when there was a failure that the policy does not stop at.
 
-    A retry is requested whenever the policy says so: a failed model call has no tool calls,
+    A retry is requested whenever the policy retries: a failed model call has no tool calls,
     and without this the run would end as completed. An *ignored* failure of a step is
     requested again too, because a failed step has no answer to complete with; the other
     limits bound it. (After ignored tool failures the model sees their messages next.)

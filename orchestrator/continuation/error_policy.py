@@ -121,7 +121,7 @@ def classify(errors: Sequence[ErrorInfo]) -> ErrorInfo | None:
 
 
 def next_failures(previous: ErrorContext, step: StepResult) -> ErrorContext:
-    """Return the failures of an execution behind `step`."""
+    """Return the failures of an execution after `step`."""
     if step.type is not StepType.ERROR:
         if previous.consecutive_failures == 0:
             return previous

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.records.state import AgentState
 
 
 class ErrorPolicyCriterion:
-    """Forbids when the policy says stop; a retry or an ignored failure is allowed.
+    """Forbids when the policy stops; a retry or an ignored failure is allowed.
 
     The stop reason is `retry_limit` when retrying was allowed and is used up, else `error`.
     """

@@ -37,7 +37,7 @@ class Subscribers:
 
     The four callbacks are called with a `Moment` and a value: `step_start` with the state before
     the step, `llm_response` with the model's answer (not when a journaled one is used again),
-    `step_end` with the committed step, `agent_finish` with the state behind the last one.
+    `step_end` with the committed step, `agent_finish` with the state after the last one.
     `failures` counts calls that raised or took longer than half a minute.
     """
 

@@ -38,7 +38,7 @@ class MemoryManager:
             self.add_message(message)
 
     def add_message(self, message: Message) -> None:
-        """Add a message; the oldest leave where the policy says so."""
+        """Add a message; the oldest leave by the policy."""
         messages = (*self._messages, message)
         after = self.policy.summarize_after
         if after is not None and self._summarize is not None:
@@ -46,7 +46,7 @@ class MemoryManager:
         self._messages = limited(messages, self.policy, self._count)
 
     def get_messages(self) -> list[Message]:
-        """Return the messages, in a list of the caller's own; a summary is behind the system."""
+        """Return the messages, in a list of the caller's own; a summary follows the system's."""
         if self.summary is None:
             return list(self._messages)
         system, rest = split(self._messages, self.policy)

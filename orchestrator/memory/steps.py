@@ -21,7 +21,7 @@ class StepMemory:
         return cls(system_prompt, tuple(steps))
 
     def with_step(self, step: LoggedStep) -> Self:
-        """Return a copy with `step` behind the others."""
+        """Return a copy with `step` after the others."""
         return replace(self, steps=(*self.steps, step))
 
     def without_steps(self) -> Self:
@@ -33,7 +33,7 @@ class StepMemory:
         return replace(self, steps=tuple(one for one in self.steps if wanted(one.result)))
 
     def messages(self) -> tuple[Message, ...]:
-        """Return the steps as messages behind the system prompt."""
+        """Return the steps as messages after the system prompt."""
         system = (Message.system(self.system_prompt),) if self.system_prompt else ()
         return (*system, *(message for step in self.steps for message in step.messages))
 

@@ -24,7 +24,7 @@ def summary_request(
     messages: Sequence[Message],
     longest: int = LONGEST_MESSAGE,
 ) -> ModelRequest:
-    """Return the request for a summary of `messages` behind the summary `earlier`.
+    """Return the request for a summary of `messages` after the summary `earlier`.
 
     Each message has at most `longest` characters. The request has no tools, and those of the run's
     settings that concern the call and not the text.

@@ -1,7 +1,7 @@
-"""How many tokens a message takes: counted by tiktoken where that can be had, else estimated.
+"""How many tokens a message takes: counted by tiktoken where it is installed, else estimated.
 
 The encodings are loaded in the background, once per process; until one is there, and where it
-cannot be had (tiktoken downloads it at its first use), the estimate serves.
+is not available (tiktoken downloads it at its first use), the estimate is used.
 """
 
 import logging
@@ -69,7 +69,7 @@ def _encoder(name: str) -> Encode | None:
     except ImportError:
         return None
     except KeyError:
-        return None  # a model of somebody else behind the same protocol
+        return None  # another vendor's model over the same protocol
     except Exception as error:  # noqa: BLE001 - a download may fail in any way
         log.warning("tokens of %s are estimated: its encoding cannot be loaded: %s", name, error)
         return None

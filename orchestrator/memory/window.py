@@ -26,12 +26,12 @@ class Part:
     """The inputs before one step, and the messages that it added: calls with all their results."""
 
     given: Messages = ()
-    said: Messages = ()
+    added: Messages = ()
 
     @property
     def messages(self) -> Messages:
         """Both, in order."""
-        return self.given + self.said
+        return self.given + self.added
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def shown(
     first, *others = history.since(window.since)
     given = _fitting(first.given, policy, window, count)
     rest = (message for part in others for message in part.messages)
-    return (*system, *summary, *task, *given, *first.said, *rest)
+    return (*system, *summary, *task, *given, *first.added, *rest)
 
 
 def token_budget(policy: MemoryPolicy, window: Window) -> int | None:

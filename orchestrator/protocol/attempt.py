@@ -100,7 +100,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One call that a step waits for: its index in the turn, its tool's queue, its tool."""
+    """One call that a step waits for: its index in the response, its tool's queue, its tool."""
 
     index: int
     queue: str

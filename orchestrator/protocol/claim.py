@@ -37,7 +37,7 @@ class Refused(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused claim of a step or a tool call; `detail` says what more is known."""
+    """A refused claim of a step or a tool call; `detail` explains it."""
 
     why: Refused
     detail: str = ""

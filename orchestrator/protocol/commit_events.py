@@ -70,7 +70,7 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
 def domain_events(verdict: Verdict, events: Events) -> Iterator[DomainEvent]:
     """Yield the events of one commit for subscribers: with whole arguments and full outcomes.
 
-    `events` are the commit's envelopes. Behind each step come its evaluation and the new state.
+    `events` are the commit's envelopes. After each step come its evaluation and the new state.
     """
     ends: list[DomainEvent] = []
     calls = iter(verdict.logged.result.tool_calls if verdict.logged else ())

@@ -28,8 +28,7 @@ class How(StrEnum):
     TOOLS = "t"
     """A tool was."""
     BOTH = "p"
-    """It was in a process for suspects, and nobody has seen that process die: who started it is
-    gone as well."""
+    """It was in a process for suspects whose death no one observed: its parent is gone as well."""
     ALONE = "a"
     """A process for suspects has died while the process that started it lived on."""
     CHILD = "c"
@@ -77,7 +76,7 @@ class Losses:
     def suspicion(self, limit: int) -> Suspicion:
         """Return the suspicion when `limit` workers may be lost with it.
 
-        A limit of one gives it up with its first loss, whoever is to blame.
+        A limit of one gives it up with its first loss, whatever its cause.
         """
         if self._is_proven(limit):
             return Suspicion(Stance.PROVEN)

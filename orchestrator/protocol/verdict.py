@@ -342,7 +342,7 @@ def _step_type(*, has_errors: bool, has_tools: bool) -> StepType:
 
 
 def _messages(attempt: Answered | Interrupted) -> tuple[Message, ...]:
-    """Return the assistant's message and, behind it, one tool message per call in call order.
+    """Return the assistant's message, then one tool message per call in call order.
 
     Images that tools returned stand in one message more.
     """

@@ -86,7 +86,7 @@ def divided(
     *,
     parallel: bool,
 ) -> tuple[list[int], tuple[Wait, ...]]:
-    """Return which calls run now, in the step, and which the step waits for behind them.
+    """Return the calls that run now, in the step, and those that the step waits for after them.
 
     In parallel: all light calls run, and the step waits for all others together. In order: the
     light calls up to the first heavy one run, and the step waits for that one; the others follow.

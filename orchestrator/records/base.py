@@ -88,7 +88,7 @@ def _made(kind: type[R], values: dict[str, Any], given: set[str]) -> R:
 
 @cache
 def _set_of(names: tuple[str, ...]) -> set[str]:
-    """Return the names as a set, the same one each time: nobody changes a frozen record's."""
+    """Return the names as a set, the same one each time: that of a frozen record never changes."""
     return set(names)
 
 

@@ -24,7 +24,7 @@ class Manifest(Record):
     is true once every run was created, and `cancel_requested` once the batch was cancelled as a
     whole: no more runs are created then. `submitting` is when the submitter was last seen.
     `digest` is the content address of lines, agents and overrides. Once all runs have ended,
-    `final` holds the counters of that time, and `expires` says until when the runs stay.
+    `final` holds the counters of that time, and `expires` is the end of the runs' retention.
     """
 
     batch_id: str
@@ -73,8 +73,8 @@ class BatchProgress(Record):
 
     `tokens` and `cost_usd` are of committed steps; `lost` counts attempts whose work was not
     committed. `total` is the number of valid input lines, also while they are submitted.
-    `submitted` counts the runs that were created; `submission_stalled` says that some were not
-    and that nobody creates them any more, `cancel_requested` that the whole batch was cancelled.
+    `submitted` counts the runs that were created; `submission_stalled` is true when some were
+    not and their submitter is gone, `cancel_requested` when the whole batch was cancelled.
     `past_retention` counts runs that ended and whose records have been removed since; they stay
     in all other numbers where the batch ended as a whole.
     """

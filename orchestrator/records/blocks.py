@@ -1,7 +1,7 @@
 """The block form of a conversation and the way back, without loss.
 
 In block form every content is a list of blocks, a call is a `toolUse` block of its assistant
-message, and all results of one turn are `toolResult` blocks of one user message:
+message, and all results of one step are `toolResult` blocks of one user message:
 
     {"role": "assistant", "content": [{"text": "..."}, {"toolUse": {"toolUseId", "name", "input"}}]}
     {"role": "user", "content": [{"toolResult": {"toolUseId", "content": [...], "status"?}}]}

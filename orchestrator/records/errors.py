@@ -44,7 +44,7 @@ class ModelErrorCode(StrEnum):
     QUOTA_EXHAUSTED = "QUOTA_EXHAUSTED"
     """Money or quota is used up: waiting alone does not help."""
     INVALID_REQUEST = "INVALID_REQUEST"
-    """The service cannot do what the request asks for."""
+    """The service cannot fulfil the request."""
     RATE_LIMIT = "RATE_LIMIT_ERROR"
     """Refused for now."""
     TIMEOUT = "TIMEOUT_ERROR"
@@ -87,7 +87,7 @@ class ErrorInfo(Record):
     type: ErrorType
     code: str
     message: Annotated[str, AfterValidator(redact_error)]
-    """Without secrets of the environment, whoever raised it: errors become records here."""
+    """Without secrets of the environment: all errors become records here."""
     retryable: bool = False
     tool_name: str | None = None
     call_id: str | None = None

@@ -23,31 +23,31 @@ class _Step(Record):
 
 
 class LoggedCalls(Sequence[ToolCallRecord]):
-    """The calls of stored steps (`LoggedStep` as JSON), and of steps that came behind them.
+    """The calls of stored steps (`LoggedStep` as JSON), and of later steps.
 
     Every claim holds the whole log, and hardly any criterion reads earlier calls: building the
     records at each step would cost more than all its decisions. The first access raises
     `pydantic.ValidationError` where a stored step cannot be read.
     """
 
-    __slots__ = ("_behind", "_read", "_stored")
+    __slots__ = ("_later", "_read", "_stored")
 
     def __init__(
-        self, stored: Sequence[str | bytes] = (), behind: tuple[ToolCallRecord, ...] = ()
+        self, stored: Sequence[str | bytes] = (), later: tuple[ToolCallRecord, ...] = ()
     ) -> None:
         self._stored = stored
-        self._behind = behind
+        self._later = later
         self._read: tuple[ToolCallRecord, ...] | None = None
 
     def __add__(self, calls: tuple[ToolCallRecord, ...]) -> "LoggedCalls":
-        """Return these calls with others behind them, unread as long as these are."""
-        longer = LoggedCalls(self._stored, self._behind + calls)
+        """Return these calls followed by others, unread as long as these are."""
+        longer = LoggedCalls(self._stored, self._later + calls)
         if self._read is not None:
             longer._read = self._read + calls
         return longer
 
     def __radd__(self, calls: tuple[ToolCallRecord, ...]) -> tuple[ToolCallRecord, ...]:
-        """Return these calls behind others."""
+        """Return others followed by these calls."""
         return calls + self._calls
 
     @overload
@@ -79,7 +79,7 @@ class LoggedCalls(Sequence[ToolCallRecord]):
         if self._read is None:
             steps = map(_Step.from_json, self._stored)
             logged = tuple(call for step in steps for call in step.result.tool_calls)
-            self._read = logged + self._behind
+            self._read = logged + self._later
         return self._read
 
     @classmethod

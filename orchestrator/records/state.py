@@ -127,7 +127,7 @@ class AgentState(Record):
         return self._changed(messages=(*self.messages, message))
 
     def with_tool_result(self, record: ToolCallRecord) -> "AgentState":
-        """Return a copy with `record` behind the other tool results."""
+        """Return a copy with `record` after the other tool results."""
         return self._changed(tool_results=(*self.tool_results, record))
 
     def with_continuation_outcome(self, outcome: ContinuationOutcome) -> "AgentState":

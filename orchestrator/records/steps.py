@@ -82,12 +82,12 @@ class StepResult(Record):
 
 
 class Progress(Record):
-    """What a turn means beyond its tools, as the agent's reasoner reads it.
+    """The meaning of a response beyond its tools, as the agent's reasoner reads it.
 
-    `messages` go behind the turn. `step_type` replaces the step's type. The entries of
+    `messages` follow the tool messages. `step_type` replaces the step's type. The entries of
     `strategy_state` and `custom_state` replace those of the same name in the run's state;
     `strategy_append` puts items at the end of lists of the strategy state. `output` is the
-    turn's text for people where the model's own is not. `error` makes the step a failed one.
+    text for people where the model's own is not. `error` makes the step a failed one.
     """
 
     messages: tuple[Message, ...] = ()

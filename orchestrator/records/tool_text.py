@@ -24,9 +24,9 @@ def result_text(record: ToolCallRecord) -> str:
 
 
 def media_messages(records: Iterable[ToolCallRecord]) -> tuple[Message, ...]:
-    """Return the message that shows the images of a turn's results; nothing where there are none.
+    """Return the message with the images of a step's results; nothing where there are none.
 
-    It is a user's, since no provider takes images in a tool's answer.
+    It is a user message, since no provider accepts images in tool messages.
     """
     blocks: list[Block] = []
     for record in records:

@@ -54,7 +54,7 @@ class ToolCallRecord(Record):
     custom_state: dict[str, Any] = Field(default_factory=dict)
     """Entries of the run's custom state that the call set (`tools.StateUpdate`)."""
     media: tuple[dict[str, Any], ...] = ()
-    """Content blocks that the model is shown behind the turn's results (`tools.WithMedia`)."""
+    """Content blocks that the model sees after the step's results (`tools.WithMedia`)."""
     version: str | None = None
     """The digest of a server's tool; the versions of other tools stand in the configuration."""
 

@@ -1,4 +1,4 @@
-"""Broadcasts over Redis pub/sub: whoever subscribes to `agent.<run id>` hears of the run.
+"""Broadcasts over Redis pub/sub, on the channel `agent.<run id>`.
 
 Pub/sub keeps nothing: late readers use the run's event log (`fleet.runs.events`).
 """

@@ -93,7 +93,7 @@ class Webhook:
 
 
 async def _status_of(answering: "AbstractAsyncContextManager[httpx.Response]") -> int:
-    """Return the status of an answer whose body nobody needs.
+    """Return the status of an answer whose body is not needed.
 
     A short one is read, so that the connection can be used again; it is never unpacked.
     """

@@ -63,7 +63,7 @@ def shortened_arguments(value: Any, limit: int) -> Any:
 
 
 def _small(block: Block, limit: int) -> Block:
-    """Return a block of another kind, or what says that it was too large to keep."""
+    """Return a block of another kind, or a note that it was too large to keep."""
     if len(json.dumps(block, ensure_ascii=False, default=str)) <= limit:
         return dict(block)
     kind = next(iter(block), "content")

@@ -33,7 +33,7 @@ OLDEST_READABLE = VERSION - 1
 
 
 class CanSerializeAgentState(Protocol):
-    """What turns a state into JSON data and back."""
+    """Converts a state into JSON data and back."""
 
     def serialize(self, state: AgentState) -> dict[str, Any]:
         """Return the state as JSON data."""

@@ -53,7 +53,7 @@ class AgentRunResult(RunFacts):
         return self.trace(task).steps
 
     def added_messages(self) -> tuple[Message, ...]:
-        """Return the messages that the steps added, rebuilt: the conversation behind its inputs."""
+        """Return the messages that the steps added, rebuilt: the conversation after its inputs."""
         return added_messages(self.steps)
 
     def structured_as(self, expected: type[T]) -> T:

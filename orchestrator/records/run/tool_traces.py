@@ -8,7 +8,7 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 class ToolTrace(Record):
-    """One tool call: its step (from 1), its place in the turn (from 0), and its record."""
+    """One tool call: its step (from 1), its index in the response (from 0), and its record."""
 
     step: int
     index: int

@@ -72,7 +72,7 @@ def parts_of(facts: RunFacts, step: StepResult) -> Iterator[AgentStep]:
 
 
 def added_messages(steps: Iterable[StepResult]) -> tuple[Message, ...]:
-    """Return the messages that steps added: each answer, and behind it its tools' results.
+    """Return the messages that steps added: each response, followed by its tools' results.
 
     A model call that failed has added none.
     """

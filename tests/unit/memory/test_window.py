@@ -50,7 +50,7 @@ def test_a_claim_that_reads_the_end_comes_to_the_same_request_as_one_that_reads_
         assert shown(after, end, policy) == request
         check_pairs(request)
         assert after.since >= window.since
-        newest = whole.parts[-1].given or parts[step - 1].said
+        newest = whole.parts[-1].given or parts[step - 1].added
         assert not newest or request[-1] == newest[-1]
         told = [one for one in request if not one.is_system()]
         assert told[0].is_user()
