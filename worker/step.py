@@ -11,12 +11,7 @@ from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.attempt import (
-    Attempt,
-    Interrupted,
-    Interruption,
-    Prevented,
-)
+from stepfleet.orchestrator.protocol.attempt import Attempt, Interrupted, Interruption, Prevented
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 from redis.exceptions import RedisError
 
@@ -42,6 +42,7 @@ IDENTITY = "cache_identity"
 
 _ERRORS = (AgentException, RedisError, OSError, TimeoutError)
 Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
+Work = Callable[[], Awaitable[object]]
 
 
 class ResponseCache:
@@ -88,7 +89,7 @@ class ResponseCache:
 
         Returns at once.
         """
-        self._beside(self._dropped(key, set(self._under_way)))
+        self._write("cleared", partial(self._entries.drop, key), set(self._under_way))
 
     async def settle(self, seconds: float) -> None:
         """Return when what is being kept is there, or after `seconds`."""
@@ -136,29 +137,24 @@ class ResponseCache:
         entry = entry_of(response)
         if len(entry) > policy.max_entry_bytes or len(entry.encode()) > policy.max_entry_bytes:
             return
-        self._beside(self._kept(key, model, entry, policy.ttl))
+        self._write("filled", partial(self._entries.keep, key, model, entry, policy.ttl))
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        # Not in the step: an answer that was paid for must not be lost while this is under way.
-        task = asyncio.get_running_loop().create_task(work)
+    def _write(self, what: str, work: Work, before: Collection[asyncio.Task[None]] = ()) -> None:
+        """Have `work` done after `before`, and log its error."""
+
+        async def write() -> None:
+            if before:
+                await asyncio.wait(before)
+            try:
+                async with asyncio.timeout(KEEP_SECONDS):
+                    await work()
+            except _ERRORS as error:
+                self._warn(what, error)
+
+        # Not in the step: an answer that was paid for must not be lost while this is in progress.
+        task = asyncio.get_running_loop().create_task(write())
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
-
-    async def _kept(self, key: str, model: str, entry: str, ttl: int) -> None:
-        try:
-            async with asyncio.timeout(KEEP_SECONDS):
-                await self._entries.keep(key, model, entry, ttl)
-        except _ERRORS as error:
-            self._warn("filled", error)
-
-    async def _dropped(self, key: str, before: set[asyncio.Task[None]]) -> None:
-        if before:
-            await asyncio.wait(before)
-        try:
-            async with asyncio.timeout(KEEP_SECONDS):
-                await self._entries.drop(key)
-        except _ERRORS as error:
-            self._warn("cleared", error)
 
     def _warn(self, what: str, error: BaseException) -> None:
         now = time.monotonic()

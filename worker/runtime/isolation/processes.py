@@ -46,10 +46,9 @@ READY, BEGAN, DONE = "ready", "began", "done"
 
 
 class Outcome(StrEnum):
-    """What became of a suspect."""
+    """What became of a suspect; done is also one whose death is counted."""
 
     DONE = "done"
-    DIED = "died"
     NOT_STARTED = "not_started"
     NO_ROOM = "no_room"
 
@@ -287,14 +286,13 @@ class _Slot:
         if not begun:
             return
         await asyncio.sleep(self._processes.confirm)
-        if self._processes.stopping or code in ENDED_BY_REQUEST:
-            for job in begun:  # it was to hand back; where it has not, its leases run out
-                job.end(Outcome.DONE)
-            return
-        log.warning("an isolated process died (%s) with %d of %d suspects", code, len(begun), group)
-        await asyncio.gather(*(job.died(group) for job in begun), return_exceptions=True)
+        # A process that was to end has handed back; where it has not, its leases run out.
+        if not self._processes.stopping and code not in ENDED_BY_REQUEST:
+            many = len(begun)
+            log.warning("an isolated process died (%s) with %d of %d suspects", code, many, group)
+            await asyncio.gather(*(job.died(group) for job in begun), return_exceptions=True)
         for job in begun:
-            job.end(Outcome.DIED)
+            job.end(Outcome.DONE)
 
     async def _started(self) -> Process | None:
         """Return the process, ready; None where it ends before. Raises `OSError`."""
