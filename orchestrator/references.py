@@ -1,7 +1,7 @@
 """Imports the code that a field names: `module:attribute`, `package.module` or a `.py` file.
 
 Runs the user's code, and turns each of its failures into one message that names field, file,
-line and fix. Knows nothing of what the code is for.
+line and fix. Does not know the purpose of the code.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ _OURS = str(Path(__file__).resolve().parent)
 def load_reference(reference: str, named: str) -> Any:
     """Return the object that `module:attribute` names, or the module of `module` alone.
 
-    `named` says who names it, as "field 'strategy'". Raises `ConfigurationError` with the fix.
+    `named` is the source of the reference, as "field 'strategy'". Raises `ConfigurationError`
+    with the fix.
     """
     name, _, path = reference.partition(":")
     if not name:

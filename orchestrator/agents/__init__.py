@@ -1,1 +1,1 @@
-"""What an agent is and where it comes from: code, files, strategies, answer contracts."""
+"""Agents and their sources: code, files, strategies, answer contracts."""

@@ -42,13 +42,13 @@ class _ForBoth(TypedDict, total=False):
 
 
 class RunOverrides(_ForBoth, total=False):
-    """What one run may change in its agent's configuration."""
+    """Changes of one run to its agent's configuration."""
 
     model: str
 
 
 class AgentKeywords(_ForBoth, total=False):
-    """What `Agent` takes beside its own arguments."""
+    """Arguments of `Agent` beside its own."""
 
     strategy_options: Mapping[str, Any]
     pricing: Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""The interface of a model; what its answers cost, and which are shared."""
+"""The interface of a model, the prices of its calls, and the response cache as values."""

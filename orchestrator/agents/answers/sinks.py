@@ -56,10 +56,10 @@ class MessagesSink(RecordsSink):
     @property
     def messages(self) -> tuple[Message, ...]:
         """The messages, in the order of the calls' first reports."""
-        answers = (
-            (one, ToolCall(id=one.call_id, name=one.tool_name)) for one in self.records.values()
+        return tuple(
+            Message.tool(ToolCall(id=one.call_id, name=one.tool_name), result_text(one))
+            for one in self.records.values()
         )
-        return tuple(Message.tool(call, result_text(record)) for record, call in answers)
 
 
 def _of_call(error: ErrorInfo, call: ToolCall) -> ErrorInfo:

@@ -175,8 +175,8 @@ class StrategyReasoner(Reasoner):
     def _failure(self, method: str, error: Exception) -> StrategyError:
         if isinstance(error, StrategyError):
             return error
-        what = redact_error(f"{type(error).__name__}: {error}")
-        return StrategyError(f"{self._name}.{method} failed: {what}")
+        why = redact_error(f"{type(error).__name__}: {error}")
+        return StrategyError(f"{self._name}.{method} failed: {why}")
 
 
 class StrategyContinuation:

@@ -37,7 +37,7 @@ _NO_CALL = UsageStats(cached_calls=1)
 def canonical(request: ModelRequest, provider: str) -> str:
     """Return the request's canonical form (JSON, keys sorted); `provider` answers it.
 
-    Raises `ValueError`, `TypeError` or `RecursionError` for what cannot be written as JSON.
+    Raises `ValueError`, `TypeError` or `RecursionError` for data that JSON does not have.
     """
     question = request.model_dump(mode="json", exclude=dict(_LEFT_OUT), warnings=False)
     form = {"form": FORM, "provider": provider, "request": question}

@@ -64,7 +64,7 @@ def statistics_of(calls: Iterable[ModelCall]) -> CostStatistics:
 
 
 class CostLedger:
-    """Records calls with their cost. `prices` None means: whatever the search finds."""
+    """Records calls with their cost. `prices` None means: those that the search finds."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self._prices = prices

@@ -4,7 +4,7 @@ A stranger may write a schema, or an answer, and Python's own engine takes expon
 patterns. Pydantic's (Rust's `regex`) is used instead, which has neither look-around nor
 back-references. It bounds neither the memory of a pattern nor the time of one match, so both are
 estimated before: it writes counted repetitions out, and `(\w{50}){50}` is 2,500 times the
-automaton of `\w`. Estimates are on the high side; what cannot be read counts as one atom.
+automaton of `\w`. Estimates are on the high side; an unreadable part counts as one atom.
 """
 
 import re

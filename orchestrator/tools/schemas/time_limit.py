@@ -38,7 +38,7 @@ _allowance: ContextVar[_Allowance | None] = ContextVar("stepfleet_check_allowanc
 
 
 def tick() -> None:
-    """Raise `TooMuchWorkError` or `NotBriefError` where the check under way takes too long."""
+    """Raise `TooMuchWorkError` or `SlowCheckError` where the check under way takes too long."""
     if time.thread_time() > _until.get(float("inf")):
         raise SlowCheckError if _is_brief.get() else TooMuchWorkError
 
