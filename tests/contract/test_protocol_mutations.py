@@ -44,7 +44,7 @@ MUTATIONS = {
         "",
     ),
     "claim does not read what is asked of a batch": Mutation(
-        "claim", "local word, n = unheard(flags[2], h[12])", "local word, n"
+        "claim", "local word, n = pending_request(flags[2], h[12])", "local word, n"
     ),
     "claim begins a step while the fleet is paused": Mutation(
         "claim",
@@ -110,10 +110,10 @@ MUTATIONS = {
         "",
     ),
     "claim runs ahead of a store that was rolled back": Mutation(
-        "claim", "if asked > step then return { 'ahead', step } end", ""
+        "claim", "if wanted_step > step then return { 'ahead', step } end", ""
     ),
     "claim does a step again that was committed": Mutation(
-        "claim", "if asked < step then return { 'stale', step } end", ""
+        "claim", "if wanted_step < step then return { 'stale', step } end", ""
     ),
     "a vanished owner is not counted": Mutation(
         "common", "redis.call('HINCRBY', run_key, 'crashes', 1)", ""
@@ -240,10 +240,10 @@ MUTATIONS = {
         "expire", "return redis.call('PERSIST', key)", "return"
     ),
     "a run begins untold": Mutation(
-        "claim", "if status ~= 'in_progress' then tell_status(status, 'in_progress') end", ""
+        "claim", "if status ~= 'in_progress' then emit_status(status, 'in_progress') end", ""
     ),
-    "a pause is not told": Mutation("common", "  tell_status(from, 'paused')\n", ""),
-    "the end of a pause is not told": Mutation("resume", "tell_status('paused', to)", ""),
+    "a pause is not told": Mutation("common", "  emit_status(from, 'paused')\n", ""),
+    "the end of a pause is not told": Mutation("resume", "emit_status('paused', to)", ""),
     "events have gaps": Mutation("common", "digits(last - n + 1)", "digits(last)"),
     "a replaced entry of the ledger is counted again": Mutation(
         "common",

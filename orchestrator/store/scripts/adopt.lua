@@ -1,11 +1,11 @@
 -- Creates a run that begins with a log (a fork, or one read from a checkpoint), once and whole.
--- ARGV[2] what it is made of (a digest), ARGV[3] status, ARGV[4] step, ARGV[5] grace ms, ARGV[6]
+-- ARGV[2] digest of its contents, ARGV[3] status, ARGV[4] step, ARGV[5] grace ms, ARGV[6]
 -- retention (s) of an end state, ARGV[7] message to enqueue or '', ARGV[8] events, ARGV[9] their
--- count, ARGV[10..13] how many values follow for the header, the log, the outcomes, the ledger;
--- ARGV[14..] those values, each a list of field, value. A number below 0 says how many fields of that
--- part were staged before (see stage.lua): long ones come in pages.
+-- count, ARGV[10..13] numbers of values that follow for the header, the log, the outcomes, the ledger;
+-- ARGV[14..] those values, each a list of field, value. A number below 0 is that of fields staged
+-- before (see stage.lua): long parts come in pages.
 -- Returns {'created'}, {'mine'} (the same was created before), {'exists'} (another run has the id), or
--- {'missing'} where not all that was staged is there (any more): nothing was written.
+-- {'missing'} where a staged part is not complete (any more): nothing was written.
 -- A run that has ended, or is paused, joins no index; any other is due, at the tail of the queue.
 local PARTS = { run_key, log_key, outcomes_key, lost_key }
 local staged = {}

@@ -1,7 +1,7 @@
--- Notes a request to a whole batch: here it gets its number. KEYS[1] manifest, ARGV[1] word, ARGV[2] token of the request,
+-- Notes a request to a whole batch and numbers it. KEYS[1] manifest, ARGV[1] verb, ARGV[2] token of the request,
 -- ARGV[3] fields of a cancel (JSON) or ''. Returns {'asked', number} (also to a repetition), {'unknown'}, or
--- {'sweeping', word, number, fields, row} where a cancel has not reached all runs yet, but those before the row: it
--- comes first. Numbers are times, or the next: a store that lost the newest ones does not give them out again.
+-- {'sweeping', verb, number, fields, row} while a cancel has only reached the runs before the row: it comes first.
+-- A number is the time, or the next one: a store that lost the newest numbers does not repeat them.
 local h = redis.call('HMGET', KEYS[1], 'created', 'asked', 'sweep', 'order', 'asks')
 if not h[1] then return { 'unknown' } end
 for whose, n in string.gmatch(h[2] or '', '(%S+)=(%S+)') do

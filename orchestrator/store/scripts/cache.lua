@@ -1,5 +1,5 @@
 -- One part of the response cache. KEYS[1] is its name: all its keys begin with it.
--- ARGV[1] says what is asked:
+-- ARGV[1] is the operation:
 --   read   ARGV[2] key, ARGV[3] model. Returns the entry, or nothing; the read is counted.
 --   keep   ARGV[2] key, ARGV[3] model, ARGV[4] ms to live, ARGV[5] bytes that the part's entries may
 --          take, ARGV[6] entry. Returns 1, or 0 for one that is larger than all of that.
@@ -45,9 +45,9 @@ local function expire(now, most)
   for _, key in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, most)) do forget(key) end
 end
 
-local asked, key, model = ARGV[1], ARGV[2], ARGV[3]
+local operation, key, model = ARGV[1], ARGV[2], ARGV[3]
 
-if asked == 'read' then
+if operation == 'read' then
   local entry = redis.call('GET', entry_of(key))
   if not entry then forget(key) end
   -- A full Redis refuses to count, and gives what it has all the same.
@@ -55,7 +55,7 @@ if asked == 'read' then
   return entry
 end
 
-if asked == 'keep' then
+if operation == 'keep' then
   local now, most, size = now_ms(), tonumber(ARGV[5]), #ARGV[6]
   if size > most then
     drop(key)
@@ -80,13 +80,13 @@ if asked == 'keep' then
   return 1
 end
 
-if asked == 'drop' then
+if operation == 'drop' then
   local dropped = 0
   for i = 2, #ARGV do dropped = dropped + drop(ARGV[i]) end
   return dropped
 end
 
-if asked == 'clear' then
+if operation == 'clear' then
   local keys = redis.call('ZRANGE', index, 0, ARGV[2] - 1)
   for _, one in ipairs(keys) do drop(one) end
   if #keys == 0 then redis.call('DEL', facts, counts) end

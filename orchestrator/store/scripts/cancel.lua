@@ -1,7 +1,7 @@
 -- Cancels a run. ARGV[2..] pairs: outcome, stop_reason, status, error, retention, note, request (a token). Returns {'cancelled',
 -- 'waiting' if tool calls of it may be under way, or ''} (it ended here), {'requested', worker} (the worker that holds
--- it ends it), {'ended', status} or {'unknown'}. This script is the linearization point. A step whose lease ran out is
--- nobody's: the run ends here.
+-- it ends it), {'ended', status} or {'unknown'}. This script is the linearization point. A step whose lease has
+-- expired has no owner: the run ends here.
 local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'worker', 'lease', 'step', 'elapsed')
 if not h[1] then return { 'unknown' } end
 local a = named(2)

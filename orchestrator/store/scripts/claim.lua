@@ -4,7 +4,7 @@
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
--- What is asked of the run's batch, or of the fleet, is done here where the run has not heard of it.
+-- Requests to the run's batch, or to the fleet, are applied here where they have not reached the run.
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
 -- from that step on, and those fields.
@@ -29,17 +29,17 @@ local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
 if status == 'paused' then return { 'paused' } end
-local asked = number(ARGV[2])
-if asked < step then return { 'stale', step } end
+local wanted_step = number(ARGV[2])
+if wanted_step < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.
-if asked > step then return { 'ahead', step } end
+if wanted_step > step then return { 'ahead', step } end
 -- A repeated call that arrives behind the commit of its own token, or behind its death: its worker is gone.
 if h[10] == ARGV[3] or h[10] == 'died:' .. ARGV[3] then return { 'stale', step } end
 local now, found, began = now_ms(), '', h[7]
 if owner ~= ARGV[3] then
   if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end
   local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (h[6] or ''))
-  local word, n = unheard(flags[2], h[12])
+  local word, n = pending_request(flags[2], h[12])
   local ending = word == 'cancel' and ending_of(h[6])
   if word == 'cancel' and not ending then word, n = nil, nil end
   -- A cancel ends the run also while the fleet is paused: no model is called for that.
@@ -66,7 +66,7 @@ if owner ~= ARGV[3] then
   redis.call('HSETNX', run_key, 'execution_started', began)
   redis.call('ZADD', due_key, till, run_id)
   move(h[6], status, 'in_progress')
-  if status ~= 'in_progress' then tell_status(status, 'in_progress') end
+  if status ~= 'in_progress' then emit_status(status, 'in_progress') end
 end
 local log, on = read_log(h, step)
 local names = redis.call('HKEYS', journal_key)

@@ -3,7 +3,7 @@
 --   slim        the state after the step (JSON); log: what the step added, or '' if it was none
 --   since       what of the log claims read from here on (see claim), if less than all; trim: 1 if
 --               the rest is to be forgotten (then the log is since..step-1)
---   outcome     the newest continuation outcome; want: what the worker knew to be wanted
+--   outcome     the newest continuation outcome; want: the request that the worker knew
 --   delay, grace  ms: until the next attempt may start; until the run counts as overdue
 --   message     next step's task, pushed here where store and broker are one Redis
 --   events, event_count; tokens, cost (10^-9 USD), calls: what the step adds to its batch

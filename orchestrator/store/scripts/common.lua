@@ -61,7 +61,7 @@ local function note_late(batch, entry, text)
   if left > 0 then redis.call('PEXPIRE', lost_key, left) end
 end
 
--- What is known of lost attempts: '<step> <token>:<how> ...' (protocol/suspicion.py says what `how`
+-- How attempts were lost: '<step> <token>:<how> ...' (protocol/suspicion.py says what `how`
 -- means), in the header's `losses`, and in the journal's x:<index> of a tool call.
 local MOST_LOSSES = 32
 local function lost_how(text, step, token)
@@ -90,8 +90,8 @@ local function take_back(key, field, crashes, step, token)
   if not how or string.match(how, '^[ac]') then return end
   redis.call('HSET', key, field, with_loss(text, step, token))
   if number(redis.call('HGET', key, crashes)) > 0 then redis.call('HINCRBY', key, crashes, -1) end
-  local told = redis.call('HGET', lost_key, token)
-  if told then redis.call('HSET', lost_key, token, (string.gsub(told, '"kind":"crash"', '"kind":"late"', 1))) end
+  local entry = redis.call('HGET', lost_key, token)
+  if entry then redis.call('HSET', lost_key, token, (string.gsub(entry, '"kind":"crash"', '"kind":"late"', 1))) end
 end
 
 local function move(batch, from, to)
@@ -115,14 +115,14 @@ local function emit(events, n, feed)
   end
 end
 
--- Whether the events of a run that begins now are broadcast: some worker has asked for it.
+-- Whether the events of a run that begins now are broadcast: some worker has switched the feed on.
 local function feeds() return redis.call('EXISTS', shard .. 'feed:on') == 1 and '1' or '0' end
 
--- Tells a change of status that no caller tells. Readers take its time from the stream's entry, and
--- make the envelope from the list (see event_records.py); those of version 1 read envelopes only.
--- A large state is not read through, which would hold all others up: then the last answer is not told.
+-- Emits a change of status that no caller emits. Readers take its time from the stream's entry, and
+-- make the envelope from the list (see records/events.py); those of version 1 read envelopes only.
+-- A large state is not parsed, which would delay all others: then the last answer is left out.
 local LARGE_STATE = 65536
-local function told_of(slim)
+local function parsed_state(slim)
   if slim and #slim > LARGE_STATE then
     local execution = string.match(string.sub(slim, 1, 2048), '"execution_id":"([^"\\]+)"')
     return { step_count = number(redis.call('HGET', run_key, 'step')), info = { execution_id = execution } }
@@ -131,15 +131,15 @@ local function told_of(slim)
   return readable and type(state) == 'table' and state or {}
 end
 
-local function tell_status(from, to)
+local function emit_status(from, to)
   local h = redis.call('HMGET', run_key, 'slim', 'feed', 'v')
-  local state = told_of(h[1])
+  local state = parsed_state(h[1])
   local execution = state.info and state.info.execution_id or run_id .. ':1'
   if number(h[3]) > 1 then
     if execution == run_id .. ':1' then execution = cjson.null end
-    local told = { to, from, state.step_count or 0, state.last_output or cjson.null, execution,
+    local fields = { to, from, state.step_count or 0, state.last_output or cjson.null, execution,
       state.parent_agent_id or cjson.null }
-    return emit('s' .. cjson.encode(told), 1, h[2])
+    return emit('s' .. cjson.encode(fields), 1, h[2])
   end
   local payload = { status = to, previous_status = from, step_count = state.step_count or 0,
     error_message = cjson.null, last_response = state.last_output or cjson.null }
@@ -209,7 +209,7 @@ local function lost_at(owner, trial)
   return 'm'
 end
 
--- The owner of a step vanished: its lease ran out. It is counted here, not by the dying worker.
+-- The owner of a step vanished: its lease expired. It is counted here, not by the dying worker.
 local function vanish(batch, owner, step, elapsed)
   redis.call('HINCRBY', run_key, 'crashes', 1)
   local known = redis.call('HMGET', run_key, 'losses', 'trial')
@@ -219,15 +219,15 @@ local function vanish(batch, owner, step, elapsed)
     .. (number(elapsed) / 1000) .. ',"ambiguous":' .. called .. '}')
 end
 
--- Pauses a run that nobody holds.
+-- Pauses a run that has no owner.
 local function halt(from, batch, now)
   redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', digits(now))
   redis.call('ZREM', due_key, run_id)
   move(batch, from, 'paused')
-  tell_status(from, 'paused')
+  emit_status(from, 'paused')
 end
 
--- Cancels a run that nobody holds (any more: `owner` is the token of who did, or ''). Returns 'waiting' where tool
+-- Cancels a run that has no owner (any more: `owner` is the token of the last one, or ''). Returns 'waiting' where tool
 -- calls of it may be under way. Its open step's answer was paid for; retry finds both in the journal again.
 local function abandon(from, batch, step, owner, a, now)
   local paid = redis.call('HGET', journal_key, 'paid')
@@ -236,7 +236,7 @@ local function abandon(from, batch, step, owner, a, now)
   elseif owner ~= '' and redis.call('HEXISTS', journal_key, 'response') == 1 then
     note_lost(batch, 'paid', '{"kind":"interrupted","step":' .. (number(step) + 1) .. ',"ambiguous":true}')
   end
-  tell_status(from, a.status)
+  emit_status(from, a.status)
   finish(from, batch, a, now)
   return paid and 'waiting' or ''
 end
@@ -261,28 +261,29 @@ local function answer(token, word, detail)
   return { word, detail }
 end
 
--- Requests to whole batches, and to the fleet, hold from the moment at which they lie in this hash of the shard: `fleet`
--- is set while the fleet is paused, b:<batch> is '<word> <number>', with o:<batch> for a cancel's fields, and x:<batch>
--- is set for good once the batch was cancelled; d:<batch> is the number of the newest that is over. A run has heard the request whose number its header has in `heard`.
+-- Requests to whole batches, and to the fleet, are in force once they are in this hash of the shard: `fleet` is
+-- set while the fleet is paused, b:<batch> is '<word> <number>', with o:<batch> for a cancel's fields, and x:<batch>
+-- is set for good once the batch was cancelled; d:<batch> is the number of the newest that is over. A request has
+-- reached a run whose header has its number in `heard`.
 local flags_key = shard .. 'flags'
-local function unheard(flag, heard)
+local function pending_request(flag, heard)
   local word, n = string.match(flag or '', '^(%S+) (%S+)$')
   if n ~= heard then return word, n end
 end
 
 local function flag_of(batch, heard)
-  if batch and batch ~= '' then return unheard(redis.call('HGET', flags_key, 'b:' .. batch), heard) end
+  if batch and batch ~= '' then return pending_request(redis.call('HGET', flags_key, 'b:' .. batch), heard) end
 end
 
--- What is wanted of a run, by its header and by what it has not heard yet of its batch.
+-- The request to a run, by its header and by that to its batch which has not reached it yet.
 local function wanted(want, word)
   if want == 'cancel' or word == 'cancel' then return 'cancel' end
   if word == 'pause' then return 'pause' end
   return word == 'resume' and '' or want
 end
 
--- The fields with which the runs of a cancelled batch end; nil where they are not there, or cannot be read: then nothing
--- is asked. To be called before the first write.
+-- The fields with which the runs of a cancelled batch end; nil where they are missing, or cannot be read: then there is no
+-- request. To be called before the first write.
 local function ending_of(batch)
   local readable, a = pcall(cjson.decode, redis.call('HGET', flags_key, 'o:' .. batch) or '')
   if not readable or type(a) ~= 'table' then return nil end
@@ -292,13 +293,13 @@ local function ending_of(batch)
   return a
 end
 
--- A request to this very run comes behind the one to its batch, and holds.
-local function hear(batch)
+-- A request to this very run is newer than the one to its batch, and overrides it.
+local function override_batch(batch)
   local _, n = flag_of(batch)
   if n then redis.call('HSET', run_key, 'heard', n) end
 end
 
--- The other functions are about the run `id` of the shard from here on.
+-- From here on, the other functions work on the run `id` of the shard.
 local function turn_to(id)
   run_id, run_key = id, shard .. 'run:' .. id
   log_key, journal_key = run_key .. ':log', run_key .. ':journal'
@@ -307,7 +308,7 @@ local function turn_to(id)
   ALL_KEYS = { run_key, log_key, journal_key, outcomes_key, lost_key, events_key }
 end
 
--- Takes the pause of a run back, and tells whether it waits for tool calls: these are dispatched again by the rescuer.
+-- Resumes a paused run, and returns whether it waits for tool calls: these are dispatched again by the rescuer.
 -- The time in between does not count as time of the execution. `h`: fields of the header.
 local function go_again(h, grace, now)
   local to = h.began and 'in_progress' or 'queued'
@@ -328,7 +329,7 @@ local function go_again(h, grace, now)
   redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
   redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
   move(h.batch, 'paused', to)
-  tell_status('paused', to)
+  emit_status('paused', to)
   return waits
 end
 

@@ -1,8 +1,8 @@
--- Owns the delivery of one outlet for a while, and moves its places in the feeds.
+-- Takes the delivery of one outlet for a while, and moves its positions in the feeds.
 -- KEYS[1] owner   KEYS[2] places (hash: shard -> entry of its feed, its number)
--- ARGV[1] who asks   ARGV[2] ms   ARGV[3..] name, value, ...: places reached; `lost` is added to
--- Returns {'owner', place, ...}, or {'other'} while somebody else owns it: nothing was written.
--- Invariant: only the owner moves places, so that what was not delivered is delivered again.
+-- ARGV[1] caller   ARGV[2] ms   ARGV[3..] name, value, ...: positions reached; `lost` is added to
+-- Returns {'owner', place, ...}, or {'other'} while another caller owns it: nothing was written.
+-- Invariant: only the owner moves positions, so that undelivered events are delivered again.
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return { 'other' } end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

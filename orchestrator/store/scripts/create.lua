@@ -2,8 +2,8 @@
 -- ARGV[5] events, ARGV[6] their count, ARGV[7] delay ms, ARGV[8..] header fields.
 -- Returns 'created' (also to a repetition: the field `made` is the call's token), or 'exists' and changes nothing:
 -- submitting twice is harmless. Returns 'cancelled', and makes none, where the run's batch was cancelled.
--- A fresh run joins the tail of the queue; steps that follow go to its head, so that what was
--- begun is finished before more is begun.
+-- A new run joins the tail of the queue; later steps join its head, so that begun runs finish before
+-- others begin.
 local a = named(8)
 if redis.call('EXISTS', run_key) == 1 then
   return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'

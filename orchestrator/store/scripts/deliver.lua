@@ -1,6 +1,6 @@
 -- Delivers the result of a tool call. ARGV[2] step, ARGV[3] index, ARGV[4] token, ARGV[5..] name,
 -- value pairs: record (JSON), spent (ms), lost (ledger entry if it is refused), grace (ms), message
--- (the step's task). Returns {'delivered', calls left, status}, {'mine'}: it was delivered, its
+-- (the step's task). Returns {'delivered', calls left, status}, {'mine'}: a repetition, whose first
 -- reply was lost, or {'lost', status}: the run has ended or gone on, or another worker owns the
 -- call; then nothing is written but the ledger. The last result makes the run due, and pushes its
 -- step, in here.

@@ -1,8 +1,8 @@
--- Counts the death of a process that had a step or a tool call, as whoever started it has seen it, and
+-- Counts the death of a process that had a step or a tool call, as its parent process has seen it, and
 -- gives the work to others at once. ARGV[2] step, ARGV[3] token, or '' with ARGV[7], ARGV[4] the index
 -- of the call or '', ARGV[5] how it was lost ('a' and the number that shared the process, 'c' for a
 -- pool's child), ARGV[6] the step's task or '', ARGV[7] the name of the worker that has died. Returns 1,
--- or 0 where somebody else has the work: what was counted then as a mere loss is known better now.
+-- or 0 where another owner has the work: a loss that was counted then is described better now.
 -- Invariants: an owner's loss is counted once; its token neither claims the step again, nor is a commit of it taken for
 -- one that was applied.
 local index, how = ARGV[4], ARGV[5]

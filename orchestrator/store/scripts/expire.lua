@@ -3,14 +3,14 @@
 -- runs at the most, ARGV[5] the batch's score in the shard's `over` when its end was seen, or ''. Returns the place
 -- that was reached, or '' where that was the last page.
 -- The index expires with its runs, and before them, and stays after them: where it expires though the batch is not over
--- (a run was taken up again), whoever looks knows that runs are to stay again, also behind a sweep that was broken off.
+-- (a run was retried), the next look knows that runs are to stay again, also after an interrupted sweep.
 local shard = string.sub(KEYS[1], 1, -4)
 local counters = shard .. 'batch:' .. ARGV[1]
 local function set(key)
   if ARGV[2] == '' then return redis.call('PERSIST', key) end
   return redis.call('PEXPIREAT', key, ARGV[2])
 end
--- A run that was taken up meanwhile has the counters stay.
+-- A run that was retried meanwhile keeps the counters.
 local function set_counters()
   if ARGV[2] == '' or (tonumber(redis.call('HGET', counters, 'open')) or 0) <= 0 then set(counters) end
 end

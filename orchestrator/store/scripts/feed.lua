@@ -1,10 +1,10 @@
 -- Switches the feed of a shard on, or keeps it on, and lets active runs join it, a page at a time.
--- KEYS[1] the shard's due index, ARGV[1] seconds, ARGV[2] how much a page may copy: runs looked at and
--- events that they have told so far, which the feed gets before a run joins. A run with many of them, or
--- large ones, takes several pages; the place that was reached in them is kept meanwhile.
--- Returns {how many runs joined, 1 if there may be more: ask again}.
+-- KEYS[1] the shard's due index, ARGV[1] seconds, ARGV[2] how much a page may copy: runs, and
+-- their events so far, which the feed gets before a run joins. A run with many or large events takes
+-- several pages; the position in them is kept meanwhile.
+-- Returns {how many runs joined, 1 if there may be more: call again}.
 -- Invariants: a run that begins while the feed is on joins by itself; of those that were active
--- before, each joins once, whoever asks and however often a page is broken off.
+-- before, each joins once, no matter which caller runs it and how often a page is interrupted.
 local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
 local cursor_key, pending_key, place_key = shard .. 'feed:joining', shard .. 'feed:pending', shard .. 'feed:place'
@@ -28,7 +28,7 @@ end
 local joined, done, bytes, most = 0, 0, 0, tonumber(ARGV[2])
 local MOST_BYTES, AT_ONCE = 262144, 10
 
--- Copies what the run has told, from where it was left; returns whether that is all.
+-- Copies the run's events from the position that was kept; returns whether that is all.
 local function copied(run_id)
   local whose, after = string.match(redis.call('GET', place_key) or '', '^(.*) (%S+)$')
   local from = whose == run_id and '(' .. after or '-'

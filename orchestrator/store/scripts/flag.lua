@@ -1,7 +1,7 @@
--- Sets what is asked of a batch on one shard, or takes it away when all runs know. KEYS[1] the shard's due index, ARGV[1]
--- batch, ARGV[2] word or '' (take away), ARGV[3] number, ARGV[4] fields of a cancel (JSON) or ''. Returns 1, or 0 where
--- a newer request is there, or this one or a newer one was taken away: nothing was written. The number of the newest
--- that was taken away stays in d:<batch>, so that an old request never comes back.
+-- Sets a request to a batch on one shard, or removes it when all runs have it. KEYS[1] the shard's due index, ARGV[1]
+-- batch, ARGV[2] verb or '' (remove), ARGV[3] number, ARGV[4] fields of a cancel (JSON) or ''. Returns 1, or 0 where
+-- a newer request is there, or this one or a newer one was removed: nothing was written. The number of the newest
+-- removed one stays in d:<batch>, so that an old request never comes back.
 local flags_key = string.sub(KEYS[1], 1, -4) .. 'flags'
 local there = tonumber(string.match(redis.call('HGET', flags_key, 'b:' .. ARGV[1]) or '', ' (%d+)$')) or 0
 local over = tonumber(redis.call('HGET', flags_key, 'd:' .. ARGV[1]) or '') or 0

@@ -1,9 +1,9 @@
--- Renews the lease of a step and notes what must not be done twice. ARGV[2] step, ARGV[3] token,
+-- Renews the lease of a step and notes work that must not be repeated. ARGV[2] step, ARGV[3] token,
 -- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ...
--- Returns {'held', what is wanted of the run ('' | 'cancel' | 'pause')} or {'lost'}. With entries a
--- paused fleet answers 'pause' too. Where anything is wanted, no start is noted, and none may follow.
+-- Returns {'held', a request to the run ('' | 'cancel' | 'pause')} or {'lost'}. With entries a
+-- paused fleet answers 'pause' too. With a request, no start is noted, and none may follow.
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
--- beside a response that the store has lost since: the next owner would take it for another's.
+-- beside a response that the store has lost since: the next owner would take it for that of another response.
 local h = redis.call('HMGET', run_key, 'token', 'step', 'want', 'batch', 'heard')
 if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if h[2] then take_back(run_key, 'losses', 'crashes', h[2], ARGV[3]) end

@@ -1,9 +1,9 @@
--- Reads on for a claim that got a part only, and renews its lease. ARGV[2] step, ARGV[3] token, ARGV[4]
+-- Reads the next page for a claim that is not complete, and renews its lease. ARGV[2] step, ARGV[3] token, ARGV[4]
 -- lease ms, ARGV[5] when the claim began (the header's `leased_at`), ARGV[6] the step at which to go on
 -- in the log, or '' where that was read, ARGV[7..] names of the journal's fields to read.
 -- Returns {'page', a part of the log (name, value, ...), the step at which to go on or '', fields of the
 -- journal (name, value, ...), how many of the names are done}, or {'lost'}.
--- Invariant: all parts are of one log. It only grows while one claim owns the step: whoever rewinds it
+-- Invariant: all parts are of one log. It only grows while one claim owns the step: a rewind
 -- ends that ownership first, and a later one, under the same token too, began at another time.
 local h = redis.call('HMGET', run_key, 'token', 'step', 'leased_at')
 if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] or h[3] ~= ARGV[5] then return { 'lost' } end

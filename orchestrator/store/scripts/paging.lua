@@ -1,9 +1,9 @@
--- Shared by the scripts that read a run's log. Behind common.lua.
+-- Shared by the scripts that read a run's log. Follows common.lua.
 --
 -- One call reads a part of it, bounded in steps and in bytes, but for its first step: Redis serves
 -- nobody else meanwhile. The header's `logged` is '<step> <bytes>': so large the records of the steps
 -- before that one are, with the run's first input. It holds where it names the run's step; where older
--- versions or a retry have written since, it does not, and each record is asked for its size.
+-- versions or a retry have written since, it does not, and the size of each record is read.
 local MOST_STEPS, MOST_BYTES, MOST_FIELDS = 200, 262144, 1000
 
 local function size_of(key, name) return redis.call('HSTRLEN', key, name) end
@@ -20,7 +20,7 @@ local function add_fields(key, names, out)
 end
 
 -- The log from the step `first` on, behind the fields `names`. Returns it as name, value, ...; the step
--- at which to go on, or nil at the log's end; and its bytes. Where all is `small`, no size is asked for.
+-- at which to go on, or nil at the log's end; and its bytes. Where all is `small`, no size is read.
 local function read_part(first, step, names, small)
   local bytes, at = 0, first
   if not small then

@@ -1,6 +1,6 @@
 -- Lets a step wait, without a slot, for tool calls that are tasks of their own. ARGV[2] step,
 -- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message of each; behind them name,
--- value pairs: want (what the worker knew to be wanted), patience, grace (ms), began (ms), spent (ms
+-- value pairs: want (the request that the worker knew), patience, grace (ms), began (ms), spent (ms
 -- of this part of the step), paid, dropped (ledger entries), events, event_count.
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
@@ -21,7 +21,7 @@ end
 local word, heard = flag_of(batch, h[8])
 want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
--- The store may have lost it since; then the step is done again when its lease has run out.
+-- The store may have lost it since; then the step is repeated when its lease has expired.
 if redis.call('HEXISTS', journal_key, 'response') == 0 then
   note_lost(batch, ARGV[3], a.dropped)
   return { 'lost', status }
@@ -30,7 +30,7 @@ local now = now_ms()
 local patience, calls, messages = now + number(a.patience), {}, {}
 for i = 0, n - 1 do
   local index = ARGV[5 + 3 * i]
-  -- A call may have been delivered, or be in somebody's hands, since the wait before this one.
+  -- A call may have been delivered, or taken, since the wait before this one.
   if redis.call('HEXISTS', journal_key, 'r:' .. index) == 0 then
     calls[#calls + 1] = { index, ARGV[6 + 3 * i] }
     if number(redis.call('HGET', journal_key, 'n:' .. index)) <= now then

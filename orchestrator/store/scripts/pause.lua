@@ -1,11 +1,11 @@
 -- Pauses a run before its next tool or step. ARGV[2] token of the request. Returns {'paused'}, {'requested'} (a worker
--- holds it), {'ended', status} or {'unknown'}. A step whose lease ran out is nobody's: the run is paused here.
+-- holds it), {'ended', status} or {'unknown'}. A step whose lease has expired has no owner: the run is paused here.
 local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'want', 'lease', 'step', 'elapsed')
 if not h[1] then return { 'unknown' } end
 local known = answered(ARGV[2])
 if known then return known end
 if TERMINAL[h[1]] then return { 'ended', h[1] } end
-hear(h[3])
+override_batch(h[3])
 if h[1] == 'paused' then return answer(ARGV[2], 'paused') end
 local now = now_ms()
 if h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel') then

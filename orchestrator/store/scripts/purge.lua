@@ -1,7 +1,7 @@
--- Removes an ended run with all that is kept of it. ARGV[2] its end states, with blanks around each
+-- Removes an ended run with all its records. ARGV[2] its end states, with blanks around each
 -- (' ' for all), ARGV[3] ms: it ended then at the latest, ARGV[4] its batch ('' for any), ARGV[5] '1'
 -- to look only.
--- Returns 1, or 0 for a run that has not ended, or is another than is wanted.
+-- Returns 1, or 0 for a run that has not ended, or does not match.
 -- Invariants: nothing is written that needs memory, so that a full Redis runs this too; a batch counts
 -- the run as ended still, as it does for one that has expired.
 local h = redis.call('HMGET', run_key, 'status', 'ended', 'batch')

@@ -7,8 +7,8 @@
 -- queue:tool, ...; a flat list of hints for the queue's end: run id, step, agent, ...; then, flat in
 -- the reply, such a list for its head. Each run is re-armed at grace x 2^n, so that a long queue is
 -- not flooded with duplicates. While it is long, runs that were not begun are left in it and put off:
--- they stay in the index, behind everything that has a time, and cost nothing there. They are looked
--- at much later, or as soon as the queue is nearly empty: then their hints were lost. A few of those
+-- they stay in the index with a score beyond every due time, so that scans skip them. They are read
+-- much later, or as soon as the queue is nearly empty: then their hints were lost. A few of those
 -- that have waited longest in a long queue are published again at its end, and put off for longer:
 -- one may have lost its hint while the queue stays long. Hints of begun runs go to its head, so one
 -- that is overdue is lost.
@@ -20,8 +20,8 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 if now > (tonumber(ARGV[6]) or now) then return { 0, {}, {} } end
 
--- While the fleet is paused, only runs that are to be cancelled and that nobody holds go on: they end. The others stay
--- as they are, so a look reads one page of them, and the next look the page behind it.
+-- While the fleet is paused, only cancelled runs without an owner go on: they end. The others stay as they are, so each
+-- call reads one page of them, and the next call the page after it.
 local function cancelled_ones()
   local place_key, out = shard .. 'rescued', { 0, {}, {} }
   local place = tonumber(redis.call('GET', place_key)) or 0
@@ -55,7 +55,7 @@ if left > 0 then
     again[run_id] = true
   end
 end
--- Where nothing waits, one more hint harms nobody: a run that lost several need not wait long.
+-- Where nothing waits, one more hint does no harm: a run that lost several need not wait long.
 local most = ARGV[3] == 'idle' and 3 or 8
 local calls = {}
 local behind = {}
@@ -65,7 +65,7 @@ local out = { #overdue, calls, behind }
 -- overdue for the next look; the reply says that there is more.
 local MOST_CALLS_LOOKED_AT, looked_at = 1000, 0
 
--- Arms a run that waits for tool calls, and tells those that nobody holds and nobody took up.
+-- Arms a run that waits for tool calls, and returns those of its calls that have no owner.
 local function look_at_calls(run_id, run_key, h)
   local journal_key = run_key .. ':journal'
   local at = tonumber(h[4])
@@ -83,7 +83,7 @@ local function look_at_calls(run_id, run_key, h)
   redis.call('ZADD', due_key, at, run_id)
 end
 
--- Whether a request to its batch is to keep the run from work, and it has not heard of it: a sweep will tell it.
+-- Whether a request to its batch keeps the run from work, and has not reached it: a sweep will apply it.
 local known = {}
 local function is_kept(batch, heard)
   if not flagged or not batch or batch == '' then return false end

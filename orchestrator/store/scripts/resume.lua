@@ -1,4 +1,4 @@
--- Takes a pause back. ARGV[2] grace ms, ARGV[3] message to enqueue or '', ARGV[4] token of the request.
+-- Lets a paused run go on. ARGV[2] grace ms, ARGV[3] message to enqueue or '', ARGV[4] token of the request.
 -- Returns {'resumed', step}, {'active'} (it was not paused), {'ended', status} or {'unknown'}.
 local h = redis.call('HMGET', run_key, 'status', 'want', 'step', 'batch', 'execution_started', 'updated',
   'waiting', 'not_before')
@@ -6,7 +6,7 @@ if not h[1] then return { 'unknown' } end
 local known = answered(ARGV[4])
 if known then return known end
 if TERMINAL[h[1]] then return { 'ended', h[1] } end
-hear(h[4])
+override_batch(h[4])
 if h[1] ~= 'paused' then
   if h[2] == 'pause' then redis.call('HSET', run_key, 'want', '') end
   return answer(ARGV[4], 'active')

@@ -1,9 +1,10 @@
--- Takes an ended run up again. ARGV[2..] pairs: expected (number of events that the caller saw: every
--- end has told one, so that no older end of the run is mistaken for this one), step (to
--- go on at), slim (the state before it), since (what of the log claims read, or '' for all), overrides, journal:<field> (one for each entry), message,
+-- Continues an ended run. ARGV[2..] pairs: expected (number of events that the caller saw: every end
+-- has emitted one, so that no older end of the run is mistaken for this one), step (to continue at),
+-- slim (the state before it), since (the part of the log that claims read, or '' for all), overrides,
+-- journal:<field> (one for each entry), message,
 -- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or ''), request (a token).
--- Returns {'retried', step}, {'active', status}, {'changed', step} (somebody was faster) or
+-- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
 local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'seq')
 if not h[1] then return { 'unknown' } end
@@ -14,7 +15,7 @@ if not TERMINAL[h[1]] then return { 'active', h[1] } end
 if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
 reopen(h[1], 'in_progress', batch)
-hear(batch)
+override_batch(batch)
 for i = step, number(h[2]) - 1 do
   redis.call('HDEL', log_key, i)
   redis.call('HDEL', outcomes_key, i)
@@ -27,7 +28,7 @@ if step < number(h[2]) then
 end
 if a.lost ~= '' then note_lost(batch, 'retry:' .. h[4], a.lost) end
 if a.input ~= '' then
-  -- What was given before that step and no step has answered stays: both are JSON lists.
+  -- Inputs before that step that no step has answered stay: both are JSON lists.
   local earlier = redis.call('HGET', log_key, 'input:' .. step)
   local given = earlier and string.sub(earlier, 1, -2) .. ',' .. string.sub(a.input, 2) or a.input
   redis.call('HSET', log_key, 'input:' .. step, given)
@@ -45,7 +46,7 @@ if step < number(h[2]) or a.input ~= '' then
     redis.call('HSET', lost_key, 'paid:' .. h[4], paid)
   end
 elseif redis.call('HDEL', lost_key, 'paid') == 1 then
-  -- What was listed when the wait was cancelled is used after all.
+  -- The answer that was listed when the wait was cancelled is used after all.
   count(batch, 'lost', -1)
 end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do

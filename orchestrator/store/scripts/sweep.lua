@@ -1,9 +1,9 @@
--- Brings a page of a batch's runs on one shard to what was asked of the batch. KEYS[1] the first run's header, KEYS[2]
+-- Applies a request to a batch to a page of its runs on one shard. KEYS[1] the first run's header, KEYS[2]
 -- the shard's due index. ARGV[2] batch, ARGV[3] number of the request, ARGV[4] grace ms, ARGV[5..] run ids.
--- Returns {'superseded'} where the request is over, or behind a newer one, else {'swept', runs that it reached, those of them that a worker
--- holds or may make tool calls of, then run id, step, agent, ... of those to publish}.
+-- Returns {'superseded'} where the request is over, or older than another, else {'swept', number of runs reached, number
+-- of those that a worker holds or may make tool calls of, then run id, step, agent, ... of those to publish}.
 local batch = ARGV[2]
-local word, n = unheard(redis.call('HGET', flags_key, 'b:' .. batch))
+local word, n = pending_request(redis.call('HGET', flags_key, 'b:' .. batch))
 if n ~= ARGV[3] then return { 'superseded' } end
 local a = word == 'cancel' and ending_of(batch)
 if word == 'cancel' and not a then return { 'superseded' } end

@@ -1,7 +1,7 @@
 -- Notes at a batch's manifest how far the sweep of a request is, or that it has ended. KEYS[1] manifest, ARGV[1] number of
 -- the request, ARGV[2] the row behind the last one that was reached, or '' where it has ended. Returns 'noted', 'gone'
 -- where there is no such batch any more, or 'superseded' where the request is over, or not the newest. A sweeper that
--- stalled writes nothing then, and takes no progress of another one back.
+-- stalled writes nothing then, and undoes no progress of another one.
 local h = redis.call('HMGET', KEYS[1], 'created', 'sweep')
 if not h[1] then return 'gone' end
 local word, number, row = string.match(h[2] or '', '^(%S+) (%S+) (%d+)$')

@@ -1,6 +1,6 @@
 -- Takes one tool call of a waiting run: fence, lease, load. ARGV[2] step, ARGV[3] index, ARGV[4]
 -- token (random), ARGV[5] lease ms, ARGV[6] worker. Returns {'taken', now, header, response, starts,
--- crashes, what is known of those, '1' if an owner was found lost} or
+-- crashes, their kinds, '1' if an owner was found lost} or
 -- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
 -- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
 -- a journaled response.
@@ -9,13 +9,13 @@ local status, step, index = h[1], number(h[2]), ARGV[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
 if status == 'paused' then return { 'paused' } end
-local asked = number(ARGV[2])
-if asked < step then return { 'stale', step } end
-if asked > step then return { 'ahead', step } end
+local wanted_step = number(ARGV[2])
+if wanted_step < step then return { 'stale', step } end
+if wanted_step > step then return { 'ahead', step } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'l:' .. index, 'e:' .. index, 'r:' .. index,
   'response', 'x:' .. index, 'y:' .. index)
 local calls = waits_of(h[4], h[2])
--- The step may have been taken up again, to answer the call without its result.
+-- The step may have been claimed again, to answer the call without its result.
 if h[3] ~= '' or number(h[6]) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
 local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then

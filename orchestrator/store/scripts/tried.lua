@@ -1,6 +1,6 @@
--- Notes that a process for suspects begins a step or a tool call. ARGV[2] step, ARGV[3] token, ARGV[4]
+-- Notes that an isolated process begins a step or a tool call. ARGV[2] step, ARGV[3] token, ARGV[4]
 -- the index of the call or '', ARGV[5] how many share the process. Returns 1, or 0 where the token owns
--- neither any more. Whoever finds that owner lost knows by it what was going on.
+-- neither any more. When that owner is lost, the note shows its work.
 local index = ARGV[4]
 local h = redis.call('HMGET', run_key, 'token', 'step')
 local owner = h[1]

@@ -1,6 +1,6 @@
--- Whether the caller is to look for overdue runs now: nobody has for ARGV[1] ms. Then it has the turn.
+-- Whether the caller should look for overdue runs now: no other has for ARGV[1] ms. Then it has the turn.
 -- Returns {1 or 0, now}.
--- KEYS[1] when somebody looked last. A time that is yet to come (the clock was set back) keeps nobody.
+-- KEYS[1] time of the last look. A time in the future (the clock was set back) does not count.
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local last = tonumber(redis.call('GET', KEYS[1]))

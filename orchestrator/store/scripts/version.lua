@@ -1,4 +1,4 @@
--- Notes that whoever asks writes records of this run from here on, in the version that it knows.
+-- Notes that the caller writes records of this run from here on, in its own version.
 -- ARGV[2] version. Returns {'noted'} or {'unknown'}.
 -- Invariant: a run's version never goes down, so that nobody reads what a newer version wrote.
 if redis.call('HEXISTS', run_key, 'status') == 0 then return { 'unknown' } end

@@ -1,11 +1,11 @@
--- Shared by the scripts of runs that wait for tool calls on queues of their own. Behind common.lua.
+-- Shared by the scripts of runs that wait for tool calls on queues of their own. Follows common.lua.
 --
 -- The header's `waiting` is '<step> <index>:<queue>:<tool> ...': the open step's calls without a
 -- result. A run waits while that step is still the run's, nobody holds the step, and `not_before`,
 -- the end of its patience, is to come. The journal holds per call i: s:i how often it was started,
 -- o:i its owner's token, l:i the end of the owner's lease (ms), n:i when the rescuer looks at it
--- next, c:i how many owners vanished, x:i what is known of those, y:i '<token> <n>' of an owner that is a
--- process for n suspects, w:i the owner's worker, e:i ms since it was taken, r:i its result; and for the
+-- next, c:i how many owners vanished, x:i how, y:i '<token> <n>' of an owner that is an
+-- isolated process for n suspects, w:i the owner's worker, e:i ms since it was taken, r:i its result; and for the
 -- step: `spent`, ms of workers' time so far, `began` (ms), `paid`, the ledger entry if the wait is ended from outside.
 local function waits_of(text, step)
   local calls = {}
