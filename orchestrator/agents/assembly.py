@@ -10,7 +10,7 @@ from stepfleet.orchestrator.agents.answers.contract import AnswerContract
 from stepfleet.orchestrator.agents.answers.special import SpecialTool
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.planning import PlanningReasoner
-from stepfleet.orchestrator.agents.planning.updates import UPDATE_PLAN
+from stepfleet.orchestrator.agents.planning.plan import UPDATE_PLAN
 from stepfleet.orchestrator.agents.reasoner import Reasoner, chain_of
 from stepfleet.orchestrator.agents.strategies import (
     NoOp,

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
-from stepfleet.orchestrator.agents.planning.updates import UPDATE_PLAN
+from stepfleet.orchestrator.agents.planning.plan import UPDATE_PLAN
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.continuation import ContinuationCriteria

@@ -4,14 +4,16 @@ from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.agents.planning.plan import (
+    SPEC,
+    UPDATE_PLAN,
     Plan,
     is_planning_response,
     plan_of,
     stored_plan,
+    updated,
 )
 from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt
 from stepfleet.orchestrator.agents.planning.settings import Planning
-from stepfleet.orchestrator.agents.planning.updates import SPEC, UPDATE_PLAN, updated
 from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, both
 from stepfleet.orchestrator.agents.strategies.json_mode import as_text
 from stepfleet.orchestrator.agents.strategies.template import prompt_of
