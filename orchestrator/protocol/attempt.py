@@ -25,8 +25,8 @@ class Span:
 class Answered:
     """The model answered and all its tool calls have a record, in call order.
 
-    `handled` are the indexes of calls that the agent's reasoner answered; `progress` is what
-    it makes of the turn.
+    `handled` are the indexes of calls that the agent's reasoner answered; `progress` is its
+    reading of the response.
     """
 
     span: Span

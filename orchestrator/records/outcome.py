@@ -113,8 +113,8 @@ class ContinuationOutcome(_Wire):
         if self.should_continue:
             return "no criterion forbade more work"
         if self.stop_reason is StopReason.ERROR:
-            return "the last step failed and no criterion asked for another"
-        return "no criterion asked for more work"
+            return "the last step failed and no criterion requested another"
+        return "no criterion requested more work"
 
 
 def brief(outcome: ContinuationOutcome) -> dict[str, Any]:

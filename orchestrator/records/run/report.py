@@ -114,7 +114,7 @@ def replayed(facts: RunFacts) -> str:
     lines = [*_head(facts), "", "Steps:"]
     for step in facts.steps:
         parts = [part.describe() for part in parts_of(facts, step)] + _model_failures(step)
-        lines += _numbered(step.step, parts or ["(the model said nothing)"])
+        lines += _numbered(step.step, parts or ["(no text of the model)"])
     return "\n".join([*lines, *_tail(facts)]) + "\n"
 
 
