@@ -51,7 +51,7 @@ class MessagesSink(RecordsSink):
     """Keeps a tool message per call id, for a conversation that is held in messages alone."""
 
     def __init__(self) -> None:
-        super().__init__(datetime.now(UTC))
+        super().__init__(datetime.min.replace(tzinfo=UTC))  # messages have no time
 
     @property
     def messages(self) -> tuple[Message, ...]:
