@@ -37,7 +37,7 @@ from stepfleet.orchestrator.redis_client.urls import NodeAddress
 
 MOST_HOPS = 5
 REFRESHED_FROM = 8
-"""How many nodes at most are asked at once for the topology."""
+"""How many nodes at most are queried at once for the topology."""
 _BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 
