@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli.commands import batches, control, fleets, history, runs
+from stepfleet.orchestrator.cli.commands import batches, control, fleets, runs
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
 COMMANDS = (
     *(batches.run, fleets.up, fleets.worker, fleets.flower),
     *(batches.submit, batches.status, batches.watch, batches.results),
     *(runs.show, runs.explain, runs.events),
-    *(history.snapshot, history.checkpoint, history.restore, history.fork, history.compare),
+    *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
     *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
     *(fleets.bench, fleets.doctor),
 )

@@ -151,7 +151,7 @@ def doctor(
 def cache_stats(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
     """Show entries, size, hits and misses of the response cache, in total and by model."""
     from stepfleet.orchestrator.cli.setup.with_fleet import show
-    from stepfleet.orchestrator.cli.views.cache import statistics_picture
+    from stepfleet.orchestrator.cli.views.fleet import statistics_picture
 
     show(
         data,

@@ -1,13 +1,21 @@
-"""`stepfleet show`, `explain`, `events`."""
+"""`stepfleet show`, `explain`, `events`, `snapshot`, `checkpoint`, `restore`, `fork`, `compare`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from stepfleet.orchestrator.cli import options
+
+Preset = Literal["minimal", "standard", "full"]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change its configuration, as max_steps=20."),
+]
+At = Annotated[int | None, typer.Option("--at", min=0, help="After so many steps; default: all.")]
 
 
 def show(
@@ -65,3 +73,119 @@ def events(
     from stepfleet.orchestrator.cli.views.runs import print_events
 
     print_events(run, data, follow=follow or chunks, chunks=chunks, since=since)
+
+
+def snapshot(
+    run: options.RunId,
+    preset: Annotated[Preset, typer.Option("--preset", help="How much is kept.")] = "standard",
+    redact: Annotated[bool, typer.Option("--redact", help="Leave out tools' arguments.")] = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Print a short form of a run as JSON: its newest messages and steps, texts shortened."""
+    from stepfleet.orchestrator.cli.views.history import print_snapshot
+
+    print_snapshot(run, preset, data, redact=redact)
+
+
+def checkpoint(
+    run: options.RunId,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The file (JSON); with --every a folder of such files."),
+    ],
+    at: At = None,
+    every: Annotated[
+        int | None, typer.Option("--every", min=1, help="One after each so many steps.")
+    ] = None,
+    keep: Annotated[
+        int, typer.Option("--keep", min=1, help="With --every: keep so many, the newest.")
+    ] = 5,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="With --every: until the run has ended.")
+    ] = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Write a run to a file, from which it can be restored, here or elsewhere."""
+    from stepfleet.orchestrator.cli.views.history import write_checkpoint, write_checkpoints
+    from stepfleet.orchestrator.errors import ConfigurationError
+
+    if every is None and follow:
+        raise ConfigurationError("--follow needs --every: write --every 1 for each step")
+    if every is not None and at is not None:
+        raise ConfigurationError("--at and --every exclude each other; give one of them")
+    if every is None:
+        write_checkpoint(run, out, data, at=at)
+    else:
+        write_checkpoints(run, out, data, every=every, keep=keep, follow=follow)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint.")],
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Use this agent's configuration, not the checkpoint's."),
+    ] = None,
+    as_new: Annotated[bool, typer.Option("--as-new", help="A copy with an id of its own.")] = False,
+    changes: Changes = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Create the run of a checkpoint, which continues where it was. Prints its id."""
+    from uuid import uuid4
+
+    from stepfleet.orchestrator.cli.views.history import create_run
+    from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint
+
+    saved = load_checkpoint(file)
+    run_id = str(uuid4()) if as_new else None
+    create_run(
+        lambda fleet, overrides: fleet.history.restore(saved, agent, run_id=run_id, **overrides),
+        changes or [],
+        data,
+        json=json,
+    )
+
+
+def fork(
+    run: options.RunId,
+    at: At = None,
+    changes: Changes = None,
+    message: Annotated[
+        str | None,
+        typer.Option(
+            "--message", "-m", help="A message to continue with, in place of the input there."
+        ),
+    ] = None,
+    tools: Annotated[
+        str | None, typer.Option("--tools", help="The tools that it may use, with commas.")
+    ] = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Start a run that begins with the first steps of another one. Prints its id."""
+    from stepfleet.orchestrator.cli.views.history import create_run
+
+    names = None if tools is None else [one for one in tools.split(",") if one]
+    create_run(
+        lambda fleet, overrides: fleet.history.fork(
+            run, at=at, message=message, tools=names, **overrides
+        ),
+        changes or [],
+        data,
+        json=json,
+    )
+
+
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A run id.")],
+    second: Annotated[str, typer.Argument(metavar="OTHER", help="Another run id.")],
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Compare two runs: their costs, the step where they part, their outputs."""
+    from stepfleet.orchestrator.cli.setup import with_fleet
+    from stepfleet.orchestrator.cli.views.history import comparison_picture
+
+    with_fleet.show(
+        data, lambda fleet: fleet.history.compare(first, second), comparison_picture, json=json
+    )

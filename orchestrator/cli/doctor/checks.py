@@ -10,8 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from stepfleet.orchestrator.agents.layers import PREFIX, prefix_of
 from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
-from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts
-from stepfleet.orchestrator.cli.setup.sentinel_facts import SentinelFacts
+from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts, SentinelFacts
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.health import ServerFacts, health_findings
 

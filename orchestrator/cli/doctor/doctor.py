@@ -21,8 +21,7 @@ from stepfleet.orchestrator.cli.doctor.checks import Check, State, fail, good
 from stepfleet.orchestrator.cli.setup import preflight
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
 from stepfleet.orchestrator.cli.setup.open_files import open_files_limit
-from stepfleet.orchestrator.cli.setup.redis_facts import is_redis, redis_facts
-from stepfleet.orchestrator.cli.setup.sentinel_facts import sentinel_facts
+from stepfleet.orchestrator.cli.setup.redis_facts import is_redis, redis_facts, sentinel_facts
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, USAGE
 from stepfleet.orchestrator.cli.terminal.output import print_either
 from stepfleet.orchestrator.errors import AgentException

@@ -1,18 +1,23 @@
 """`stepfleet submit`, `watch` and `results`: submits a batch, follows it, writes its results."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.cli.results.follow import follow, print_skipped
 from stepfleet.orchestrator.cli.results.input_file import default_agent, kind_of
-from stepfleet.orchestrator.cli.results.result_file import check_writable, print_line, replacing
+from stepfleet.orchestrator.cli.results.result_file import (
+    ResultFile,
+    check_writable,
+    print_line,
+    replacing,
+)
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json, screen
-from stepfleet.orchestrator.cli.terminal.progress import Display
+from stepfleet.orchestrator.cli.terminal.progress import LIVE_SECONDS, Display
 from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.views.batches import summary
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
@@ -145,3 +150,45 @@ async def _to_its_end(
             f"stepfleet cancel --batch {progress.batch_id}"
         )
     return COMPLETED if progress.ok else SOME_FAILED
+
+
+async def follow(
+    batch: AsyncBatch, out: Path | None, output_format: str, display: Display
+) -> BatchProgress:
+    """Return the progress of the ended batch, after its results are in the file `out`, if any."""
+    watching = asyncio.create_task(_watch(batch, display))
+    try:
+        if out is not None:
+            kind = kind_of(output_format, (await batch.progress()).format)
+            with ResultFile(out, kind) as file:
+                async for result in batch.results():
+                    file.add(result)
+            watching.cancel()
+        await asyncio.wait([watching])
+        if not watching.cancelled():
+            watching.result()
+    finally:
+        watching.cancel()
+    progress = await batch.progress()
+    display.update(progress, last=True)
+    return progress
+
+
+def print_skipped(batch: AsyncBatch) -> None:
+    """Print the lines that were left out of a batch as it was submitted."""
+    if not batch.skipped_count:
+        return
+    notice(f"{batch.skipped_count} lines were left out:")
+    for problem in batch.skipped:
+        notice(f"  {problem}")
+    if batch.skipped_count > len(batch.skipped):
+        notice(f"  and {batch.skipped_count - len(batch.skipped)} more")
+
+
+async def _watch(batch: AsyncBatch, display: Display) -> None:
+    while True:
+        progress = await batch.progress()
+        display.update(progress)
+        if progress.over:
+            return
+        await asyncio.sleep(LIVE_SECONDS)

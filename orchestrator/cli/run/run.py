@@ -15,7 +15,6 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.source import open_input
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan, simulated, supervisor_of
 from stepfleet.orchestrator.cli.local.supervisor import Supervisor
-from stepfleet.orchestrator.cli.results.follow import follow, print_skipped
 from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
     default_agent,
@@ -23,6 +22,7 @@ from stepfleet.orchestrator.cli.results.input_file import (
     named_file,
 )
 from stepfleet.orchestrator.cli.results.result_file import check_writable, is_empty
+from stepfleet.orchestrator.cli.run.batches import follow, print_skipped
 from stepfleet.orchestrator.cli.run.resume_notes import Note, Notes, identity
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.preflight import check_models

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.redis_client.clients import plain_cluster_client
-from stepfleet.orchestrator.redis_client.sentinel import master_client
+from stepfleet.orchestrator.redis_client.sentinel import master_client, sentinel_options
 from stepfleet.orchestrator.redis_client.urls import (
     is_cluster,
     is_sentinel,
@@ -180,3 +180,36 @@ def _quarantine(client: Client) -> list[dict[str, Any]]:
     if client.type(keys.QUARANTINE) != "list":
         return []
     return about_entries(cast("list[str]", client.lrange(keys.QUARANTINE, 0, -1)))
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelFacts:
+    """The state of Sentinels: how many the URL names, how many answer, and the master's replicas.
+
+    `known` counts the Sentinels that know each other, `quorum` how many must agree that the
+    master is down.
+    """
+
+    named: int
+    answering: int
+    known: int
+    quorum: int
+    replicas: int
+
+
+def sentinel_facts(url: str) -> SentinelFacts:
+    """Return the facts of the Sentinels of `url`, within a second each."""
+    parsed = parse_sentinel(url)
+    once = Retry(NoBackoff(), 0)
+    states: list[Any] = []
+    for host, port in parsed.sentinels:
+        client = redis.Redis(host=host, port=port, retry=once, **sentinel_options(parsed))
+        with contextlib.closing(client), contextlib.suppress(RedisError, OSError):
+            states.append(client.sentinel_master(parsed.service))
+    return SentinelFacts(
+        named=len(parsed.sentinels),
+        answering=len(states),
+        known=max((int(one["num-other-sentinels"]) + 1 for one in states), default=0),
+        quorum=max((int(one["quorum"]) for one in states), default=0),
+        replicas=max((int(one["num-slaves"]) for one in states), default=0),
+    )

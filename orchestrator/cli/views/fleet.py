@@ -1,4 +1,4 @@
-"""The fleet and its newest batches, as a terminal shows them."""
+"""The fleet, its newest batches and its response cache, as a terminal shows them."""
 
 from typing import Any
 
@@ -9,8 +9,11 @@ from rich.text import Text
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
 from stepfleet.orchestrator.cli.views.batches import batch_list
 from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.store.fleet_overview import FleetOverview
+
+_NAME = 60
 
 Found = tuple[FleetOverview, list[BatchProgress]]
 
@@ -57,4 +60,16 @@ def _workers(overview: FleetOverview) -> RenderableType:
             count(worker.slots),
             shown(", ".join(worker.agents), 60),
         )
+    return table
+
+
+def statistics_picture(found: CacheStatistics) -> Table:
+    """Return a table of the response cache: a row for each model, and one for all."""
+    table = Table("model", "entries", "bytes", "hits", "misses", show_edge=False)
+    for model, one in found.by_model.items():
+        cells = (one.entries, one.bytes, one.hits, one.misses)
+        table.add_row(shown(model, _NAME), *map(count, cells))
+    cells = (found.entries, found.bytes, found.hits, found.misses)
+    table.add_row("all", *map(count, cells))
+    table.caption = f"{found.hit_rate:.0%} hits; room for {count(found.max_bytes)} bytes"
     return table

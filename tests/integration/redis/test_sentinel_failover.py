@@ -12,8 +12,7 @@ from support.servers.sentinel_fleet import SERVICE, SentinelFleet, sentinel_flee
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.cli.doctor.checks import State, sentinels
-from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts
-from stepfleet.orchestrator.cli.setup.sentinel_facts import SentinelFacts, sentinel_facts
+from stepfleet.orchestrator.cli.setup.redis_facts import SentinelFacts, redis_facts, sentinel_facts
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub

@@ -9,7 +9,7 @@ from rich.console import Console
 from support.runs.agent_records import a_step
 from support.runs.seen_steps import a_claim, a_verdict, an_attempt
 
-from stepfleet.orchestrator.cli.views.cache import statistics_picture
+from stepfleet.orchestrator.cli.views.fleet import statistics_picture
 from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.events.domain_events import AgentStepCompleted, from_envelope
