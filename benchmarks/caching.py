@@ -20,11 +20,9 @@ from plots import Line, Plot
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, parser, show, values
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent, LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.models.pricing import cost_of
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.response_cache import CacheEntries

@@ -20,8 +20,7 @@ from processes import redis_server
 from redis import Redis
 from reports import Column, Report, begin, finish, parser, show
 
-from stepfleet.orchestrator.client.batch import AsyncBatch
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import AsyncBatch, AsyncFleet
 
 RUNS = 100_000
 VERBS = ("pause", "resume", "cancel", "retry")

@@ -21,18 +21,23 @@ from typing import Any
 
 from reports import Column, begin, finish, parser, show
 
+from stepfleet.orchestrator import (
+    AgentState,
+    LLMResponse,
+    LoggedStep,
+    MemoryPolicy,
+    Message,
+    ModelRequest,
+    StepResult,
+)
 from stepfleet.orchestrator.agents.reasoner import ModelTurn
 from stepfleet.orchestrator.agents.strategies import StrategyReasoner, make_strategy
 from stepfleet.orchestrator.client.rendering import Recorded, rendered
 from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.memory.window import History, Part, advance, shown
 from stepfleet.orchestrator.records.memory_window import Window
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.report import described
-from stepfleet.orchestrator.records.state import AgentState, LastStep, StateInfo
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.records.state import LastStep, StateInfo
 from stepfleet.worker.telemetry import JsonLines
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,7 +1,6 @@
 """An agent that solves word problems with a calculator."""
 
-from stepfleet.orchestrator import Agent, ErrorPolicy
-from stepfleet.orchestrator.tools.builtin import calculator
+from stepfleet.orchestrator import Agent, ErrorPolicy, calculator
 
 solver = Agent(
     name="solver",

@@ -26,9 +26,8 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Batch, Fleet
+from stepfleet.orchestrator import AgentRunResult, Batch, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.crash_points import POINTS
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord

@@ -23,9 +23,8 @@ from support.servers.raw_model_server import RawModelServer, Script, endless, ra
 from support.servers.redis_servers import RedisServer
 from support.workers.load_fleet import load_fleet
 
-from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, tool
+from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, ModelSettings, tool
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 from stepfleet.worker.runtime.rescuer import Rescuer

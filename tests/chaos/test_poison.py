@@ -20,9 +20,8 @@ import pytest
 from support.servers.redis_servers import RedisServer
 from support.workers.load_fleet import LoadFleet, load_fleet
 
-from stepfleet.orchestrator import Batch
+from stepfleet.orchestrator import AgentRunResult, Batch
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 AGENTS = Path(__file__).parent / "agent_modules" / "poison_agents.py"

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
+from stepfleet.orchestrator import Memory
 from stepfleet.orchestrator.agents.recall import (
     InMemoryNotes,
     KeywordMemory,
@@ -13,7 +14,6 @@ from stepfleet.orchestrator.agents.recall import (
 )
 from stepfleet.orchestrator.agents.recall.redis_notes import PAGE
 from stepfleet.orchestrator.errors import AgentMemoryError
-from stepfleet.orchestrator.memory.protocol import Memory
 
 WORDS = ["cats", "sleep", "trains", "late", "soup", "salt"]
 

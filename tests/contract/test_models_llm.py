@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from support.servers.raw_model_server import RawModelServer, completion, events
 
+from stepfleet.orchestrator import (
+    LLM,
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ModelSettings,
+)
 from stepfleet.orchestrator.errors import ModelTimeoutError
-from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai.chat import OpenAI

@@ -10,8 +10,7 @@ from redis import Redis
 from support.protocol.audit import Auditor, check_invariants
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.store import lua
 
 AGENT = plain_agent(max_steps=3)

@@ -8,7 +8,7 @@ from support.runs.opened_runs import Opened, opened_run
 from support.runs.stored_runs import Bench, bench
 from support.servers.redis_cluster import RedisCluster, redis_cluster
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
-from stepfleet.orchestrator.tools import current_invocation
+from stepfleet.orchestrator import Agent, ErrorPolicy, current_invocation, tool
 
 
 @tool(read_only=True, thread=False)

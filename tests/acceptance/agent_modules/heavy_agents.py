@@ -6,8 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
-from stepfleet.orchestrator.tools import current_invocation
+from stepfleet.orchestrator import Agent, ErrorPolicy, current_invocation, tool
 
 
 def note(word: str) -> None:

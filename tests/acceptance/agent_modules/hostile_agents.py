@@ -5,9 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
-from stepfleet.orchestrator.tools import StateUpdate
-from stepfleet.orchestrator.tools.builtin import http_get
+from stepfleet.orchestrator import Agent, ErrorPolicy, StateUpdate, http_get, tool
 
 SIZE = 100 * 1024 * 1024
 DEPTH = 10_000

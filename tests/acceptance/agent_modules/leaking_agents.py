@@ -3,14 +3,19 @@
 import os
 from typing import Any
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
-from stepfleet.orchestrator.agents.answers import SpecialTool
-from stepfleet.orchestrator.agents.strategies import Strategy
-from stepfleet.orchestrator.continuation import when
-from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import WithMedia
+from stepfleet.orchestrator import (
+    LLM,
+    Agent,
+    ErrorPolicy,
+    LLMResponse,
+    ModelRequest,
+    SpecialTool,
+    Strategy,
+    ToolCall,
+    WithMedia,
+    tool,
+    when,
+)
 
 
 def secret() -> str:

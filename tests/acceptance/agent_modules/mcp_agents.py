@@ -4,8 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
-from stepfleet.orchestrator.tools import mcp_server
+from stepfleet.orchestrator import Agent, ErrorPolicy, mcp_server, tool
 
 TALKER = str(Path(__file__).parents[2] / "support" / "servers" / "mcp_talker.py")
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator import AgentState, Message
 
 
 def last_exchange(messages: Sequence[Message], state: AgentState) -> list[Message]:

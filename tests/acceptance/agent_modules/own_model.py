@@ -1,8 +1,6 @@
 """An agent whose model is a class of ten lines."""
 
-from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator import LLM, Agent, LLMResponse, ModelRequest
 
 
 class Echo(LLM):

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator import Agent, tool
-from stepfleet.orchestrator.events.subscribers import Moment, Subscribers
+from stepfleet.orchestrator import Agent, Subscribers, tool
+from stepfleet.orchestrator.events.subscribers import Moment
 
 
 @tool(read_only=True, thread=False)

@@ -10,9 +10,8 @@ from pydantic import BaseModel
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Agent, Fleet
+from stepfleet.orchestrator import Agent, AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 LONG = 60.0

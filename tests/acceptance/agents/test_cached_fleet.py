@@ -12,11 +12,9 @@ import pytest
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.models.pricing import cost_of
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.testing import (
     Fault,
     FaultKind,

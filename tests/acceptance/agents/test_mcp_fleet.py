@@ -15,10 +15,8 @@ from support.runs.lapsed_leases import leases_run_out
 from support.servers.redis_servers import free_port
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import ConfigurationError, Fleet, mcp_server
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools import mcp_server
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]

@@ -10,14 +10,12 @@ from support.runs.lapsed_leases import leases_run_out
 from support.workers.fleet_workers import FleetWorker
 from support.workers.known_agents import until_known
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.agents.recall import KeywordMemory, RedisNotes
 from stepfleet.orchestrator.memory.protocol import CONTEXT
 from stepfleet.orchestrator.memory.summary import INSTRUCTIONS
 from stepfleet.orchestrator.models.pricing import cost_of
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "memory_agents.py"

@@ -13,9 +13,8 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import AgentCheckpoint, AgentRunResult, Fleet, StopReason
+from stepfleet.orchestrator import AgentCheckpoint, AgentRunResult, AgentState, Fleet, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 

@@ -8,10 +8,8 @@ from celery import Celery
 from support.deadlines import wait_until
 from support.workers.fleet_workers import AGENTS, FleetWorker
 
-from stepfleet.orchestrator import ErrorPolicy, Fleet
+from stepfleet.orchestrator import ErrorPolicy, ErrorType, Fleet, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 
 Start = Callable[..., FleetWorker]

@@ -8,9 +8,8 @@ from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 LONG = 60.0

@@ -10,11 +10,8 @@ from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import AgentRunResult, Fleet, Lifecycle, RunStatus, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 
 LONG = 60.0

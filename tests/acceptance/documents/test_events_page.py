@@ -9,7 +9,7 @@ from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 from support.workers.known_agents import until_known
 
-from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
+from stepfleet.orchestrator import BroadcastConfig
 from stepfleet.orchestrator.events.domain_events import DomainEvent
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.worker.testing import ModelServer, Reply

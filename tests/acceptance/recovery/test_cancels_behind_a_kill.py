@@ -9,10 +9,8 @@ import pytest
 from support.runs.lapsed_leases import leases_run_out
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import AgentRunResult, Fleet, Lifecycle
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.worker.testing import Reply
 
 AGENTS = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))

@@ -18,9 +18,8 @@ from support.workers.busy_runs import NO_LIMITS, Busy
 from support.workers.fleet_workers import FleetWorker
 from support.workers.frozen import freeze
 
-from stepfleet.orchestrator import Fleet, UsageStats
+from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.worker.testing import Faults, ModelServer, Reply, RequestRecord, ToolCallReply
 
 LONG = 60.0

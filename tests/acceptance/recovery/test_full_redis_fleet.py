@@ -7,8 +7,7 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.orchestrator.records.run.results import RunStatus
+from stepfleet.orchestrator import Agent, Fleet, RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 LONG = 60.0

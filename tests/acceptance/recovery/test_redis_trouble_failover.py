@@ -9,9 +9,8 @@ from support.servers.sentinel_fleet import SentinelFleet, sentinel_fleet
 from support.workers.busy_runs import NO_LIMITS, Busy
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.worker.testing import ModelServer
 
 LONG = 60.0

@@ -18,9 +18,8 @@ from support.servers.trouble_proxy import TroubleProxy, troubled
 from support.workers.busy_runs import NO_LIMITS, Busy
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.worker.testing import ModelServer
 
 LONG = 60.0

@@ -15,12 +15,9 @@ from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet, load_checkpoint
+from stepfleet.orchestrator import Fleet, Lifecycle, RunStatus, StopReason, load_checkpoint
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.origin import OriginKind
-from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 AGENTS = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))

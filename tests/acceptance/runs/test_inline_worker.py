@@ -8,9 +8,8 @@ import pytest
 from support.workers.fleet_workers import AGENTS as AGENTS_FILE
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import AsyncFleet, ErrorPolicy
+from stepfleet.orchestrator import AgentRunResult, AsyncFleet, ErrorPolicy
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply

@@ -13,12 +13,15 @@ from support.deadlines import wait_until
 from support.workers import impatient
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import ErrorPolicy, Fleet
+from stepfleet.orchestrator import (
+    ErrorPolicy,
+    ErrorType,
+    Fleet,
+    Lifecycle,
+    ModelSettings,
+    StopReason,
+)
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.worker.testing import Fault, ModelServer, Reply
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
 

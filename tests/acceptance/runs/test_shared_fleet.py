@@ -13,11 +13,9 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet, UsageStats
+from stepfleet.orchestrator import Fleet, RunStatus, StopReason, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.models.pricing import load_prices
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 LONG = 60.0

@@ -16,9 +16,7 @@ from support.workers.busy_runs import NO_LIMITS
 from support.workers.fleet_workers import FleetWorker
 from support.workers.known_agents import until_known
 
-from stepfleet.orchestrator import AsyncFleet
-from stepfleet.orchestrator.events.streamed_text import StreamedText
-from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator import AgentRunResult, AsyncFleet, StreamedText
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 LONG = 60.0

@@ -11,9 +11,8 @@ import psutil
 import pytest
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]

@@ -4,8 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
-from stepfleet.orchestrator.tools import current_invocation
+from stepfleet.orchestrator import Agent, ErrorPolicy, current_invocation, tool
 
 TOOL_SECONDS = 0.1
 DIES_IN_A_TOOL = ("during-tool:", "during-call-task:")

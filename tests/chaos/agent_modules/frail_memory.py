@@ -5,8 +5,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator import AgentState, Message
 
 
 def recall(messages: Sequence[Message], state: AgentState) -> Sequence[Message]:

@@ -5,10 +5,9 @@ from pydantic import BaseModel
 from support.runs.opened_runs import lease_runs_out, opened_run
 from support.runs.scripted_steps import Crash, Hands, call, say
 
-from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet, RunStatus
 from stepfleet.orchestrator.protocol.fold import rebuild
 from stepfleet.orchestrator.records.outcome import Answer
-from stepfleet.orchestrator.records.run.results import RunStatus
 
 
 class City(BaseModel):

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepfleet.orchestrator import Agent, AsyncFleet
-from stepfleet.orchestrator.records.run.results import RunStatus
+from stepfleet.orchestrator import Agent, AsyncFleet, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply

@@ -8,25 +8,25 @@ from pydantic import BaseModel
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Script, call, say
 
-from stepfleet.orchestrator.agents.answers import (
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    AgentState,
     Continue,
-    ErrorSink,
-    Outcome,
+    FinalAnswer,
+    Message,
+    ModelRequest,
     ReturnAnswer,
     ReturnResult,
+    RunStatus,
     SpecialTool,
+    StopReason,
+    ToolCall,
+    tool,
 )
+from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.answers.contract import DEFAULT_TEXT
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.orchestrator.records.run.raising import StructuredDataError
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer
-from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import tool
 
 Ran = tuple[AgentRunResult, tuple[Message, ...], list[ModelRequest]]
 RAN: list[str] = []

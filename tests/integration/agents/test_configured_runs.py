@@ -13,16 +13,16 @@ from support.runs.tools import look
 from stepfleet.orchestrator import (
     Agent,
     AgentBuilder,
+    AgentState,
     AsyncFleet,
     ContinuationDecision,
     ErrorPolicy,
+    LLMResponse,
     StopReason,
     Subscribers,
     tool,
     when,
 )
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 

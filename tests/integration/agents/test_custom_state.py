@@ -7,9 +7,8 @@ from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent, StateUpdate, current_invocation, tool
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.tools import StateUpdate, current_invocation, tool
 
 
 @tool(thread=False)

@@ -13,23 +13,28 @@ from support.runs.scripted_steps import Crash, Hands, say
 from support.runs.stored_runs import Bench, bench
 from support.runs.talking_models import Talker, WeighedStore, look
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import (
+    Agent,
+    AgentState,
+    AsyncFleet,
+    ConfigurationError,
+    ErrorPolicy,
+    Lifecycle,
+    LLMResponse,
+    MemoryPolicy,
+    Message,
+    ModelRequest,
+    RunStatus,
+    tool,
+)
 from stepfleet.orchestrator.agents.recall import KeywordMemory
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ConfigurationError, ContextWindowError, ModelError
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator.errors import ContextWindowError, ModelError
 from stepfleet.orchestrator.memory.protocol import CONTEXT
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.memory.summary import SUMMARY
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.store.runs.submission import NewRun
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, Talker, str]]]

@@ -7,16 +7,18 @@ from support.runs.opened_runs import Opened, finish_with_waits
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator.agents.planning import Planning
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    ErrorPolicy,
+    Message,
+    ModelRequest,
+    Planning,
+    PlanningStep,
+    StopReason,
+    tool,
+)
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import ModelRequest
-from stepfleet.orchestrator.records.run.trace_steps import PlanningStep
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.tools import tool
 
 PLAN = "My plan:\n1. [ ] look\n2. [ ] answer"
 

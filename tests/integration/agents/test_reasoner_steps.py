@@ -10,19 +10,22 @@ from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import Bench, bench
 from support.runs.tools import look
 
-from stepfleet.orchestrator.agents.agent import Agent, criteria_of
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import (
+    Agent,
+    AgentConfig,
+    AgentState,
+    ContinuationCriteria,
+    ErrorPolicy,
+    LLMResponse,
+    Message,
+    RunStatus,
+    ToolCall,
+)
+from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner
-from stepfleet.orchestrator.continuation import ContinuationCriteria
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import StrategyError
 from stepfleet.orchestrator.protocol.fold import rebuild
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.agents.local import LocalAgent
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports

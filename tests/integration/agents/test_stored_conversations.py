@@ -11,15 +11,19 @@ from support.runs.stored_runs import bench
 from support.runs.tools import broken, look
 from support.servers.raw_model_server import RawModelServer, completion
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    AsyncFleet,
+    ErrorPolicy,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    Role,
+    tool,
+)
 from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai.chat import OpenAI

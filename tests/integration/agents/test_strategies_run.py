@@ -10,23 +10,27 @@ from support.runs.opened_runs import Opened, finish_with_waits, lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.strategies import (
+from stepfleet.orchestrator import (
+    Agent,
+    AgentState,
+    ConfigurationError,
+    ContinuationDecision,
+    ErrorPolicy,
+    Message,
+    ModelRequest,
     NoOp,
     ReAct,
+    Role,
     StateChange,
+    StopReason,
     Strategy,
     StrategyContext,
+    current_invocation,
+    tool,
 )
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.records.messages import Block, Message, Role
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.responses import ModelRequest
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.tools import current_invocation, tool
 
 
 def requests(hands: Hands) -> list[ModelRequest]:

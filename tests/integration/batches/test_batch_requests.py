@@ -8,8 +8,8 @@ from support.runs.batch_requests import in_force, requests_of
 from support.runs.lapsed_leases import leases_run_out
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError
+from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.worker.runtime.rescuer import Rescuer

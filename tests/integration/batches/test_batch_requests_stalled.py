@@ -8,8 +8,8 @@ import pytest
 from support.runs.batch_requests import in_force, manifest_of, requests_of
 from support.runs.stored_runs import Bench, answered, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError
+from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of

@@ -7,10 +7,14 @@ import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    AsyncFleet,
+    ConfigurationError,
+    RunStatus,
+    StopReason,
+)
+from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 AGENT = plain_agent(max_steps=2)

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches import upkeep
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep

@@ -10,13 +10,16 @@ import pytest
 from support.runs.stored_runs import Bench, answered, bench, plain_agent
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator import (
+    Agent,
+    AsyncFleet,
+    ConfigurationError,
+    Lifecycle,
+    StoreError,
+    tool,
+)
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.batches import batch_id_of, run_id_of
-from stepfleet.orchestrator.tools import tool
 
 AGENT = plain_agent()
 

@@ -10,8 +10,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator import Agent, Fleet, tool
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator import Agent, AgentException, Fleet, tool
 from stepfleet.orchestrator.protocol.claim import Refusal, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import load_settings

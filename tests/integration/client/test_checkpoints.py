@@ -19,18 +19,20 @@ from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import (
+    Agent,
     AgentCheckpoint,
+    AsyncFleet,
     CheckpointFolder,
+    ConfigurationError,
+    Lifecycle,
+    LLMResponse,
+    MemoryPolicy,
+    ModelSettings,
     load_checkpoint,
     save_checkpoint,
+    tool,
 )
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelSettings
-from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator.errors import SerializationError
 
 AGENT = plain_agent(max_steps=3, settings=ModelSettings(temperature=0.5))
 Servers = Callable[..., RedisServer]

@@ -3,9 +3,8 @@
 from support.runs.lapsed_leases import leases_run_out
 from support.runs.stored_runs import Bench, answered
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet, Lifecycle
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.orchestrator.records.state import Lifecycle
 
 
 async def test_a_cancel_does_not_wait_for_a_worker_whose_lease_ran_out(

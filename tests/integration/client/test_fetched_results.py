@@ -7,9 +7,14 @@ from support.deadlines import until
 from support.runs.scripted_steps import Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AgentRunResult, ErrorPolicy
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
+from stepfleet.orchestrator import (
+    Agent,
+    AgentRunResult,
+    AsyncFleet,
+    ContinuationDecision,
+    ErrorPolicy,
+    StopReason,
+)
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 

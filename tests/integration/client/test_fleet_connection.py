@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.servers.redis_servers import RedisServer, free_port
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, StoreError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store

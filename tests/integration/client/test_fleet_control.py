@@ -9,14 +9,17 @@ from celery import Celery
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import (
+    AsyncFleet,
+    ConfigurationError,
+    ControlOutcome,
+    ControlResult,
+    ErrorPolicy,
+    Lifecycle,
+    StopReason,
+)
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 AGENT = plain_agent(max_steps=2)
 UNKNOWN = "00000000-0000-0000-0000-000000000000"

@@ -12,12 +12,16 @@ import pytest
 from support.deadlines import until, wait_until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
-from stepfleet.orchestrator import Fleet
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    AsyncFleet,
+    ConfigurationError,
+    Fleet,
+    Lifecycle,
+    Message,
+    RunFailed,
+    RunStatus,
+)
 
 AGENT = plain_agent()
 

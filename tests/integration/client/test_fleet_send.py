@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
-from stepfleet.orchestrator import Fleet
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import (
+    AsyncFleet,
+    ConfigurationError,
+    ControlOutcome,
+    ControlResult,
+    ErrorPolicy,
+    Fleet,
+    Lifecycle,
+)
 from stepfleet.orchestrator.protocol.attempt import Attempt
-from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 AGENT = plain_agent(max_steps=2, error_policy=ErrorPolicy.stop_on_any_error())
 UNKNOWN = "00000000-0000-0000-0000-000000000000"

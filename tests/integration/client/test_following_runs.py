@@ -17,14 +17,19 @@ from support.deadlines import until
 from support.runs.scripted_steps import USAGE, Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import (
+    LLM,
+    Agent,
+    AsyncFleet,
+    Fleet,
+    LLMResponse,
+    ModelRequest,
+    StepResult,
+    StoreError,
+    StreamedText,
+)
 from stepfleet.orchestrator.events.envelope import Event, channel_of
-from stepfleet.orchestrator.events.streamed_text import StreamedText
-from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.runtime.inline import InlineWorker

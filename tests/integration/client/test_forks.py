@@ -11,10 +11,8 @@ from redis import Redis
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Lifecycle
 from stepfleet.orchestrator.records.run.origin import OriginKind
-from stepfleet.orchestrator.records.state import Lifecycle
 
 AGENT = plain_agent(max_steps=6)
 

@@ -7,9 +7,7 @@ import pytest
 from support.runs.stored_runs import Bench, answered, bench, failed
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Lifecycle
 from stepfleet.orchestrator.store.runs.purge import PAGE
 
 BENCH: dict[str, Any] = {"lease": 600.0, "grace": 60}

@@ -11,13 +11,19 @@ from support.runs.opened_runs import finish_with_waits, opened_run
 from support.runs.scripted_steps import Script, call, say
 from support.runs.tools import broken, look
 
-from stepfleet.orchestrator.continuation import when
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    AgentState,
+    ContinuationDecision,
+    ErrorPolicy,
+    FinishReason,
+    Lifecycle,
+    RunStatus,
+    StopReason,
+    when,
+)
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
+from stepfleet.orchestrator.records.steps import StepType
 
 Ended = tuple[StopReason, Lifecycle, RunStatus, str]
 

@@ -8,9 +8,7 @@ from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, MemoryPolicy
 from stepfleet.orchestrator.protocol.revision import state_before
 
 STEPS = 7

@@ -8,9 +8,9 @@ import pytest
 from support.runs.scripted_steps import Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator import Agent, AsyncFleet, RunView, UIMessage
 from stepfleet.orchestrator.cli.main import build
-from stepfleet.orchestrator.client.rendering import RunView, UIMessage, UIRole
+from stepfleet.orchestrator.client.rendering import UIRole
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker

@@ -11,13 +11,16 @@ from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Script, call, say
 from support.runs.stored_runs import Bench, answered, called, plain_agent
 
-from stepfleet.orchestrator import SlimSerializationConfig, SlimSerializer
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import (
+    AsyncFleet,
+    ConfigurationError,
+    Message,
+    SlimSerializationConfig,
+    SlimSerializer,
+    tool,
+)
 from stepfleet.orchestrator.protocol.attempt import Answered
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.tools import tool
 
 AGENT = plain_agent(max_steps=500, token_limit=None)
 STEPS = 60

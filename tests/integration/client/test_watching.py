@@ -10,10 +10,8 @@ import orjson
 import pytest
 from support.deadlines import until
 
-from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import Agent, AsyncFleet, StoreError
 from stepfleet.orchestrator.client.watch import POLLED_PER_SECOND
-from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.redis_client.connection import Connection
 
 AGENT = Agent("watched", model="openai:m")

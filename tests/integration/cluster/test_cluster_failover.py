@@ -11,7 +11,7 @@ from support.runs.stored_runs import Bench, answered, bench, called
 from support.servers.redis_cluster import RedisCluster, redis_cluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import StoreError
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.redis_client.topology import slot_of
 

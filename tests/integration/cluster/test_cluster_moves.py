@@ -11,9 +11,8 @@ from support.runs.stored_runs import Bench, answered, bench, called
 from support.servers.redis_cluster import RedisCluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import StopReason, StoreError
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
-from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.redis_client.topology import slot_of
 
 PARTS = ("", ":log", ":events", ":journal", ":outcomes", ":lost")

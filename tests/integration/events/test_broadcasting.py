@@ -18,12 +18,11 @@ from support.servers.redis_servers import RedisServer, free_port
 from support.servers.trouble_proxy import troubled
 from support.servers.webhook_receiver import Receiver
 
-from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator import Agent, AsyncFleet, Subscribers
 from stepfleet.orchestrator.events.broadcast.port import CanBroadcastAgentEvents, InProcess
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.events.broadcast.webhook import Webhook
 from stepfleet.orchestrator.events.envelope import channel_of
-from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.events.feeds import Feeds
 from stepfleet.worker.events.delivery import EventDelivery, Sink

@@ -10,10 +10,8 @@ from support.runs.opened_runs import finish_with_waits, lease_runs_out, opened_r
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import Bench, answered, bench, called, failed
 
-from stepfleet.orchestrator import Agent, AsyncFleet, ErrorPolicy, tool
+from stepfleet.orchestrator import Agent, AsyncFleet, ErrorPolicy, FinishReason, StopReason, tool
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.steps import FinishReason
 
 TEXT = {"type": "string", "minLength": 1}
 MAYBE = {"type": ["string", "null"]}

@@ -9,7 +9,14 @@ from support.deadlines import until
 from support.runs.scripted_steps import Script, call, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator import (
+    Agent,
+    AgentState,
+    AsyncFleet,
+    LLMResponse,
+    StepResult,
+    Subscribers,
+)
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.domain_events import (
     AgentFailed,
@@ -23,10 +30,7 @@ from stepfleet.orchestrator.events.domain_events import (
     ToolCallCompleted,
     ToolCallStarted,
 )
-from stepfleet.orchestrator.events.subscribers import Moment, Subscribers
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.events.subscribers import Moment
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.runtime.inline import InlineWorker

@@ -18,12 +18,16 @@ from support.servers.raw_model_server import (
     reply,
 )
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision, ErrorPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    ErrorHandlingDecision,
+    ErrorPolicy,
+    ErrorType,
+    ModelErrorCode,
+    ModelSettings,
+    StopReason,
+)
 from stepfleet.orchestrator.events.envelope import EventType
-from stepfleet.orchestrator.records.errors import ErrorType, ModelErrorCode
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.facts import LostAttempt
 from stepfleet.worker.testing import Fault, ModelServer, Reply
 

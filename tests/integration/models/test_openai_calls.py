@@ -22,16 +22,20 @@ from support.servers.raw_model_server import (
     silence,
 )
 
+from stepfleet.orchestrator import (
+    ErrorType,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    ToolCall,
+    ToolSpec,
+)
 from stepfleet.orchestrator.errors import (
     ContextWindowError,
     ModelError,
     ModelTimeoutError,
     RateLimitError,
 )
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.worker.models import Models, generate_sync
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai.chat import OpenAI

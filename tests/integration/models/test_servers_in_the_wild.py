@@ -9,10 +9,14 @@ from support.runs.scripted_steps import call, requests
 from support.runs.tools import look
 from support.servers.raw_model_server import RawModelServer, events, raw
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator import (
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    StopReason,
+)
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import ModelServer, Quirk, Reply, ToolCallReply
 

@@ -10,7 +10,7 @@ from support.runs.opened_runs import lease_runs_out, opened_run
 from support.runs.stored_runs import Bench, bench, called
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import StoreError
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms

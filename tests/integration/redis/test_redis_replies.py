@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 from support.deadlines import until
 
+from stepfleet.orchestrator import Settings
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.redis_client.hiredis_io import exchange, pack_faster
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
-from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import open_store
 
 

@@ -10,11 +10,9 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, free_port
 from support.servers.sentinel_fleet import SERVICE, SentinelFleet, sentinel_fleet
 
-from stepfleet.orchestrator import Agent
+from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, StoreError
 from stepfleet.orchestrator.cli.doctor.checks import State, sentinels
 from stepfleet.orchestrator.cli.setup.redis_facts import SentinelFacts, redis_facts, sentinel_facts
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings

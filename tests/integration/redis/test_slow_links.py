@@ -10,8 +10,7 @@ from support.deadlines import until
 from support.servers.redis_servers import RedisServer
 from support.servers.trouble_proxy import troubled
 
-from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.redis_client.hiredis_io import LARGEST_BYTES, LARGEST_TRIP, next_trip
 from stepfleet.orchestrator.redis_client.node import Call
 from stepfleet.orchestrator.settings.settings import load_settings

@@ -16,9 +16,7 @@ from support.deadlines import until, wait_until
 from support.servers.redis_servers import RedisServer
 from support.servers.trouble_proxy import TroubleProxy, troubled
 
-from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import Agent, AsyncFleet, StoreError
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys

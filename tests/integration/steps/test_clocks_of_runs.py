@@ -10,16 +10,18 @@ from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.stored_runs import Bench
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    ErrorPolicy,
+    Message,
+    SlimSerializationConfig,
+    SlimSerializer,
+    StopReason,
+    tool,
+)
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.revision import further_turn
-from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer
-from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.tools import tool
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.step import run_step
 

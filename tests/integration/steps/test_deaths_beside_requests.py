@@ -6,7 +6,7 @@ import pytest
 from support.runs.lapsed_leases import leases_run_out
 from support.runs.stored_runs import Bench, answered, called, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.batches.requests import BatchRequests, pause_fleet

@@ -14,18 +14,24 @@ from support.runs.stored_runs import bench
 from support.runs.tools import broken, look
 from support.servers.raw_model_server import RawModelServer, completion, reply, silence
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.builder import AgentBuilder
-from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision, ErrorPolicy
-from stepfleet.orchestrator.errors import ModelError, RateLimitError, StoreError, ToolTimeoutError
+from stepfleet.orchestrator import (
+    Agent,
+    AgentBuilder,
+    AgentState,
+    ErrorHandlingDecision,
+    ErrorPolicy,
+    ErrorType,
+    FinishReason,
+    ModelSettings,
+    RunStatus,
+    StopReason,
+    StoreError,
+    tool,
+)
+from stepfleet.orchestrator.errors import ModelError, RateLimitError, ToolTimeoutError
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
-from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator.records.errors import ErrorContext
+from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.openai.chat import OpenAI
 from stepfleet.worker.ports import Ports

@@ -2,9 +2,8 @@
 
 from support.runs.stored_runs import USAGE, Bench, called
 
+from stepfleet.orchestrator import LLMResponse, ToolCall
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.tools import ToolCall
 
 
 async def begun(desk: Bench) -> Claim:

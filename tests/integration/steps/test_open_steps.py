@@ -4,10 +4,9 @@ from typing import Any
 
 from support.runs.stored_runs import Bench, called
 
+from stepfleet.orchestrator import Message, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 BENCH: dict[str, Any] = {"lease": 30, "grace": 60}
 

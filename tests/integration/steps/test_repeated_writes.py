@@ -5,11 +5,9 @@ from typing import Any
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import ControlResult, ErrorPolicy, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.store.runs.control import ControlResult
-from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 GRACE = 60.0

@@ -7,11 +7,9 @@ from typing import Any
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import ErrorPolicy, Lifecycle, StopReason
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.store.runs.submission import NewRun
 

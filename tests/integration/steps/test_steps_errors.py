@@ -8,22 +8,28 @@ from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import call, requests, say
 from support.runs.tools import broken, look
 
-from stepfleet.orchestrator.continuation import when
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    AgentState,
+    ContinuationDecision,
+    ErrorPolicy,
+    ErrorType,
+    FinishReason,
+    LLMResponse,
+    Middleware,
+    ModelRequest,
+    RunStatus,
+    StopReason,
+    tool,
+    when,
+)
 from stepfleet.orchestrator.errors import (
     ContextWindowError,
     ModelError,
     RateLimitError,
 )
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
-from stepfleet.orchestrator.tools import tool
-from stepfleet.orchestrator.tools.middleware import Middleware, NextModel
+from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.tools.middleware import NextModel
 
 
 async def test_a_tool_error_reaches_the_model_and_ends_the_run_by_default(opened: Opened) -> None:

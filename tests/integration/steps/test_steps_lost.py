@@ -14,19 +14,21 @@ from support.runs.scripted_steps import Crash, Hands, Script, call, requests, sa
 from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.errors import (
-    RateLimitError,
+from stepfleet.orchestrator import (
+    Agent,
+    LLMResponse,
+    ModelRequest,
+    RunStatus,
+    StopReason,
     StoreError,
+    current_invocation,
+    tool,
 )
+from stepfleet.orchestrator.errors import RateLimitError
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request, pause_fleet
-from stepfleet.orchestrator.tools import current_invocation, tool
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.step import StepReport, run_step

@@ -10,21 +10,27 @@ from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import bench
 from support.runs.tools import look
 
-from stepfleet.orchestrator.agents.agent import Agent, criteria_of
-from stepfleet.orchestrator.continuation import when
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    AgentState,
+    ContinuationDecision,
+    ErrorPolicy,
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    RunStatus,
+    StopReason,
+    ToolCall,
+    tool,
+    when,
+)
+from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.errors import (
     ModelError,
 )
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator.records.steps import StepType
 
 
 async def test_a_run_goes_from_tools_to_its_answer(opened: Opened) -> None:

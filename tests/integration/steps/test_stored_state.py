@@ -17,14 +17,19 @@ from support.runs.packed_records import hidden, read
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.tools import broken, look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, MemoryPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    AgentState,
+    AsyncFleet,
+    ErrorPolicy,
+    FinishReason,
+    MemoryPolicy,
+    Message,
+)
 from stepfleet.orchestrator.agents.agent import criteria_of
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
+from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker

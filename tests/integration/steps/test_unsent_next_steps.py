@@ -9,7 +9,7 @@ from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
 from support.runs.tools import look
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.rescuer import Rescuer

@@ -17,19 +17,13 @@ from support.runs.heavy_calls import ONE, render, result_of
 from support.runs.opened_runs import opened_run
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator import AgentException, ErrorPolicy, UsageStats
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.usage import (
-    MOST_TOKENS,
-    UsageStats,
-    bounded_cost,
-    bounded_usage,
-)
+from stepfleet.orchestrator.records.usage import MOST_TOKENS, bounded_cost, bounded_usage
 from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.control import Control

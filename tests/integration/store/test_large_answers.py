@@ -8,11 +8,14 @@ from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import call, say
 from support.servers.raw_model_server import RawModelServer, completion, completion_body, raw
 
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator import (
+    ErrorPolicy,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    UsageStats,
+    tool,
+)
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.lenient_json import read_json

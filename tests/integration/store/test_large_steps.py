@@ -5,13 +5,17 @@ from collections.abc import AsyncIterator
 import pytest
 from support.runs.stored_runs import Bench, bench, plain_agent
 
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    ErrorInfo,
+    ErrorPolicy,
+    ErrorType,
+    LLMResponse,
+    ToolCall,
+    ToolCallRecord,
+)
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 CALLS = 9_000
 

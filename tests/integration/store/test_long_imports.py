@@ -9,8 +9,7 @@ from redis.asyncio import Redis
 from support.runs.long_runs import AGENT, STEPS, long_run, said
 from support.runs.stored_runs import Bench, bench
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import AsyncFleet, StoreError
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script

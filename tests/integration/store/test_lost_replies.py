@@ -10,9 +10,7 @@ from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
 from support.servers.redis_servers import RedisServer
 from support.servers.trouble_proxy import TroubleProxy, troubled
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator import AsyncFleet, ErrorPolicy, Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
 from stepfleet.orchestrator.store.opening.opening import open_store

@@ -7,7 +7,7 @@ import pytest
 from support.runs.packed_records import as_version_1, hidden
 from support.runs.stored_runs import Bench, answered, called, plain_agent
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of

@@ -13,21 +13,28 @@ from support.runs.stored_runs import bench
 from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import (
+    Agent,
+    AgentConfig,
+    AgentRunResult,
+    AgentState,
+    AsyncFleet,
+    ConfigurationError,
+    FinishReason,
+    LLMResponse,
+    Middleware,
+    ModelRequest,
+    RunStatus,
+    UsageStats,
+    tool,
+)
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError, ModelError, StrategyError
+from stepfleet.orchestrator.errors import ModelError, StrategyError
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason, Progress
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.response_cache import PARTS, CacheEntries
-from stepfleet.orchestrator.tools import Middleware, tool
 from stepfleet.worker.agents import response_cache
 from stepfleet.worker.agents.local import LocalAgent, LocalAgents
 from stepfleet.worker.agents.response_cache import ResponseCache

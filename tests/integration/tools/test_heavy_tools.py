@@ -8,11 +8,9 @@ from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator import Agent, tool
+from stepfleet.orchestrator import Agent, StateUpdate, StopReason, current_invocation, tool
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.tools import StateUpdate, current_invocation
 from stepfleet.worker.runtime.inline import InlineWorker
 
 

@@ -7,13 +7,11 @@ from support.runs.heavy_calls import HEAVY, ONE, lost, measure, messages, render
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 
-from stepfleet.orchestrator import Agent, tool
+from stepfleet.orchestrator import Agent, StopReason, current_invocation, tool
 from stepfleet.orchestrator.protocol.claim import Held, Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.tools import current_invocation
 from stepfleet.worker.leases.lease import AnyLease, CallLease
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from support.servers.redis_servers import free_port
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError, ToolExecutionError
+from stepfleet.orchestrator import ConfigurationError, http_get, http_get_from
+from stepfleet.orchestrator.errors import ToolArgumentsError, ToolExecutionError
 from stepfleet.orchestrator.tools import Tool
-from stepfleet.orchestrator.tools.builtin import http_get, http_get_from
 from stepfleet.orchestrator.tools.builtin.addresses import Reach
 from stepfleet.orchestrator.tools.builtin.web import Fetcher
 

@@ -7,8 +7,7 @@ from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator import Agent, tool
 
 
 @tool(read_only=True, thread=False)

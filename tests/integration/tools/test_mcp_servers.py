@@ -21,15 +21,13 @@ import pytest
 from support.deadlines import until, wait_until
 from support.servers.redis_servers import free_port
 
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator import ToolCall, ToolCallRecord, mcp_server, tool
 from stepfleet.orchestrator.tools import (
     McpServer,
     ToolInvocation,
     ToolRegistry,
     ToolSourceError,
-    mcp_server,
     registry_of,
-    tool,
 )
 from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.toolbox import LocalToolbox

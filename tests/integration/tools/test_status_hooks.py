@@ -9,8 +9,7 @@ from support.runs.opened_runs import lease_runs_out, opened_run
 from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench
 
-from stepfleet.orchestrator import CallStatus, Done, current_invocation, tool
-from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator import AgentRunResult, CallStatus, Done, current_invocation, tool
 from stepfleet.orchestrator.tools import ToolInvocation
 
 ASKED = {"to": "Ann", "amount": 5}

@@ -6,17 +6,21 @@ from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.stored_runs import bench
 from support.runs.tools import look
 
-from stepfleet.orchestrator import Agent, AsyncFleet, ErrorPolicy, tool
-from stepfleet.orchestrator.errors import ConfigurationError, ModelError
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.tools import (
+from stepfleet.orchestrator import (
+    Agent,
+    AsyncFleet,
+    ConfigurationError,
+    ErrorPolicy,
+    LLMResponse,
     Middleware,
-    NextModel,
-    NextTool,
-    ToolInvocation,
+    ModelRequest,
+    ToolCall,
+    ToolCallRecord,
+    tool,
     tool_catalog,
 )
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.tools import NextModel, NextTool, ToolInvocation
 
 
 @tool

@@ -19,8 +19,8 @@ from support.runs.stored_runs import Bench, bench
 from support.workers import trial_starter
 from support.workers.trial_starter import LIMIT, call_taken, claimed, ports, trials
 
+from stepfleet.orchestrator import AsyncFleet, LLMResponse, ToolCall
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Interruption, Prevented, Span
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
@@ -28,8 +28,6 @@ from stepfleet.orchestrator.protocol.guards import poisoned
 from stepfleet.orchestrator.protocol.suspicion import How, Loss, Stance
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.isolation.isolation import Isolation

@@ -12,8 +12,7 @@ import redis
 from support.deadlines import until
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import Agent, StoreError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.opening.opening import client_app

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Self
 
-from stepfleet.orchestrator import Fleet
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator import AgentException, Fleet
 
 VERBS = ("pause", "pause", "cancel", "resume", "resume", "retry", "send", "send")
 MOST_SENT = 2

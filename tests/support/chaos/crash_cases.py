@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator import AgentRunResult
 from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
 
 UNKNOWN = "OUTCOME_UNKNOWN"

@@ -9,11 +9,11 @@ from support.protocol.call_model import CallHint, WaitingModel
 from support.protocol.model import GRACE, LEASE, Run
 from support.protocol.rig import Rig
 
+from stepfleet.orchestrator import ToolCallRecord
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.suspicion import Losses
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)

@@ -12,9 +12,9 @@ from support.protocol.model import GRACE, LEASE, Run, shard_of
 from support.protocol.rig import Rig
 from support.protocol.worker import KINDS, Worker
 
+from stepfleet.orchestrator import StoredRun
 from stepfleet.orchestrator.protocol.revision import Revision, revise
 from stepfleet.orchestrator.store.batches.requests import Request, pause_fleet
-from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)

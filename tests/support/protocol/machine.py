@@ -24,10 +24,9 @@ from support.protocol.model import GRACE, LEASE, RETRY_WAIT, Decision, Run
 from support.protocol.rig import Rig, check_as_clients_see_it
 from support.protocol.worker import AGENTS, KINDS, Worker, record_of
 
+from stepfleet.orchestrator import Message, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 MOST_RUNS = 5

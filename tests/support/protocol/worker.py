@@ -11,10 +11,20 @@ from typing import Any
 from support.protocol.call_model import PATIENCE
 from support.protocol.model import POISON, RETRY_WAIT, Decision, Step
 
-from stepfleet.orchestrator.agents.agent import Agent, criteria_of
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.continuation import ContinuationCriteria
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    AgentConfig,
+    ContinuationCriteria,
+    ErrorInfo,
+    ErrorPolicy,
+    ErrorType,
+    FinishReason,
+    LLMResponse,
+    ToolCall,
+    ToolCallRecord,
+    UsageStats,
+)
+from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
@@ -32,11 +42,7 @@ from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.refusals import not_run
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED
 
 KINDS = (
     *["call"] * 4,

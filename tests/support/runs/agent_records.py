@@ -3,13 +3,21 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from stepfleet.orchestrator.records.errors import ErrorContext, ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, end_state, run_status
-from stepfleet.orchestrator.records.state import AgentState, LastStep, StateInfo
-from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
-from stepfleet.orchestrator.records.tools import ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    AgentState,
+    ErrorInfo,
+    ErrorType,
+    FinishReason,
+    StepResult,
+    StopReason,
+    ToolCallRecord,
+    UsageStats,
+)
+from stepfleet.orchestrator.records.errors import ErrorContext
+from stepfleet.orchestrator.records.run.results import end_state, run_status
+from stepfleet.orchestrator.records.state import LastStep, StateInfo
+from stepfleet.orchestrator.records.steps import StepType
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator import Message, ToolCall
 
 texts = st.text(max_size=200)
 

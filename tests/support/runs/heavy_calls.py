@@ -8,9 +8,8 @@ from typing import Any
 from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench
 
-from stepfleet.orchestrator import tool
+from stepfleet.orchestrator import ToolCallRecord, tool
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.rescuer import Rescuer
 

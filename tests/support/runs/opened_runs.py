@@ -8,7 +8,7 @@ from support.deadlines import until
 from support.runs.scripted_steps import Hands, Script
 from support.runs.stored_runs import Bench, bench
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent
 
 Opened = Callable[..., AbstractAsyncContextManager[tuple[Bench, Hands, str]]]
 

@@ -9,14 +9,17 @@ from typing import Any
 
 from support.runs.stored_runs import Bench
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator import (
+    LLM,
+    Agent,
+    FinishReason,
+    LLMResponse,
+    ModelRequest,
+    ToolCall,
+    UsageStats,
+)
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter

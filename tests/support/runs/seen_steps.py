@@ -5,12 +5,9 @@ from typing import Any
 
 from support.runs.agent_records import START, a_state, a_step, an_info
 
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import AgentConfig, LLMResponse, LoggedStep, ModelRequest, UsageStats
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.steps import LoggedStep
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry.observations import (
     ModelCallObservation,
     StepObservation,

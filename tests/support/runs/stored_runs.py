@@ -8,23 +8,29 @@ from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
-from stepfleet.orchestrator.agents.agent import Agent, criteria_of
+from stepfleet.orchestrator import (
+    Agent,
+    ErrorInfo,
+    ErrorType,
+    FinishReason,
+    LLMResponse,
+    Message,
+    StoredRun,
+    ToolCall,
+    ToolCallRecord,
+    UsageStats,
+)
+from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.control import Control
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
-from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
+from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 

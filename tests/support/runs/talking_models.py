@@ -7,10 +7,8 @@ from typing import Any
 import orjson
 from support.runs.scripted_steps import USAGE
 
+from stepfleet.orchestrator import LLM, LLMResponse, ModelRequest, ToolCall
 from stepfleet.orchestrator.memory.summary import INSTRUCTIONS
-from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.store.lua import RunScripts
 from stepfleet.orchestrator.store.runs.steps import StepStore
 

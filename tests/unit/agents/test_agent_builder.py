@@ -17,13 +17,13 @@ from stepfleet.orchestrator import (
     ContinuationDecision,
     ErrorPolicy,
     MemoryPolicy,
+    ModelSettings,
     Subscribers,
     tool,
     when,
 )
 from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.records.responses import ModelSettings
 
 
 class Price(BaseModel):

@@ -7,11 +7,9 @@ import pytest
 from pydantic import BaseModel
 from support.runs.scripted_steps import Script, call, say
 
+from stepfleet.orchestrator import ConfigurationError, Message, ModelSettings, ToolSpec
 from stepfleet.orchestrator.agents.direct import LLMModel, Model
-from stepfleet.orchestrator.errors import ConfigurationError, ModelError, ModelTimeoutError
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 
 ASKED = [Message.user("How much?")]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.errors import ConfigurationError
 
 SOLVER = "from stepfleet.orchestrator import Agent\nsolver = Agent('solver', model='openai:m')\n"
 

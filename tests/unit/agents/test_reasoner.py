@@ -2,6 +2,16 @@
 
 from support.runs.agent_records import START, a_state
 
+from stepfleet.orchestrator import (
+    AgentState,
+    ContinuationDecision,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ToolCall,
+    ToolCallRecord,
+    when,
+)
 from stepfleet.orchestrator.agents.reasoner import (
     HandledCalls,
     ModelTurn,
@@ -9,13 +19,9 @@ from stepfleet.orchestrator.agents.reasoner import (
     chain_of,
     joined,
 )
-from stepfleet.orchestrator.continuation import CanDecideToContinue, when
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.outcome import Answer, ContinuationDecision
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.continuation import CanDecideToContinue
+from stepfleet.orchestrator.records.outcome import Answer
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 REQUEST = ModelRequest(model="m", messages=(Message.user("hello"),))
 RESPONSE = LLMResponse(content="said", tool_calls=(ToolCall(id="c1", name="a"),))

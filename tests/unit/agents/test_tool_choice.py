@@ -4,18 +4,23 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome, ReturnAnswer, SpecialTool
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import (
+    Agent,
+    AgentConfig,
+    AgentState,
+    ConfigurationError,
+    ReturnAnswer,
+    SpecialTool,
+    ToolCall,
+    mcp_server,
+    tool,
+)
+from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.check import check
 from stepfleet.orchestrator.batches.plan import Plan
 from stepfleet.orchestrator.batches.source import open_input
 from stepfleet.orchestrator.client.history.forking import with_tools
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import mcp_server, tool
 
 
 def take(call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator import Agent
+from stepfleet.orchestrator import Agent, ConfigurationError, Message
 from stepfleet.orchestrator.batches.source import LINE_LIMIT, RawLine, open_input
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.messages import Message
 
 
 def test_blank_lines_count_as_lines_and_not_as_rows(tmp_path: Path) -> None:

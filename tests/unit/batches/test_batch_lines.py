@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import ConfigurationError, Message, Role
 from stepfleet.orchestrator.batches.lines import (
     INPUT_LIMIT,
     METADATA_LIMIT,
@@ -13,8 +14,6 @@ from stepfleet.orchestrator.batches.lines import (
     read_object,
 )
 from stepfleet.orchestrator.batches.openai_format import parse_openai_line
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.messages import Message, Role
 
 
 def parsed(**fields: Any) -> BatchLine:

@@ -3,12 +3,17 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    ErrorInfo,
+    ErrorType,
+    FinishReason,
+    StepResult,
+    StopReason,
+    UsageStats,
+)
 from stepfleet.orchestrator.batches.openai_format import to_openai_line
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, end_state, run_status
-from stepfleet.orchestrator.records.steps import FinishReason, StepResult
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 RUN = "11111111-2222-3333-4444-555555555555"
 AT = datetime(2026, 1, 2, tzinfo=UTC)

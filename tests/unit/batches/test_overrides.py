@@ -4,11 +4,8 @@ import json
 
 import pytest
 
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import AgentConfig, ConfigurationError, ErrorPolicy, ModelSettings
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.responses import ModelSettings
 
 CONFIG = AgentConfig(
     name="a",

@@ -3,10 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import AgentConfig, ConfigurationError, ModelSettings
 from stepfleet.orchestrator.cli.setup.preflight import check_models, missing_key, target_of
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.responses import ModelSettings
 
 OPENAI = AgentConfig(name="solver", model="openai:gpt-4o-mini")
 

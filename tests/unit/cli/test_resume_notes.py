@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.cli.run.resume_notes import Note, Notes, identity
 
 

@@ -6,21 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs.agent_records import START, a_failed_state, a_last_step, a_state, an_info
 
-from stepfleet.orchestrator import continuation
-from stepfleet.orchestrator.continuation import (
+from stepfleet.orchestrator import (
+    AgentState,
     ContinuationCriteria,
+    ContinuationDecision,
+    ErrorHandlingDecision,
+    ErrorPolicy,
+    ErrorType,
+    FinishReason,
+    RunStatus,
+    StopReason,
+    UsageStats,
+    continuation,
+    when,
+)
+from stepfleet.orchestrator.continuation import (
     FinishReasonCheck,
     ToolCallPresenceCheck,
     base_criteria,
-    when,
 )
-from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision, ErrorPolicy
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.run.results import RunStatus, run_status
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.run.results import run_status
 
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION
 PRESETS = {

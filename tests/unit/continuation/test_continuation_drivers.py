@@ -3,21 +3,26 @@ from typing import Any
 import pytest
 from support.runs.agent_records import a_failed_state, a_last_step, a_state, failures
 
-from stepfleet.orchestrator.continuation import (
+from stepfleet.orchestrator import (
+    AgentState,
     ContinuationCriteria,
+    ContinuationDecision,
+    ErrorHandlingDecision,
+    ErrorPolicy,
+    ErrorType,
+    Message,
+    Role,
+    StopReason,
+    when,
+)
+from stepfleet.orchestrator.continuation import (
     ErrorPolicyCriterion,
     PendingRetry,
     ResponseContentCheck,
     SelfCritique,
     StepsLimit,
     ToolCallPresenceCheck,
-    when,
 )
-from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision, ErrorPolicy
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION

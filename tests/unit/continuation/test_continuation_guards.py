@@ -4,11 +4,20 @@ from datetime import timedelta
 import pytest
 from support.runs.agent_records import START, a_last_step, a_state, an_info
 
+from stepfleet.orchestrator import (
+    AgentState,
+    ContinuationCriteria,
+    ContinuationDecision,
+    ErrorPolicy,
+    ErrorType,
+    FinishReason,
+    StopReason,
+    UsageStats,
+)
 from stepfleet.orchestrator.continuation import (
     BudgetLimit,
     CanDecideToContinue,
     CanExplainContinuation,
-    ContinuationCriteria,
     CumulativeExecutionTimeLimit,
     ErrorPolicyCriterion,
     ExecutionTimeLimit,
@@ -17,13 +26,8 @@ from stepfleet.orchestrator.continuation import (
     StopRequested,
     TokenUsageLimit,
 )
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.continuation.guards import Limit
-from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.errors import ErrorContext
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION

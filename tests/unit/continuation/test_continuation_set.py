@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs.agent_records import a_last_step, a_state
 
-from stepfleet.orchestrator.continuation import (
-    CanDecideToContinue,
-    CanExplainContinuation,
+from stepfleet.orchestrator import (
+    AgentState,
     ContinuationCriteria,
-    StepsLimit,
-    ToolCallPresenceCheck,
-    when,
-)
-from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,
     ContinuationOutcome,
     StopReason,
+    when,
 )
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.continuation import (
+    CanDecideToContinue,
+    CanExplainContinuation,
+    StepsLimit,
+    ToolCallPresenceCheck,
+)
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION

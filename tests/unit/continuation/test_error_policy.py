@@ -12,16 +12,14 @@ from support.runs.agent_records import (
     failures,
 )
 
+from stepfleet.orchestrator import AgentState, ErrorHandlingDecision, ErrorPolicy, ErrorType
 from stepfleet.orchestrator.continuation.error_policy import (
     SEVERITY,
-    ErrorHandlingDecision,
-    ErrorPolicy,
     classify,
     next_failures,
     resolve,
 )
-from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.errors import ErrorContext
 
 STOP, RETRY, IGNORE = ErrorHandlingDecision
 T = ErrorType

@@ -13,9 +13,8 @@ from support.deadlines import wait_until
 from support.servers.flower_site import Site
 from support.servers.redis_servers import free_port
 
+from stepfleet.orchestrator import ModelSettings, Settings
 from stepfleet.orchestrator.cli.main import build
-from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"

@@ -8,17 +8,21 @@ from support.runs.agent_records import START, a_call, an_error, an_info
 from support.runs.scripted_steps import call, say
 from support.runs.seen_steps import a_claim
 
-from stepfleet.orchestrator import Agent, ErrorPolicy
+from stepfleet.orchestrator import (
+    Agent,
+    AgentState,
+    ErrorHandlingDecision,
+    ErrorPolicy,
+    ErrorType,
+    Lifecycle,
+    Message,
+    tool,
+)
 from stepfleet.orchestrator.agents.agent import criteria_of
-from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
 from stepfleet.orchestrator.events.envelope import Event, EventType, channel_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.tools import tool
 
 SPAN = Span(START, 0.25)
 NOW = START + timedelta(seconds=1)

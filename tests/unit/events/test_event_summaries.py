@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
+from stepfleet.orchestrator import Agent, BroadcastConfig, ConfigurationError
 from stepfleet.orchestrator.events.envelope import (
     Event,
     EventType,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator import StreamedText
 
 
 def chunk(

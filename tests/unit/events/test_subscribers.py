@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import ContinuationDecision, Lifecycle, StopReason, Subscribers
 from stepfleet.orchestrator.events.domain_events import (
     AgentFailed,
     AgentFinished,
@@ -18,9 +19,6 @@ from stepfleet.orchestrator.events.domain_events import (
     ToolCallStarted,
     from_envelope,
 )
-from stepfleet.orchestrator.events.subscribers import Subscribers
-from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
-from stepfleet.orchestrator.records.state import Lifecycle
 
 AT = "2026-01-02T12:00:01.500Z"
 

@@ -2,12 +2,12 @@ import asyncio
 
 import pytest
 
+from stepfleet.orchestrator import Memory, Message, StoreError
 from stepfleet.orchestrator.agents.recall import InMemoryNotes, KeywordMemory
 from stepfleet.orchestrator.agents.recall.notes import fitting
-from stepfleet.orchestrator.errors import AgentMemoryError, StoreError
+from stepfleet.orchestrator.errors import AgentMemoryError
 from stepfleet.orchestrator.memory import protocol
-from stepfleet.orchestrator.memory.protocol import CONTEXT, Memory, context_for
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.memory.protocol import CONTEXT, context_for
 
 ASKED = (Message.system("rules"), Message.user("about cats"), Message.assistant("hm"))
 

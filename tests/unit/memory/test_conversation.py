@@ -5,11 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs.conversations import check_pairs, exchanges
 
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.memory.conversation import MemoryManager
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator import ConfigurationError, MemoryManager, MemoryPolicy, Message
 from stepfleet.orchestrator.memory.summary import SUMMARY
-from stepfleet.orchestrator.records.messages import Message
 
 
 def texts(manager: MemoryManager) -> list[str]:

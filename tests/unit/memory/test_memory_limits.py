@@ -4,11 +4,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.runs.conversations import check_pairs, conversations
 
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import AgentConfig, ConfigurationError, MemoryPolicy, Message
 from stepfleet.orchestrator.memory.limits import limited, paired
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.records.messages import Message
 
 limits = st.none() | st.integers(1, 12)
 policies = st.builds(

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator import MemoryPolicy, Message, ToolCall
 
 PAGE = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
 

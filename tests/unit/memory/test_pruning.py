@@ -1,9 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfleet.orchestrator import Message, ToolCall
 from stepfleet.orchestrator.memory.pruning import estimate_tokens, prune_to_token_limit
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.tools import ToolCall
 
 texts = st.text(max_size=200)
 

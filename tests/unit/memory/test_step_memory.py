@@ -1,8 +1,8 @@
 from support.runs.agent_records import a_failed_step, a_step
 
+from stepfleet.orchestrator import LoggedStep, Message
 from stepfleet.orchestrator.memory.steps import StepMemory
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.steps import LoggedStep, StepType
+from stepfleet.orchestrator.records.steps import StepType
 
 
 def logged(number: int) -> LoggedStep:

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import tiktoken
 
+from stepfleet.orchestrator import Message, ToolCall
 from stepfleet.orchestrator.memory.pruning import OVERHEAD, estimate_tokens, text_tokens
 from stepfleet.orchestrator.memory.tokens import LONGEST_COUNTED, TokenCounters
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.tools import ToolCall
 
 ENGLISH = (
     "The committee met on Tuesday to discuss the new timetable. After two hours of debate, most "

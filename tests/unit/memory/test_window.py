@@ -2,11 +2,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs.conversations import check_pairs, exchanges, texts
 
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
+from stepfleet.orchestrator import MemoryPolicy, Message
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.memory.window import History, Part, advance, shown
 from stepfleet.orchestrator.records.memory_window import Summary, Window
-from stepfleet.orchestrator.records.messages import Message
 
 SYSTEM = (Message.system("rules"),)
 policies = st.builds(

@@ -12,8 +12,8 @@ import typer
 from support.documents.documents import DOCS, ROOT, Block, blocks_of, first_code, pages, table
 
 import stepfleet.orchestrator as public
+from stepfleet.orchestrator import Lifecycle
 from stepfleet.orchestrator.cli.main import build
-from stepfleet.orchestrator.records.state import Lifecycle
 
 TEXTS = pages()
 MODULES = (

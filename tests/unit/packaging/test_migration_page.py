@@ -4,11 +4,13 @@ from pathlib import Path
 import pytest
 
 import stepfleet.orchestrator as public
-from stepfleet.orchestrator import continuation
-from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    ErrorPolicy,
+    StepResult,
+    ToolCallRecord,
+    continuation,
+)
 
 PAGE = (Path(__file__).parents[3] / "docs" / "migration.md").read_text(encoding="utf-8")
 NAMES = PAGE.partition("## Error criteria")[0]

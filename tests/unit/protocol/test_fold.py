@@ -5,14 +5,21 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfleet.orchestrator import (
+    AgentState,
+    ErrorInfo,
+    ErrorType,
+    LoggedStep,
+    Message,
+    StepResult,
+    ToolCall,
+    ToolCallRecord,
+    UsageStats,
+)
 from stepfleet.orchestrator.protocol.fold import after_step, rebuild
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult, StepType
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.state import StateInfo
+from stepfleet.orchestrator.records.steps import StepType
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BROKEN = ErrorInfo(type=ErrorType.TOOL, code="TOOL_EXECUTION_ERROR", message="broken")

@@ -4,12 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator import AgentConfig, AgentState, ToolCall
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.refusals import gave_up, waited_in_vain
 from stepfleet.orchestrator.protocol.waiting import LONGEST_WAIT, awaited, divided, patience
-from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.state import StateInfo
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 QUEUES = {"heavy": "gpu"}

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfleet.orchestrator import Message, Role, ToolCall
 from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.tools import ToolCall
 
 EXAMPLE: list[dict[str, Any]] = [
     {"role": "user", "content": [{"text": "What is the weather in Paris?"}]},

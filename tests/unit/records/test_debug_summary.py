@@ -2,10 +2,8 @@
 
 from support.runs.agent_records import a_failed_state, a_failed_step, a_result, a_step
 
+from stepfleet.orchestrator import ErrorType, Lifecycle, StopReason
 from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.state import Lifecycle
 
 
 def test_it_says_how_far_a_run_came_and_why_it_stopped() -> None:

@@ -5,11 +5,10 @@ import pickle
 import pytest
 from support.runs.agent_records import a_result
 
-from stepfleet.orchestrator import errors
-from stepfleet.orchestrator.errors import AgentException, ConfigurationError, ModelError
+from stepfleet.orchestrator import AgentException, ConfigurationError, ErrorInfo, ErrorType, errors
+from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.broadcast.signing import SignatureError
 from stepfleet.orchestrator.events.broadcast.webhook import WebhookError
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.store.embedded.failure import EmbeddedRedisError
 from stepfleet.orchestrator.tools.mcp import ToolSourceError
 from stepfleet.worker.models.endpoint import ModelSetupError

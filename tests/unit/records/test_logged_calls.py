@@ -4,10 +4,8 @@ import pytest
 from pydantic import ValidationError
 from support.runs.agent_records import START, a_call, a_state
 
+from stepfleet.orchestrator import AgentState, LoggedStep, StepResult, ToolCallRecord
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 def stored(*calls: ToolCallRecord) -> str:

@@ -2,9 +2,8 @@
 
 from datetime import UTC, datetime
 
+from stepfleet.orchestrator import StepResult, UsageStats
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.usage import UsageStats
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
 STEPS = (

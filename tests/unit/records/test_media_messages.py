@@ -3,9 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from stepfleet.orchestrator.records.messages import Role
+from stepfleet.orchestrator import Role, ToolCallRecord
 from stepfleet.orchestrator.records.tool_text import media_messages
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 IMAGE = {"image": {"format": "png", "source": {"bytes": "AAAA"}}}
 

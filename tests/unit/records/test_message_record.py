@@ -1,8 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator import Message, Role, ToolCall
 
 TESTS = {
     "is_user": {Role.USER},

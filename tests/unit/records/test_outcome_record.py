@@ -1,12 +1,13 @@
 import pytest
 
-from stepfleet.orchestrator.records.outcome import (
+from stepfleet.orchestrator import (
     ContinuationDecision,
     ContinuationEvaluation,
     ContinuationOutcome,
+    FinishReason,
     StopReason,
 )
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
+from stepfleet.orchestrator.records.steps import StepType
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
 

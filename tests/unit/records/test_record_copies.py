@@ -5,11 +5,10 @@ import json
 import pytest
 from pydantic import BaseModel
 
+from stepfleet.orchestrator import AgentState, FinishReason, ModelSettings, StepResult, UsageStats
 from stepfleet.orchestrator.records import base
-from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.state import StateInfo
+from stepfleet.orchestrator.records.steps import StepType
 
 RESULT = StepResult(
     step=1,

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
+from stepfleet.orchestrator import ErrorInfo, ErrorType
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.text.redaction import (
     HIDDEN,
     LONGEST,

@@ -1,10 +1,5 @@
-from stepfleet.orchestrator.records.responses import (
-    AgentContinue,
-    AgentFinish,
-    LLMResponse,
-    parse_response,
-)
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator import LLMResponse, ToolCall
+from stepfleet.orchestrator.records.responses import AgentContinue, AgentFinish, parse_response
 
 CALL = ToolCall(id="c1", name="add")
 

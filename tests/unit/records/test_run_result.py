@@ -15,24 +15,20 @@ from support.runs.agent_records import (
     an_error,
 )
 
-from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.errors import (
-    MaxStepsExceeded,
-    RunActive,
-    RunFailed,
-    StructuredDataError,
-)
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import (
+from stepfleet.orchestrator import (
     AgentRunResult,
+    ErrorType,
+    Lifecycle,
+    MaxStepsExceeded,
+    RunFailed,
     RunStatus,
-    end_state,
-    run_status,
+    StepResult,
+    StopReason,
+    ToolCallRecord,
 )
-from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.continuation import base_criteria
+from stepfleet.orchestrator.errors import RunActive, StructuredDataError
+from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 ENDS = [
     (StopReason.COMPLETED, RunStatus.COMPLETED, Lifecycle.COMPLETED),

@@ -2,24 +2,25 @@ import pytest
 from pydantic import TypeAdapter
 from support.runs.agent_records import a_call, a_failed_step, a_result, a_state, a_step, an_error
 
-from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
-from stepfleet.orchestrator.records.run.trace_steps import (
-    LINE_LENGTH,
+from stepfleet.orchestrator import (
     Action,
-    AgentStep,
+    AgentRunResult,
+    ErrorType,
     FinalAnswer,
+    Message,
     Observation,
     PlanningStep,
+    Role,
+    StopReason,
     Task,
+    ToolCall,
+    UsageStats,
 )
+from stepfleet.orchestrator.continuation import base_criteria
+from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.run.trace_steps import LINE_LENGTH, AgentStep
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.records.usage import UsageStats
 
 GOLDEN = [
     {"type": "task", "content": "1 + 2?"},

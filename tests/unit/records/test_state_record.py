@@ -13,11 +13,10 @@ from support.runs.agent_records import (
     an_info,
 )
 
+from stepfleet.orchestrator import AgentState, FinishReason, Lifecycle, Message, UsageStats
 from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle, StateInfo
-from stepfleet.orchestrator.records.steps import FinishReason, StepType
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.state import LastStep, StateInfo
+from stepfleet.orchestrator.records.steps import StepType
 
 
 def test_with_methods_return_new_states_and_leave_the_old_one_alone() -> None:

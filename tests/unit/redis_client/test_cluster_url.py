@@ -1,6 +1,6 @@
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.redis_client.urls import host_port, is_cluster, parse_cluster
 from stepfleet.orchestrator.settings.settings import load_settings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.redis_client.sentinel import elected
 from stepfleet.orchestrator.redis_client.urls import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.settings.settings import load_settings

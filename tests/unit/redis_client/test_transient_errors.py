@@ -5,7 +5,7 @@ import logging
 import pytest
 from redis import exceptions
 
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import StoreError
 from stepfleet.orchestrator.redis_client.transient_errors import (
     QUIET_SECONDS,
     OutageLog,

@@ -15,14 +15,14 @@ from stepfleet.orchestrator import (
     BroadcastConfig,
     CachePolicy,
     ErrorPolicy,
+    MemoryPolicy,
+    ModelSettings,
+    Planning,
+    Settings,
 )
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 from stepfleet.orchestrator.agents.layers import CODE, POLICIES
-from stepfleet.orchestrator.agents.planning.settings import Planning
 from stepfleet.orchestrator.cli.doctor.checks import OTHER_VARIABLES
-from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.records.responses import ModelSettings
-from stepfleet.orchestrator.settings.settings import Settings
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 

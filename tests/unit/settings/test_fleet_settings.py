@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.responses import ModelSettings
+from stepfleet.orchestrator import ConfigurationError, ModelSettings
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.models.endpoint import endpoint_of
 

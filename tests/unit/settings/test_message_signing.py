@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.settings.signing import SigningKeys, signing_keys
+from stepfleet.orchestrator import SigningKeys
+from stepfleet.orchestrator.settings.signing import signing_keys
 
 OLD, NEW = "old key of the fleet no. 1", "new key of the fleet no. 2"
 ARGS = ["run-1", 3]

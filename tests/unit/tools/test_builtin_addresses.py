@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator import ConfigurationError
+from stepfleet.orchestrator.errors import ToolArgumentsError
 from stepfleet.orchestrator.tools.builtin.addresses import (
     Reach,
     checked_url,

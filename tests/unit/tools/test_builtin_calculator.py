@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepfleet.orchestrator import calculator
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin import calculator
 from stepfleet.orchestrator.tools.builtin.arithmetic import evaluate
 
 

@@ -3,8 +3,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from stepfleet.orchestrator import current_time
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin import current_time
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kathmandu"])

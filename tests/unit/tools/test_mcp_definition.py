@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator import Agent, ConfigurationError, tool
+from stepfleet.orchestrator import Agent, ConfigurationError, mcp_server, tool
 from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.tools import mcp_server
 
 CLOCK = mcp_server("clock", command=["clock-server"], env=["CLOCK_KEY"])
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator import ToolCall
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator import Agent, tool
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools import Tool, ToolCatalog, lazy_tool, registry_of
+from stepfleet.orchestrator import Agent, ConfigurationError, lazy_tool, tool
+from stepfleet.orchestrator.tools import Tool, ToolCatalog, registry_of
 
 MODULE = '''
 """A module with tools."""

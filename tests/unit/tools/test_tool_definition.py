@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools import Tool, ToolLike, as_tool, tool
+from stepfleet.orchestrator import ConfigurationError, tool
+from stepfleet.orchestrator.errors import ToolArgumentsError
+from stepfleet.orchestrator.tools import Tool, ToolLike, as_tool
 
 
 class Unit(StrEnum):

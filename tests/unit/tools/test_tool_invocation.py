@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import ToolCall, current_invocation
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import ToolInvocation, current_invocation, running
+from stepfleet.orchestrator.tools import ToolInvocation, running
 
 CALL = ToolCall(id="c1", name="pay", arguments={"to": "Ann", "amount": 5})
 

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError, ToolNotFoundError
-from stepfleet.orchestrator.tools import ToolRegistry, registry_of, tool
+from stepfleet.orchestrator import ConfigurationError, tool
+from stepfleet.orchestrator.errors import ToolArgumentsError, ToolNotFoundError
+from stepfleet.orchestrator.tools import ToolRegistry, registry_of
 
 
 @tool

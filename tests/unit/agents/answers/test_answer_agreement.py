@@ -6,15 +6,21 @@ import pytest
 from pydantic import BaseModel
 from support.runs.agent_records import a_state
 
-from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
-from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome, ReturnAnswer, SpecialTool
+from stepfleet.orchestrator import (
+    Agent,
+    AgentConfig,
+    AgentState,
+    ConfigurationError,
+    ContinuationDecision,
+    ReturnAnswer,
+    SpecialTool,
+    ToolCall,
+    tool,
+)
+from stepfleet.orchestrator.agents.agent import criteria_of, reasoner_of
+from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.assembly import contract_of
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.outcome import Answer, ContinuationDecision
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import tool
+from stepfleet.orchestrator.records.outcome import Answer
 
 
 class City(BaseModel):

@@ -6,23 +6,21 @@ import pytest
 from pydantic import BaseModel
 from support.runs.agent_records import START, a_state
 
-from stepfleet.orchestrator.agents.answers import (
+from stepfleet.orchestrator import (
+    AgentException,
+    AgentState,
+    ConfigurationError,
     Continue,
-    ErrorSink,
-    MessagesSink,
-    Outcome,
-    RecordsSink,
+    ErrorInfo,
     ReturnAnswer,
     ReturnResult,
     SpecialTool,
+    ToolCall,
 )
+from stepfleet.orchestrator.agents.answers import ErrorSink, MessagesSink, Outcome, RecordsSink
 from stepfleet.orchestrator.agents.answers.definitions import final_answer, structured_response
-from stepfleet.orchestrator.errors import AgentException, ConfigurationError
-from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.outcome import Answer
-from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools.schemas.handles import schema_of
 
 

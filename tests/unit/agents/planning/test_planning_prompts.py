@@ -1,5 +1,6 @@
 import pytest
 
+from stepfleet.orchestrator import ToolSpec
 from stepfleet.orchestrator.agents.planning import (
     Plan,
     initial_prompt,
@@ -7,7 +8,6 @@ from stepfleet.orchestrator.agents.planning import (
     next_prompt,
     tools_prompt,
 )
-from stepfleet.orchestrator.records.tools import ToolSpec
 
 LOOK = ToolSpec(name="look", description="Look something\n up.")
 ADD = ToolSpec(name="add", description="Add numbers.")

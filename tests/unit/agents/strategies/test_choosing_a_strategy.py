@@ -3,21 +3,24 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.agents.agent import Agent, reasoner_of
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.planning import Planning
-from stepfleet.orchestrator.agents.strategies import (
+from stepfleet.orchestrator import (
+    Agent,
+    AgentConfig,
     ChainOfThought,
+    ConfigurationError,
     NoOp,
-    OutputMode,
+    Planning,
     ReAct,
     Strategy,
+    tool,
+)
+from stepfleet.orchestrator.agents.agent import reasoner_of
+from stepfleet.orchestrator.agents.strategies import (
+    OutputMode,
     StrategyReasoner,
     lookup,
     make_strategy,
 )
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.tools import tool
 
 REFERENCE = "stepfleet.orchestrator.agents.strategies.react:ReAct"
 

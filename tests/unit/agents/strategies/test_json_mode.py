@@ -3,6 +3,14 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import (
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ToolCall,
+    ToolSpec,
+)
 from stepfleet.orchestrator.agents.strategies.json_mode import (
     MOST_CALLS,
     as_text,
@@ -12,10 +20,7 @@ from stepfleet.orchestrator.agents.strategies.json_mode import (
     tools_paragraph,
     with_calls,
 )
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
+from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError
 
 LOOK = {"what": "a"}

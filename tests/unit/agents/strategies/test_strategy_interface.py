@@ -5,17 +5,18 @@ from typing import Any
 import pytest
 from support.runs.agent_records import a_state
 
-from stepfleet.orchestrator.agents.strategies import (
+from stepfleet.orchestrator import (
     ChainOfThought,
+    LLMResponse,
     NoOp,
     ReAct,
     StateChange,
     Strategy,
     StrategyContext,
+    ToolCall,
+    ToolCallRecord,
 )
 from stepfleet.orchestrator.agents.strategies.observations import result_blocks
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 CALL = ToolCall(id="c", name="look", arguments={"what": "a"})
 RECORD = ToolCallRecord(tool_name="look", call_id="c", timestamp=datetime(2026, 1, 1, tzinfo=UTC))

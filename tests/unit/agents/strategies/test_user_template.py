@@ -1,9 +1,7 @@
 import pytest
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent, ConfigurationError, Message, Role
 from stepfleet.orchestrator.agents.strategies.template import prompt_of, rendered, with_prompt
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.messages import Message, Role
 
 HISTORY = [{"thought": "a", "action": {"tool": "x"}, "observation": None}, "plain", 3]
 

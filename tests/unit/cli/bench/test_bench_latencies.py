@@ -3,8 +3,8 @@ from random import Random
 
 import pytest
 
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.cli.bench.latencies import Latencies
-from stepfleet.orchestrator.errors import ConfigurationError
 
 
 def drawn(text: str, count: int = 4000) -> list[float]:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from stepfleet.orchestrator import Agent, tool
+from stepfleet.orchestrator import Agent, ConfigurationError, tool
 from stepfleet.orchestrator.cli.local.worker_command import (
     WorkerOptions,
     celery_arguments,
     named_queues,
     tool_queues,
 )
-from stepfleet.orchestrator.errors import ConfigurationError
 
 
 @tool(queue="gpu")

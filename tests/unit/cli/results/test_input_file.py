@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator import Agent, ConfigurationError
 from stepfleet.orchestrator.batches.source import open_input
 from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
@@ -11,7 +11,6 @@ from stepfleet.orchestrator.cli.results.input_file import (
     digest_of,
     kind_of,
 )
-from stepfleet.orchestrator.errors import ConfigurationError
 
 SOLVER = Agent("solver", model="openai:m")
 WRITER = Agent("writer", model="openai:m")

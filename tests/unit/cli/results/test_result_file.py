@@ -11,17 +11,20 @@ import orjson
 import pytest
 from support.deadlines import wait_until
 
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    ConfigurationError,
+    Lifecycle,
+    RunStatus,
+    StopReason,
+)
 from stepfleet.orchestrator.cli.results.result_file import (
     ResultFile,
     check_writable,
     is_empty,
     replacing,
 )
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchFormat
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
-from stepfleet.orchestrator.records.state import Lifecycle
 
 
 def result(run_id: str, line_id: str | None = None) -> AgentRunResult:

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from stepfleet.orchestrator import BatchProgress
 from stepfleet.orchestrator.cli.terminal.exit_codes import code_of
 from stepfleet.orchestrator.cli.terminal.progress import (
     PLAIN_SECONDS,
@@ -14,7 +15,6 @@ from stepfleet.orchestrator.cli.terminal.progress import (
     progress_line,
 )
 from stepfleet.orchestrator.cli.views.batches import batch_list, summary
-from stepfleet.orchestrator.records.batch import BatchProgress
 
 
 def progress(**fields: Any) -> BatchProgress:

@@ -4,16 +4,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
-from stepfleet.orchestrator.cli.views.explain import Explanation, explain, picture
-from stepfleet.orchestrator.records.outcome import (
+from stepfleet.orchestrator import (
+    AgentRunResult,
     ContinuationDecision,
     ContinuationEvaluation,
     ContinuationOutcome,
+    Lifecycle,
     StopReason,
 )
-from stepfleet.orchestrator.records.run.results import AgentRunResult, end_state, run_status
-from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
+from stepfleet.orchestrator.cli.views.explain import Explanation, explain, picture
+from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION

@@ -2,8 +2,8 @@
 
 import pytest
 
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.cli.views.control import seconds_of
-from stepfleet.orchestrator.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 import pytest
 from support.runs.seen_steps import a_claim
 
+from stepfleet.orchestrator import ContinuationCriteria, LLMResponse
 from stepfleet.orchestrator.client.checkpoints.capture import cost_calls
-from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
-from stepfleet.orchestrator.records.responses import LLMResponse
 
 
 @pytest.mark.parametrize("named", ["", "gpt-named-2026"])

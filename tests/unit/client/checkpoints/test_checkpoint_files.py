@@ -9,17 +9,20 @@ import pytest
 
 from stepfleet.orchestrator import (
     AgentCheckpoint,
+    AgentConfig,
+    AgentState,
     CheckpointFolder,
+    ConfigurationError,
+    LoggedStep,
+    Message,
+    StepResult,
     load_checkpoint,
     save_checkpoint,
 )
-from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.client.checkpoints import files
 from stepfleet.orchestrator.client.checkpoints.record import CheckpointStep
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.records.state import StateInfo
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -8,17 +8,16 @@ from jsonschema import Draft202012Validator
 from support.runs.agent_records import START, a_call, a_failed_step, an_error
 from support.runs.ui_records import RUN, USAGE, a_recorded, a_turn, two_steps
 
+from stepfleet.orchestrator import LoggedStep, Message, UIMessage
 from stepfleet.orchestrator.client.rendering import (
     StatusType,
-    UIMessage,
     UIMetadata,
     UIRole,
     rendered,
     should_render_assistant_content,
 )
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import Answer
-from stepfleet.orchestrator.records.steps import LoggedStep, Progress
+from stepfleet.orchestrator.records.steps import Progress
 
 GOLDEN = [
     {

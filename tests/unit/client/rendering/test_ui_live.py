@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 from support.runs.ui_records import RUN, Told, two_steps
 
+from stepfleet.orchestrator import Lifecycle, UIMessage
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
     StatusType,
     UIContinuation,
-    UIMessage,
     UIRetry,
     UIRole,
     reconciled,
     rendered,
 )
-from stepfleet.orchestrator.records.state import Lifecycle
 
 
 def told(**options: Any) -> Told:

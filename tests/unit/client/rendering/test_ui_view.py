@@ -3,10 +3,9 @@
 from support.runs.agent_records import a_failed_state, a_failed_step, a_result, a_step
 from support.runs.ui_records import two_steps
 
-from stepfleet.orchestrator.client.rendering import ErrorBanner, RunView, rendered, view_of
+from stepfleet.orchestrator import ErrorType, RunView, StopReason
+from stepfleet.orchestrator.client.rendering import ErrorBanner, rendered, view_of
 from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
 
 
 def test_a_failed_run_has_a_banner_a_history_and_its_criteria() -> None:

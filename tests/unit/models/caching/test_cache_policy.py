@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator import Agent, AgentBuilder, AgentConfig, CachePolicy, ConfigurationError
-from stepfleet.orchestrator.agents.loader import agents_of_file
+from stepfleet.orchestrator import (
+    Agent,
+    AgentBuilder,
+    AgentConfig,
+    CachePolicy,
+    ConfigurationError,
+    agents_of_file,
+)
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.models.caching.statistics import statistics_of
 

@@ -2,11 +2,10 @@
 
 import pytest
 
+from stepfleet.orchestrator import FinishReason, LLMResponse, ToolCall, UsageStats
 from stepfleet.orchestrator.models.caching.entries import answer_of, entry_of, is_keepable, marked
-from stepfleet.orchestrator.records.responses import LLMResponse, OutputFormat
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
+from stepfleet.orchestrator.records.responses import OutputFormat
+from stepfleet.orchestrator.records.usage import CacheUse
 
 KEY = "ab" * 32
 USED = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15, llm_calls=1)

@@ -9,20 +9,24 @@ from rich.console import Console
 from support.runs.agent_records import a_step
 from support.runs.seen_steps import a_claim, a_verdict, an_attempt
 
+from stepfleet.orchestrator import (
+    AgentRunResult,
+    ContinuationCriteria,
+    Lifecycle,
+    LLMResponse,
+    LoggedStep,
+    StepResult,
+    UsageStats,
+)
 from stepfleet.orchestrator.cli.views.fleet import statistics_picture
 from stepfleet.orchestrator.cli.views.trace import trace
-from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.events.domain_events import AgentStepCompleted, from_envelope
 from stepfleet.orchestrator.models.caching.statistics import statistics_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
-from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.report import described
-from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
-from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
+from stepfleet.orchestrator.records.usage import CacheUse
 from stepfleet.worker.telemetry.metrics import Metrics
 from stepfleet.worker.telemetry.span_plans import spans_of
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, Role, ToolCall, ToolSpec
 from stepfleet.orchestrator.models.caching.entries import canonical, key_of
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
+from stepfleet.orchestrator.records.responses import OutputFormat
 
 WHERE = "https://models.example/v1/chat/completions"
 CALL = ToolCall(id="c1", name="look", arguments={"what": "sun", "far": {"a": 1, "b": 2}})

@@ -10,13 +10,13 @@ from stepfleet.orchestrator import (
     AgentBuilder,
     AgentConfig,
     ConfigurationError,
+    UsageStats,
     agents_of_file,
     builder_of,
 )
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.client.checkpoints.restore import of_agent
 from stepfleet.orchestrator.models.pricing import Price, stated_cost
-from stepfleet.orchestrator.records.usage import UsageStats
 
 MILLION = UsageStats(prompt_tokens=1_000_000, completion_tokens=1_000_000)
 BY_MODEL = {

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import ConfigurationError, CostStatistics, UsageStats
 from stepfleet.orchestrator.models.pricing import (
     CostLedger,
-    CostStatistics,
     ModelCosts,
     Price,
     Prices,
@@ -23,7 +22,6 @@ from stepfleet.orchestrator.models.pricing import (
 )
 from stepfleet.orchestrator.models.pricing.loading import shipped_prices
 from stepfleet.orchestrator.models.pricing.prices import FALLBACK, parse_prices
-from stepfleet.orchestrator.records.usage import UsageStats
 
 Write = Callable[[str | Path, Any], Path]
 

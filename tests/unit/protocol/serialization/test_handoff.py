@@ -5,11 +5,11 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator import AgentState, UsageStats
 from stepfleet.orchestrator.protocol.serialization.handoff import handoff
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.memory_window import Window
-from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.state import StateInfo
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 COUNTED: dict[str, Any] = {

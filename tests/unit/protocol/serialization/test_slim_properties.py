@@ -6,10 +6,14 @@ from datetime import UTC, datetime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator import SlimSerializationConfig, SlimSerializer
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, StateInfo
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator import (
+    AgentState,
+    Message,
+    SlimSerializationConfig,
+    SlimSerializer,
+    ToolCall,
+)
+from stepfleet.orchestrator.records.state import StateInfo
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TEXTS = st.text(max_size=30)

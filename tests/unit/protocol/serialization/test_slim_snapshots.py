@@ -7,22 +7,31 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from stepfleet.orchestrator import SlimSerializationConfig, SlimSerializer
+from stepfleet.orchestrator import (
+    AgentState,
+    ContinuationDecision,
+    ContinuationOutcome,
+    ErrorInfo,
+    ErrorType,
+    FinishReason,
+    Lifecycle,
+    Message,
+    Role,
+    SlimSerializationConfig,
+    SlimSerializer,
+    StepResult,
+    StopReason,
+    ToolCall,
+    ToolCallRecord,
+    UsageStats,
+)
 from stepfleet.orchestrator.continuation import base_criteria
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.serialization.slim import CanSerializeAgentState
-from stepfleet.orchestrator.records.errors import ErrorContext, ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.outcome import (
-    ContinuationDecision,
-    ContinuationOutcome,
-    StopReason,
-)
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
-from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.errors import ErrorContext
+from stepfleet.orchestrator.records.state import StateInfo
+from stepfleet.orchestrator.records.steps import StepType
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 MINIMAL = SlimSerializationConfig.minimal()

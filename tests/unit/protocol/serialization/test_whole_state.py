@@ -6,10 +6,15 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator import (
+    AgentState,
+    Lifecycle,
+    Message,
+    ToolCall,
+    ToolCallRecord,
+    UsageStats,
+)
+from stepfleet.orchestrator.records.state import StateInfo
 
 GOLDEN = Path(__file__).parent / "golden" / "state.json"
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)

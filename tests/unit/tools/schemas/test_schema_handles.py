@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.handles import LARGEST, handle_of, schema_of
 from stepfleet.orchestrator.tools.schemas.patterns import MOST_PATTERNS
 

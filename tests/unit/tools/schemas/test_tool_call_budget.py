@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import ToolCall, tool
 from stepfleet.orchestrator.agents.planning.plan import is_planning_response
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.records.tools import ToolCall
-from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call, tool
+from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     MAX_VALUES,
     BoundsError,

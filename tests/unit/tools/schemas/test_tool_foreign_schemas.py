@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator import ConfigurationError
+from stepfleet.orchestrator.errors import ToolArgumentsError
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 
 DRAFTS = [

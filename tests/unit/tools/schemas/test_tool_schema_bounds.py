@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator import ConfigurationError
+from stepfleet.orchestrator.errors import ToolArgumentsError
 from stepfleet.orchestrator.tools.schemas.checks import check_sound, checker_of
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 from stepfleet.orchestrator.tools.schemas.patterns import (

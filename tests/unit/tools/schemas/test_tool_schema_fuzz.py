@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.time_limit import TooMuchWorkError
 from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_for, validator_of
 

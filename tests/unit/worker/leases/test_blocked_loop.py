@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator import StoreError
 from stepfleet.orchestrator.protocol.claim import Held
 from stepfleet.worker.leases.blocked_loop import TOGETHER, Standby
 from stepfleet.worker.leases.lease import Lease

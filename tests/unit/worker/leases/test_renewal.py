@@ -12,9 +12,9 @@ import pytest
 from support.deadlines import until
 from support.runs.seen_steps import a_claim
 
+from stepfleet.orchestrator import ToolCall
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.leases.lease import BaseLease, CallLease, Lease, Leases
 
 LONG = 60.0

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.records.responses import ModelSettings
+from stepfleet.orchestrator import ModelSettings
 from stepfleet.worker.models.endpoint import ModelSetupError, endpoint_of, is_loopback
 
 KEYS = {"OPENAI_API_KEY": "k-openai", "OTHER_API_KEY": "k-other"}

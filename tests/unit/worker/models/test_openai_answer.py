@@ -4,10 +4,8 @@ from typing import Any
 import pytest
 from support.servers.raw_model_server import completion_body
 
+from stepfleet.orchestrator import FinishReason, LLMResponse, UsageStats
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.openai.answer import (
     finish_reason,

@@ -6,8 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
+from stepfleet.orchestrator import ErrorType, ModelErrorCode
 from stepfleet.orchestrator.errors import ModelError, RateLimitError
-from stepfleet.orchestrator.records.errors import ErrorContext, ErrorType, ModelErrorCode
+from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.worker.models.openai.errors import failed_event, refusal
 
 C = ModelErrorCode

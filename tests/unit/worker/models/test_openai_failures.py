@@ -4,8 +4,8 @@ from typing import Any
 import orjson
 import pytest
 
+from stepfleet.orchestrator import ErrorType
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
-from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.worker.models.openai.errors import failed_event, refusal
 from stepfleet.worker.models.refusals import redact, retry_after
 

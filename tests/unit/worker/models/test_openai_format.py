@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.records.messages import Message, Role
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
+from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, Role, ToolCall, ToolSpec
 from stepfleet.worker.models.openai.request import (
     encode,
     request_body,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import ModelRequest, OutputFormat
+from stepfleet.orchestrator import Message, ModelRequest
+from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models.openai.request import fits_strict_mode, request_body, response_format
 
 CLOSED: dict[str, Any] = {

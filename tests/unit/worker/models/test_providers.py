@@ -4,12 +4,16 @@ from typing import Any
 
 import pytest
 
+from stepfleet.orchestrator import (
+    LLM,
+    ErrorType,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    ToolCall,
+)
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError
-from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.openai.chat import OpenAI

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator import ConfigurationError, Settings
+from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.telemetry import config
 from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
 

@@ -7,9 +7,9 @@ import pytest
 from support.runs.seen_steps import SECOND, a_model_call, a_tool_call, a_verdict, an_attempt
 from support.servers.redis_servers import listener
 
+from stepfleet.orchestrator import StopReason
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.worker.telemetry import metrics as module
 from stepfleet.worker.telemetry.metrics import Metrics
 from stepfleet.worker.telemetry.observations import CANCELLED, RefusalObservation

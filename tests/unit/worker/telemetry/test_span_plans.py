@@ -13,12 +13,10 @@ from support.runs.seen_steps import (
     later,
 )
 
+from stepfleet.orchestrator import ErrorType, StopReason, ToolCall
 from stepfleet.orchestrator.protocol.claim import Journal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     RefusalObservation,

@@ -19,8 +19,8 @@ from support.runs.seen_steps import (
     an_attempt,
 )
 
+from stepfleet.orchestrator import StopReason
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.worker.telemetry.observations import CANCELLED
 from stepfleet.worker.telemetry.spans import Spans
 from stepfleet.worker.telemetry.trace_ids import run_span_id, trace_id

@@ -6,11 +6,10 @@ from typing import Any, cast
 import pytest
 from support.runs.agent_records import a_call, a_failed_step, a_step, an_error
 
+from stepfleet.orchestrator import ErrorType, UsageStats
 from stepfleet.orchestrator.protocol.claim import Committed
-from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.run.report import described
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry import StepLogger, step_logger
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepfleet.orchestrator.tools.builtin import calculator
+from stepfleet.orchestrator import calculator
 from stepfleet.worker.testing import ModelServer, Reply, RequestLog, RequestRecord, load_rules
 
 FOLDER = Path(__file__).parents[4] / "examples" / "arithmetic"

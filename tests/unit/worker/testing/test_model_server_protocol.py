@@ -5,9 +5,7 @@ import httpx
 import orjson
 import pytest
 
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, ToolSpec
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 

@@ -15,8 +15,8 @@ from mcp_types import (
     TextResourceContents,
 )
 
+from stepfleet.orchestrator import WithMedia
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.tools import WithMedia
 from stepfleet.worker.toolbox.mcp.content import MAX_IMAGES, MAX_MEDIA, value_of
 
 PNG = base64.b64encode(b"not really").decode()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from mcp_types import Tool, ToolAnnotations
 
-from stepfleet.orchestrator.tools import mcp_server
+from stepfleet.orchestrator import mcp_server
 from stepfleet.worker.toolbox.mcp.listing import (
     MAX_DESCRIPTION,
     MAX_TOOLS,

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator.tools import WithMedia, mcp_server
+from stepfleet.orchestrator import WithMedia, mcp_server
 from stepfleet.worker.toolbox.mcp.content import MAX_IMAGES, MAX_MEDIA
 from stepfleet.worker.toolbox.mcp.listing import MAX_DESCRIPTION, MAX_SCHEMA, MAX_TOOLS
 from stepfleet.worker.toolbox.mcp.registry import IDEMPOTENCY_KEY

@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 from support.deadlines import wait_until
 
-from stepfleet.orchestrator.errors import RateLimitError, ToolExecutionError
-from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.tools import (
+from stepfleet.orchestrator import (
     CallStatus,
-    ToolInvocation,
-    ToolRegistry,
+    ErrorType,
+    ToolCall,
+    ToolCallRecord,
     current_invocation,
-    registry_of,
     tool,
 )
+from stepfleet.orchestrator.errors import RateLimitError, ToolExecutionError
+from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry, registry_of
 from stepfleet.worker.toolbox import LocalToolbox, ToolThreads, execute_call, execute_in_order
 
 NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from stepfleet.orchestrator import ErrorInfo, ErrorType, ToolCallRecord
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.worker.toolbox.results import json_data
 
 
