@@ -20,7 +20,7 @@ from peers_catalog import Service
 from peers_environments import restate_program
 from processes import ended, redis_server, until
 
-from stepfleet.orchestrator.store.embedded.ports import choose_port
+from stepfleet.orchestrator.store.embedded.server import choose_port
 
 POSTGRES_FOLDERS = "/usr/lib/postgresql/*/bin"
 POSTGRES_USER = "postgres"

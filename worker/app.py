@@ -19,8 +19,7 @@ from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.admission import Gate
 from stepfleet.worker.engine.bridge import end_home, explain_ends
-from stepfleet.worker.engine.dead_letters import dead_letter_receiver
-from stepfleet.worker.engine.other_tasks import limit_tasks
+from stepfleet.worker.engine.other_tasks import dead_letter_receiver, limit_tasks
 from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url
 from stepfleet.worker.engine.transport import register as register_transport

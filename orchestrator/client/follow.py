@@ -13,7 +13,7 @@ from stepfleet.orchestrator.client.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.store.events.text_chunks import Chunks
+from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.reading import Runs
 

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.lines import parse_input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 
 Input = str | Sequence[Message | Mapping[str, Any]] | AgentRunResult

@@ -2,11 +2,11 @@
 
 from stepfleet.orchestrator.continuation.base import base_criteria
 from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
-from stepfleet.orchestrator.continuation.critique import SelfCritique
 from stepfleet.orchestrator.continuation.drivers import (
     CallableCriterion,
     PendingRetry,
     ResponseContentCheck,
+    SelfCritique,
     ToolCallPresenceCheck,
     when,
 )

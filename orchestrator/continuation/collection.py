@@ -13,6 +13,7 @@ from stepfleet.orchestrator.continuation.protocols import (
     CanDecideToContinue,
     explains,
 )
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,
@@ -22,7 +23,6 @@ from stepfleet.orchestrator.records.outcome import (
 from stepfleet.orchestrator.records.run.results import RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.records.text.foreign_text import well_formed
 from stepfleet.orchestrator.records.text.redaction import redact_error
 
 AGGREGATE = "aggregate"

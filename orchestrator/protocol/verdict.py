@@ -22,7 +22,6 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
-from stepfleet.orchestrator.protocol.waits import backoff
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered, Summary
 from stepfleet.orchestrator.records.messages import Message
@@ -33,6 +32,26 @@ from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepR
 from stepfleet.orchestrator.records.tool_text import media_messages
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats
+
+BASE = 1.0
+FACTOR = 3.0
+LONGEST = 120.0
+LONGEST_WISH = 3600.0
+_ENOUGH = 10
+
+
+def backoff(failures: int, *, retry_after: float | None, jitter: float) -> float:
+    """Return the wait after the `failures`-th failure in a row (from 1).
+
+    Exponential from a second to two minutes, times 0.5 to 1 by `jitter` (0 to 1); never less
+    than the provider's `retry_after` (an hour at most), to which up to a tenth is added so
+    that waiting runs do not come back in one wave.
+    """
+    exponent = min(max(failures - 1, 0), _ENOUGH)
+    wait = min(BASE * FACTOR**exponent, LONGEST) * (0.5 + jitter / 2)
+    if retry_after is None:
+        return wait
+    return max(wait, min(retry_after, LONGEST_WISH) * (1 + jitter / 10))
 
 
 class Move(StrEnum):

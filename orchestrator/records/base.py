@@ -9,6 +9,18 @@ from typing import Any, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict
 
+
+def well_formed(text: str) -> str:
+    """Return `text` with every lone surrogate replaced by its escape; mostly `text` itself."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
 SCHEMA_VERSION = 2
 """Version of the records as stored. Readers accept this one and the one before it."""
 

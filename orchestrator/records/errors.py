@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.text.foreign_text import well_formed
+from stepfleet.orchestrator.records.base import Record, well_formed
 from stepfleet.orchestrator.records.text.redaction import redact_error
 
 

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.agents.recall import (
     RedisNotes,
     VectorMemory,
 )
-from stepfleet.orchestrator.agents.recall.redis_notes import PAGE
+from stepfleet.orchestrator.agents.recall.notes import PAGE
 from stepfleet.orchestrator.errors import AgentMemoryError
 
 WORDS = ["cats", "sleep", "trains", "late", "soup", "salt"]

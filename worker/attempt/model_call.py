@@ -17,11 +17,11 @@ from stepfleet.orchestrator.memory.protocol import context_for
 from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
 from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.text.foreign_text import well_formed
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
 from stepfleet.worker.attempt.memory import assemble_memory

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from stepfleet.orchestrator.protocol.refusals import unknown_outcome
+from stepfleet.orchestrator.protocol.attempt import unknown_outcome
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
     CallStatus,

@@ -9,9 +9,8 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.attempt import Interruption, gave_up, not_run
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
-from stepfleet.orchestrator.protocol.refusals import gave_up, not_run
 from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind

@@ -14,9 +14,10 @@ from stepfleet.orchestrator.protocol.attempt import (
     Interruption,
     Parked,
     Wait,
+    not_run,
+    waited_in_vain,
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Want
-from stepfleet.orchestrator.protocol.refusals import not_run, waited_in_vain
 from stepfleet.orchestrator.protocol.waiting import divided
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import Progress
@@ -27,7 +28,7 @@ from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.attempt.usage import call_cost
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
-from stepfleet.worker.toolbox.order import execute_in_order
+from stepfleet.worker.toolbox.execution import execute_in_order
 
 _Outcome = tuple[
     LLMResponse,

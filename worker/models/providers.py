@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.text.foreign_text import well_formed
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.models.pricing import RecentPrices
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.events.text_chunks import Chunks
+from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.steps import StepStore

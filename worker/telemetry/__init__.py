@@ -1,7 +1,12 @@
 """Logs, metrics and traces of a worker. Nothing here decides anything."""
 
-from stepfleet.worker.telemetry.identity import Identity, current_step
-from stepfleet.worker.telemetry.logs import JsonLines, log_as_json, log_without_secrets
+from stepfleet.worker.telemetry.logs import (
+    Identity,
+    JsonLines,
+    current_step,
+    log_as_json,
+    log_without_secrets,
+)
 from stepfleet.worker.telemetry.step_lines import StepLogger, step_logger
 
 __all__ = [

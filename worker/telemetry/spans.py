@@ -27,11 +27,13 @@ from opentelemetry.trace import (
 )
 
 from stepfleet.worker.telemetry.observations import Observation
-from stepfleet.worker.telemetry.span_plans import SpanPlan, is_failure, spans_of
-from stepfleet.worker.telemetry.trace_ids import (
+from stepfleet.worker.telemetry.span_plans import (
+    SpanPlan,
+    is_failure,
     is_sampled,
     run_span_id,
     sampled_part,
+    spans_of,
     trace_id,
 )
 

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.run.report import described
 from stepfleet.orchestrator.records.run.trace_steps import one_line
 from stepfleet.orchestrator.records.text.redaction import redact
 from stepfleet.worker.ports import StepObserver
-from stepfleet.worker.telemetry.identity import enter_step
+from stepfleet.worker.telemetry.logs import enter_step
 
 log = logging.getLogger("stepfleet.steps")
 

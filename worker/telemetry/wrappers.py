@@ -33,7 +33,7 @@ from stepfleet.worker.telemetry.observations import (
     begin,
     current_attempt,
 )
-from stepfleet.worker.telemetry.trace_ids import new_span_id
+from stepfleet.worker.telemetry.span_plans import new_span_id
 
 Offer = Callable[[Observation], None]
 Inside = Callable[[str, int], AbstractContextManager[Any]]

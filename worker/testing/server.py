@@ -4,13 +4,16 @@ Composes the parts; decides nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from aiohttp import web
+
 from stepfleet.worker.engine.loop_thread import LoopThread
-from stepfleet.worker.testing.http.listener import Listener, listen
 from stepfleet.worker.testing.http.request_log import RequestLog
 from stepfleet.worker.testing.http.serving import Endpoint
 from stepfleet.worker.testing.openai.conversation import first_user_text
@@ -18,6 +21,62 @@ from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.rules import Rules, Said, as_rules
 from stepfleet.worker.testing.scenario.faults import Fault, Faults, Planned
 from stepfleet.worker.testing.scenario.latency import Latency
+
+# Below the ephemeral ports: there a client that retries a dead port can connect to itself.
+_LOWEST, _COUNT = 20_000, 12_000
+_TRIES = 200
+_BACKLOG = 4096
+_KEEP_ALIVE = 3600.0
+_SHUTDOWN_SECONDS = 0.2
+
+Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_silent = logging.getLogger("stepfleet.worker.testing.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An open port that answers HTTP until it is closed."""
+
+    server: web.Server
+    sockets: asyncio.Server
+    port: int
+
+    async def close(self) -> None:
+        """Stop listening and end every connection, open requests included."""
+        self.sockets.close()
+        await self.server.shutdown(_SHUTDOWN_SECONDS)
+
+
+async def listen(serve: Serve, host: str, port: int | None) -> Listener:
+    """Serve on `port`, or on a free one from 20000 to 31999 where it is None.
+
+    Raises `OSError` that names the port where it is taken.
+    """
+    loop = asyncio.get_running_loop()
+    server = web.Server(
+        serve,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=_KEEP_ALIVE,
+        logger=_silent,
+    )
+    wanted = [port] if port is not None else _free_ports()
+    refused: OSError | None = None
+    for number in wanted:
+        try:
+            sockets = await loop.create_server(server, host, number, backlog=_BACKLOG)
+        except OSError as error:
+            refused = error
+            continue
+        return Listener(server, sockets, number)
+    named = port if port is not None else f"any of {_TRIES} from {_LOWEST}"
+    raise OSError(f"the model server cannot listen on {host} port {named}: {refused}")
+
+
+def _free_ports() -> list[int]:
+    return [_LOWEST + secrets.randbelow(_COUNT) for _ in range(_TRIES)]
+
 
 _STARTING_SECONDS = 10.0
 _CLOSING_SECONDS = 5.0

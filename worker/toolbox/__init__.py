@@ -2,8 +2,7 @@
 
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.worker.toolbox.box import LocalToolbox
-from stepfleet.worker.toolbox.execution import execute_call
-from stepfleet.worker.toolbox.order import execute_in_order
+from stepfleet.worker.toolbox.execution import execute_call, execute_in_order
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 __all__ = ["LocalToolbox", "ToolThreads", "execute_call", "execute_in_order", "result_text"]

@@ -5,11 +5,12 @@ exception; only the cancellation of the step passes through. Knows nothing of mo
 Redis.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from stepfleet.orchestrator.errors import (
     AgentException,
@@ -31,6 +32,40 @@ from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_function, run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads
+
+Call = TypeVar("Call")
+Result = TypeVar("Result")
+
+
+async def execute_in_order(
+    calls: Sequence[Call],
+    execute: Callable[[int, Call], Awaitable[Result]],
+    *,
+    parallel: bool,
+) -> tuple[Result, ...]:
+    """Return `execute(index, call)` of each call, in the order of `calls`.
+
+    With `parallel` they run at once. A tool's failure is a result; should `execute` itself raise
+    (the store is gone), the other calls are cancelled and that exception is raised.
+    """
+    if not parallel or len(calls) <= 1:
+        return tuple([await execute(index, call) for index, call in enumerate(calls)])
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_started(execute, index, call))
+                for index, call in enumerate(calls)
+            ]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return tuple(task.result() for task in tasks)
+
+
+async def _started(
+    execute: Callable[[int, Call], Awaitable[Result]], index: int, call: Call
+) -> Result:
+    return await execute(index, call)
+
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds that a tool may take which names no timeout of its own."""

@@ -9,8 +9,12 @@ from stepfleet.orchestrator.agents.planning.plan import (
     PlanStepState,
     is_planning_response,
 )
-from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt, tools_prompt
-from stepfleet.orchestrator.agents.planning.reasoner import PlanningReasoner
+from stepfleet.orchestrator.agents.planning.reasoner import (
+    PlanningReasoner,
+    initial_prompt,
+    next_prompt,
+    tools_prompt,
+)
 from stepfleet.orchestrator.agents.planning.settings import Planning
 
 __all__ = [

@@ -1,5 +1,6 @@
 """Planning as a reasoner around the others: it leads the planning turns, they lead all others."""
 
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,6 @@ from stepfleet.orchestrator.agents.planning.plan import (
     stored_plan,
     updated,
 )
-from stepfleet.orchestrator.agents.planning.prompts import initial_prompt, next_prompt
 from stepfleet.orchestrator.agents.planning.settings import Planning
 from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, both
 from stepfleet.orchestrator.agents.strategies.json_mode import as_text
@@ -25,7 +25,51 @@ from stepfleet.orchestrator.records.outcome import ContinuationDecision, Continu
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCallRecord, refused
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCallRecord, ToolSpec, refused
+
+NO_TOOLS = "no tools are available"
+
+_FORM = (
+    "Write the plan as a numbered list, one step per line, each with its state in brackets: "
+    "[ ] pending, [~] in progress, [x] completed, [!] blocked."
+)
+
+
+def initial_prompt(task: str, tools: Iterable[ToolSpec]) -> str:
+    """Return the prompt for an approach to `task`, sent before the first step."""
+    return (
+        f"Task: {task}\n"
+        f"Tools: {_names(tools)}.\n"
+        "Before you act: what is your approach? Do not solve the task yet. "
+        f"{_FORM}"
+    )
+
+
+def next_prompt(
+    task: str, iteration: int, tools: Iterable[ToolSpec], plan: Plan | None = None
+) -> str:
+    """Return the prompt for the next step of `task`, in iteration `iteration` (from 1)."""
+    known = f"Your plan so far:\n{plan.as_text()}\n" if plan and plan.steps else ""
+    return (
+        f"Task: {task}\n"
+        f"This is iteration {iteration}. Tools: {_names(tools)}.\n"
+        f"{known}"
+        "From your observations so far: what is the next step? Do not act yet; bring the plan up "
+        f"to date. {_FORM}"
+    )
+
+
+def tools_prompt(tools: Sequence[ToolSpec]) -> str:
+    """Return one line per tool, its name and description, under a heading."""
+    if not tools:
+        return f"Tools: {NO_TOOLS}."
+    lines = [f"- {tool.name}: {' '.join(tool.description.split())}".rstrip(": ") for tool in tools]
+    return "\n".join(["Tools:", *lines])
+
+
+def _names(tools: Iterable[ToolSpec]) -> str:
+    return ", ".join(tool.name for tool in tools) or NO_TOOLS
+
 
 PLANNED_AT = "planned_at"
 """The key of the strategy state: the steps of the execution before its last plan."""

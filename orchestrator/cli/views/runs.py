@@ -6,10 +6,15 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool, awaited_tools, judged
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.output import print_json_line
-from stepfleet.orchestrator.cli.views.explain import Explanation, explain
+from stepfleet.orchestrator.cli.views.explain import (
+    AwaitedTool,
+    Explanation,
+    awaited_tools,
+    explain,
+    judged,
+)
 from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.runs import inputs_of

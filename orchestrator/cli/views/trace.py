@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
 from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
+from stepfleet.orchestrator.cli.views.explain import AwaitedTool
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCa
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.origin import RunOrigin
+from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.agents.config import NOT_PER_RUN, AgentConfig
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed
-from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.store.records.codec import (
     MESSAGES,

@@ -10,7 +10,7 @@ from pydantic import Field
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.origin import RunOrigin
+from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed, state_before
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.records.codec import MESSAGES, stored_outcome
 from stepfleet.orchestrator.store.runs.import_run import ImportedRun

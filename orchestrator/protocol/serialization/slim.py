@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_jsonable_python
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.protocol.serialization.shortening import newest_messages
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
 from stepfleet.orchestrator.protocol.serialization.slim_messages import (
+    newest_messages,
     slim_calls,
     slim_message,
     whole_message,

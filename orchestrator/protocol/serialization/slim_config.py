@@ -3,6 +3,16 @@
 from typing import Self
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.state import AgentState
+
+NOT_IN_HANDOFF = frozenset({"messages", "tool_results", "last_continuation_outcome", "status"})
+"""Held elsewhere: messages and tool results in the log, outcome and status beside the state."""
+_EXCLUDED = set(NOT_IN_HANDOFF)
+
+
+def handoff(state: AgentState) -> str:
+    """Return the hand-off form of a state (JSON): everything but what is held elsewhere."""
+    return state.model_dump_json(exclude=_EXCLUDED, exclude_defaults=True)
 
 
 class SlimSerializationConfig(Record):

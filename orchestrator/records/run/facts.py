@@ -11,11 +11,63 @@ from pydantic import ConfigDict, Field, computed_field
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
-from stepfleet.orchestrator.records.run.endings import RunStatus
-from stepfleet.orchestrator.records.run.origin import RunOrigin
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
+
+
+class OriginKind(StrEnum):
+    """How a run began from another one."""
+
+    FORK = "fork"
+    CHECKPOINT = "checkpoint"
+    RESULT = "result"
+
+
+class RunOrigin(Record):
+    """The run from which this one began, and the part taken over.
+
+    `at` is the number of its steps that this run's log begins with; `tokens` and `cost_usd` are
+    what those steps had used: they are part of this run's totals and were paid for there.
+    """
+
+    kind: OriginKind
+    run_id: str
+    at: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+
+class RunStatus(StrEnum):
+    """The four ways in which a run ends, derived from its stop reason."""
+
+    COMPLETED = "completed"
+    MAX_ITERATIONS_REACHED = "max_iterations_reached"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+
+
+_ENDINGS = {
+    StopReason.COMPLETED: (RunStatus.COMPLETED, Lifecycle.COMPLETED),
+    StopReason.FINISH_REASON: (RunStatus.COMPLETED, Lifecycle.COMPLETED),
+    StopReason.STEPS_LIMIT: (RunStatus.MAX_ITERATIONS_REACHED, Lifecycle.STOPPED),
+    StopReason.TOKEN_LIMIT: (RunStatus.MAX_ITERATIONS_REACHED, Lifecycle.STOPPED),
+    StopReason.TIME_LIMIT: (RunStatus.MAX_ITERATIONS_REACHED, Lifecycle.STOPPED),
+    StopReason.GUARD: (RunStatus.ERROR, Lifecycle.STOPPED),
+    StopReason.ERROR: (RunStatus.ERROR, Lifecycle.FAILED),
+    StopReason.RETRY_LIMIT: (RunStatus.ERROR, Lifecycle.FAILED),
+    StopReason.USER_REQUESTED: (RunStatus.CANCELLED, Lifecycle.CANCELLED),
+}
+
+
+def run_status(reason: StopReason) -> RunStatus:
+    """Return the status of a run with that stop reason."""
+    return _ENDINGS[reason][0]
+
+
+def end_state(reason: StopReason) -> Lifecycle:
+    """Return the end state of a run with that stop reason."""
+    return _ENDINGS[reason][1]
 
 
 class LostKind(StrEnum):

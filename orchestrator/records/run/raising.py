@@ -1,8 +1,7 @@
 """Exceptions of `raise_for_status` and `structured_as`."""
 
 from stepfleet.orchestrator.records.errors import AgentException
-from stepfleet.orchestrator.records.run.endings import RunStatus
-from stepfleet.orchestrator.records.run.facts import RunFacts
+from stepfleet.orchestrator.records.run.facts import RunFacts, RunStatus
 
 
 class _WithResult(AgentException):

@@ -7,8 +7,7 @@ from typing import Any
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.endings import RunStatus
-from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts
+from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts, RunStatus
 from stepfleet.orchestrator.records.run.trace import parts_of
 from stepfleet.orchestrator.records.run.trace_steps import (
     Action,

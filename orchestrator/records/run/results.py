@@ -6,8 +6,14 @@ from typing import NoReturn, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.run.endings import RunStatus, end_state, run_status
-from stepfleet.orchestrator.records.run.facts import LostAttempt, LostKind, RunFacts
+from stepfleet.orchestrator.records.run.facts import (
+    LostAttempt,
+    LostKind,
+    RunFacts,
+    RunStatus,
+    end_state,
+    run_status,
+)
 from stepfleet.orchestrator.records.run.raising import StructuredDataError, check_ended_well
 from stepfleet.orchestrator.records.run.report import (
     DebugSummary,

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.run.endings import RunStatus
-from stepfleet.orchestrator.records.run.facts import RunFacts
+from stepfleet.orchestrator.records.run.facts import RunFacts, RunStatus
 from stepfleet.orchestrator.records.run.trace_steps import (
     Action,
     AgentStep,

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from stepfleet.orchestrator.store.embedded.failure import EmbeddedRedisError
+from stepfleet.orchestrator.store.embedded.folder import EmbeddedRedisError
 
 OLDEST = (7, 0)
 _NAMES = ("redis-server", "valkey-server")

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Messages, Part
 from stepfleet.orchestrator.protocol.claim import Journal, Want
-from stepfleet.orchestrator.protocol.serialization.handoff import handoff
+from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.memory_window import Remembered, Window

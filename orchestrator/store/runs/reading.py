@@ -11,7 +11,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.origin import RunOrigin
+from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult

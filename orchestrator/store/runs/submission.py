@@ -15,7 +15,7 @@ from stepfleet.orchestrator.events.envelope import Event, Events, EventType, sta
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.run.origin import RunOrigin
+from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch

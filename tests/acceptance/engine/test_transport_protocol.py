@@ -18,7 +18,7 @@ from support.servers.redis_servers import RedisServer, free_port
 
 from stepfleet.worker.engine import transport
 from stepfleet.worker.engine.transport import batch_url
-from stepfleet.worker.engine.transport.scripts import script
+from stepfleet.worker.engine.transport.ack_buffer import script
 
 LONG = 60.0
 

@@ -17,7 +17,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, Lifecycle, RunStatus, StopReason, load_checkpoint
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.records.run.origin import OriginKind
+from stepfleet.orchestrator.records.run.facts import OriginKind
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 AGENTS = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))

@@ -12,7 +12,7 @@ from support.runs.stored_runs import Bench, answered, bench, called, failed, pla
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Lifecycle
-from stepfleet.orchestrator.records.run.origin import OriginKind
+from stepfleet.orchestrator.records.run.facts import OriginKind
 
 AGENT = plain_agent(max_steps=6)
 

@@ -14,8 +14,7 @@ from support.servers.redis_cluster import RedisCluster, redis_cluster
 from support.servers.redis_servers import RedisServer, free_port
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, StoreError
-from stepfleet.orchestrator.agents.recall.notes import START
-from stepfleet.orchestrator.agents.recall.redis_notes import RedisNotes
+from stepfleet.orchestrator.agents.recall.notes import START, RedisNotes
 from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.settings.settings import load_settings

@@ -26,8 +26,7 @@ from stepfleet.orchestrator.events.envelope import channel_of
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.events.feeds import Feeds
 from stepfleet.worker.events.delivery import EventDelivery, Sink
-from stepfleet.worker.events.event_filter import EventFilter
-from stepfleet.worker.events.sinks import sinks_of
+from stepfleet.worker.events.sinks import EventFilter, sinks_of
 from stepfleet.worker.runtime.inline import InlineWorker
 
 # An sink that was away is tried again after up to as long as it was away, and a quarter of it.

@@ -36,11 +36,11 @@ from stepfleet.orchestrator.protocol.attempt import (
     Prevented,
     Span,
     Wait,
+    not_run,
 )
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
-from stepfleet.orchestrator.protocol.refusals import not_run
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED
 

@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.cli.run.resume_notes import Note, Notes, identity
+from stepfleet.orchestrator.cli.run.run import Note, Notes, identity
 
 
 def agents(**fields: Any) -> dict[str, Agent]:

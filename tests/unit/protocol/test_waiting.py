@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stepfleet.orchestrator import AgentConfig, AgentState, ToolCall
-from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.refusals import gave_up, waited_in_vain
+from stepfleet.orchestrator.protocol.attempt import Wait, gave_up, waited_in_vain
 from stepfleet.orchestrator.protocol.waiting import LONGEST_WAIT, awaited, divided, patience
 from stepfleet.orchestrator.records.state import StateInfo
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.protocol.waits import LONGEST, backoff
+from stepfleet.orchestrator.protocol.verdict import LONGEST, backoff
 
 jitters = st.floats(min_value=0, max_value=1)
 

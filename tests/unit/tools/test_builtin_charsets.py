@@ -5,8 +5,8 @@ import codecs
 
 import pytest
 
-from stepfleet.orchestrator.tools.builtin import charsets
-from stepfleet.orchestrator.tools.builtin.charsets import CHUNK, charset_of, decoded
+from stepfleet.orchestrator.tools.builtin import web
+from stepfleet.orchestrator.tools.builtin.web import CHUNK, charset_of, decoded
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_content_type_names_an_allowed_codec(content_type: str, codec: str) ->
     assert charset_of(content_type) == codec
 
 
-@pytest.mark.parametrize("codec", sorted(charsets._ALLOWED))
+@pytest.mark.parametrize("codec", sorted(web._ALLOWED))
 async def test_every_codec_decodes_in_pieces_what_it_decodes_whole(codec: str) -> None:
     """TOOL-24: bytes of all kinds, with a character across two pieces."""
     body = b"a" * (CHUNK - 1) + bytes(range(256)) * 40 + "né日".encode(codec, "replace") * 99

@@ -8,11 +8,14 @@ import asyncio
 import signal
 from asyncio import CancelledError
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from billiard.einfo import ExceptionInfo
-from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
+from celery._state import _task_stack
+from celery.exceptions import ImproperlyConfigured, SoftTimeLimitExceeded, WorkerLostError
+from greenlet import getcurrent  # type: ignore[import-untyped]
 
 from stepfleet.worker.engine.bridge import (
     TERMINATED,
@@ -21,7 +24,25 @@ from stepfleet.worker.engine.bridge import (
     idle_greenlet,
     self_cancelled,
 )
-from stepfleet.worker.engine.pool.current_task import running_job
+
+running_job: ContextVar[object] = ContextVar("stepfleet_running_job")
+
+
+def follow_jobs(app: Any) -> None:
+    """Key the stacks of the app's tasks by job; raises ``ImproperlyConfigured`` where it cannot."""
+    stacks = [_task_stack, *(task.request_stack for task in app.tasks.values())]
+    for stack in stacks:
+        if not hasattr(type(stack), "__ident_func__"):
+            raise ImproperlyConfigured(
+                "USE_FAST_LOCALS is set in the environment: it makes Celery confuse the requests"
+                " of tasks that share a thread. Unset it to use stepfleet.worker.engine.pool"
+            )
+        stack.__ident_func__ = _whose
+
+
+def _whose() -> object:
+    return running_job.get(None) or getcurrent()
+
 
 GRACE_SECONDS = 5.0
 """How long a task that was ended keeps its slot while it cleans up; afterwards it is abandoned."""

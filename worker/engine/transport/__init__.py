@@ -21,7 +21,7 @@ from stepfleet.worker.engine.transport.pending_acks import counts as counts
 _ALIASES = {
     "redis-batch": "stepfleet.worker.engine.transport.transport:Transport",
     "rediss-batch": "stepfleet.worker.engine.transport.transport:TlsTransport",
-    "sentinel-batch": "stepfleet.worker.engine.transport.sentinel:SentinelTransport",
+    "sentinel-batch": "stepfleet.worker.engine.transport.transport:SentinelTransport",
 }
 
 

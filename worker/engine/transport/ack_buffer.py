@@ -4,13 +4,17 @@ Decides when pending acknowledgements are sent and how a message is restored to 
 not know when messages are fetched.
 """
 
+import functools
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_ENTRIES, entry
@@ -20,7 +24,29 @@ from stepfleet.worker.engine.transport.pending_acks import (
     pending_acks_of,
     running_tags,
 )
-from stepfleet.worker.engine.transport.scripts import script
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its text and the digest by which Redis knows it."""
+
+    text: str
+    sha: str
+
+    def call(self, client: Any, keys: list[str], args: list[Any]) -> Any:
+        """Run it and return the answer; loads it where the server has forgotten it."""
+        try:
+            return client.evalsha(self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return client.eval(self.text, len(keys), *keys, *args)
+
+
+@functools.cache
+def script(name: str) -> Script:
+    """Return the script of the file ``name.lua`` beside this module."""
+    text = resources.files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
 
 logger = logging.getLogger("kombu.transport.redis")
 

@@ -26,7 +26,12 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
 )
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
-from stepfleet.worker.engine.transport.ack_buffer import ACKS_PER_CALL, LOST_FETCHER, SHAPE_ERRORS
+from stepfleet.worker.engine.transport.ack_buffer import (
+    ACKS_PER_CALL,
+    LOST_FETCHER,
+    SHAPE_ERRORS,
+    script,
+)
 from stepfleet.worker.engine.transport.fast_json import encode_plain
 from stepfleet.worker.engine.transport.guard import (
     BROADCAST_LIMIT,
@@ -39,7 +44,6 @@ from stepfleet.worker.engine.transport.kombu_types import StockChannel, fixed_or
 from stepfleet.worker.engine.transport.pending_acks import LostFetch
 from stepfleet.worker.engine.transport.poller import WAKEUP
 from stepfleet.worker.engine.transport.qos import QoS
-from stepfleet.worker.engine.transport.scripts import script
 from stepfleet.worker.engine.transport.wakeup import WakingChannel, send_command
 
 logger = logging.getLogger("kombu.transport.redis")

@@ -11,9 +11,15 @@ from typing import Any
 
 import orjson
 
-from stepfleet.worker.engine.transport.kombu_types import add_serializer
-from stepfleet.worker.engine.transport.kombu_types import dumps as kombu_dumps
-from stepfleet.worker.engine.transport.kombu_types import loads as kombu_loads
+from stepfleet.worker.engine.transport.kombu_types import (
+    add_serializer,
+)
+from stepfleet.worker.engine.transport.kombu_types import (
+    dumps as kombu_dumps,
+)
+from stepfleet.worker.engine.transport.kombu_types import (
+    loads as kombu_loads,
+)
 
 EVENTS = "stepfleet-events"
 """The serializer of task events: JSON, as its content type says."""

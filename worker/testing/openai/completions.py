@@ -8,7 +8,7 @@ import orjson
 
 from stepfleet.worker.testing.openai.conversation import call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.draws import name_of
+from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply, Usage
 
 DONE = b"data: [DONE]\n\n"

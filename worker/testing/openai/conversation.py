@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.worker.testing.scenario.draws import name_of
+from stepfleet.worker.testing.scenario.latency import name_of
 
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _OPENING = {"system", "developer"}

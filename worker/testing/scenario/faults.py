@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 
-from stepfleet.worker.testing.scenario.draws import draw
+from stepfleet.worker.testing.scenario.latency import draw
 
 
 class FaultKind(StrEnum):

@@ -1,11 +1,26 @@
 """How long the model seems to think. Pure: the same request always waits equally long."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Self
 
-from stepfleet.worker.testing.scenario.draws import draw
+_BYTES = 8
+
+
+def draw(*parts: object) -> float:
+    """Return a number from 0 up to 1, always the same for equal `parts`."""
+    text = "\0".join(map(str, parts)).encode(errors="surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=_BYTES).digest()
+    return int.from_bytes(digest) / (1 << 8 * _BYTES)
+
+
+def name_of(*parts: object) -> str:
+    """Return 24 hexadecimal digits, always the same for equal `parts`."""
+    text = "\0".join(map(str, parts)).encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=12).hexdigest()
+
 
 _FORMS = "write 0.05 for always, 0.2-1.5 for evenly between, or 1.0~0.5 for log-normal"
 

@@ -12,8 +12,7 @@ from stepfleet.orchestrator import (
     Lifecycle,
     StopReason,
 )
-from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool
-from stepfleet.orchestrator.cli.views.explain import Explanation, explain, picture
+from stepfleet.orchestrator.cli.views.explain import AwaitedTool, Explanation, explain, picture
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION

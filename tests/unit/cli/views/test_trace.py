@@ -8,9 +8,9 @@ from rich.console import Console
 from support.runs.agent_records import a_step
 
 from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message
-from stepfleet.orchestrator.cli.doctor.pending_tools import AwaitedTool, judged
+from stepfleet.orchestrator.cli.views.explain import AwaitedTool, judged
 from stepfleet.orchestrator.cli.views.trace import trace
-from stepfleet.orchestrator.records.run.origin import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.store.fleet_overview import WorkerSeen
 
 RENDER = AwaitedTool("render", "gpu")

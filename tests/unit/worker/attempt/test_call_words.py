@@ -6,8 +6,8 @@ import pytest
 from celery.exceptions import Reject
 
 from stepfleet.orchestrator import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.protocol.attempt import gave_up
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
-from stepfleet.orchestrator.protocol.refusals import gave_up
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.tasks import ISOLATED, CallFailed, call_outcome

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.worker.engine.pool.slots import Slots
+from stepfleet.worker.engine.pool.asyncio_pool import Slots
 
 
 def filled(limit: int, *jobs: str) -> Slots[str]:

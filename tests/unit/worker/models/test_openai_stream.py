@@ -8,9 +8,9 @@ from support.servers.raw_model_server import completion_body
 
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.models.http_model import EventLines
 from stepfleet.worker.models.openai.answer import parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
-from stepfleet.worker.models.sse import EventLines
 
 
 def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from support.deadlines import wait_until
 
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.worker.telemetry.export_queue import ExportQueue
+from stepfleet.worker.telemetry.instrumentation import ExportQueue
 from stepfleet.worker.telemetry.observations import Observation, RefusalObservation
 
 EARLY, STALE = RefusalObservation(Refused.EARLY), RefusalObservation(Refused.STALE)

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from stepfleet.worker.telemetry import Identity, JsonLines, current_step
-from stepfleet.worker.telemetry.identity import enter_task
+from stepfleet.worker.telemetry.logs import enter_task
 
 
 def formatted(message: str, *args: Any, **fields: Any) -> dict[str, Any]:

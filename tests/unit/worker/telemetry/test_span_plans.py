@@ -22,8 +22,13 @@ from stepfleet.worker.telemetry.observations import (
     RefusalObservation,
     ToolTaskObservation,
 )
-from stepfleet.worker.telemetry.span_plans import TAKEN_OVER, is_failure, spans_of
-from stepfleet.worker.telemetry.trace_ids import run_span_id, step_span_id
+from stepfleet.worker.telemetry.span_plans import (
+    TAKEN_OVER,
+    is_failure,
+    run_span_id,
+    spans_of,
+    step_span_id,
+)
 
 PARENT = "6ba7b811-9dad-41d1-80b4-00c04fd430c8"
 

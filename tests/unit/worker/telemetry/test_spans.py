@@ -22,8 +22,8 @@ from support.runs.seen_steps import (
 from stepfleet.orchestrator import StopReason
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.worker.telemetry.observations import CANCELLED
+from stepfleet.worker.telemetry.span_plans import run_span_id, trace_id
 from stepfleet.worker.telemetry.spans import Spans
-from stepfleet.worker.telemetry.trace_ids import run_span_id, trace_id
 
 FINISH = a_verdict(Move.FINISH, stop_reason=StopReason.COMPLETED)
 

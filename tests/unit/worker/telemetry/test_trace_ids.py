@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stepfleet.worker.telemetry.trace_ids import (
+from stepfleet.worker.telemetry.span_plans import (
     is_sampled,
     new_span_id,
     run_span_id,
