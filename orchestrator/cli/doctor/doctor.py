@@ -157,13 +157,18 @@ def _private_server() -> Check:
 
 def _models(configs: Iterable[AgentConfig]) -> Iterator[Check]:
     """Judge key and address of each agent's model; no prompt is sent."""
-    try:
-        for agent, target, finding in preflight.examined(configs, os.environ):
-            key = f", {target.key} is set" if target.key else ""
-            yield (
-                fail(finding.about, finding.found, finding.fix)
-                if finding
-                else good(f"model of {agent}", f"{target.base_url} answers{key}")
-            )
-    except AgentException as error:
-        yield fail("model", str(error), "correct the address")
+    usable = []
+    for config in configs:
+        try:
+            preflight.target_of(config, os.environ)
+        except AgentException as error:
+            yield fail("model", str(error), "correct the address")
+        else:
+            usable.append(config)
+    for agent, target, finding in preflight.examined(usable, os.environ):
+        key = f", {target.key} is set" if target.key else ""
+        yield (
+            fail(finding.about, finding.found, finding.fix)
+            if finding
+            else good(f"model of {agent}", f"{target.base_url} answers{key}")
+        )

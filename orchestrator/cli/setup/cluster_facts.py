@@ -24,8 +24,12 @@ class ClusterFacts:
 
 
 def infos(client: Any, *sections: str) -> list[dict[str, Any]]:
-    """Return sections of each master's `INFO`."""
-    return [client.info(*sections, target_nodes=node) for node in client.get_primaries()]
+    """Return sections of each master's `INFO`, read one by one as of a single server."""
+    found: list[dict[str, Any]] = []
+    for node in client.get_primaries():
+        replies = (client.info(one, target_nodes=node) for one in sections)
+        found.append({name: value for reply in replies for name, value in reply.items()})
+    return found
 
 
 def cluster_facts(client: Any, shards: int) -> ClusterFacts:

@@ -128,10 +128,13 @@ def query(url: str, read: Callable[[Client], T], *, seconds: float = _CONNECT_SE
 
 
 def infos(client: Client, *sections: str) -> list[dict[str, Any]]:
-    """Return sections of `INFO`: one server's, or each master's of a cluster."""
+    """Return sections of `INFO`: one server's, or each master's of a cluster.
+
+    Each section in a call of its own: a server before Redis 7 refuses several in one.
+    """
     if isinstance(client, RedisCluster):
         return clusters.infos(client, *sections)
-    return [client.info(*sections)]
+    return [{name: value for one in sections for name, value in client.info(one).items()}]
 
 
 def _client(url: str, seconds: float) -> Client:
