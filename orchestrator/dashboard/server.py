@@ -1,7 +1,6 @@
 """Runs Flower on the fleet's broker, in this process. Does not know runs."""
 
 import asyncio
-import ipaddress
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,42 +13,9 @@ from flower.urls import settings
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.web import ErrorHandler
 
+from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
 from stepfleet.orchestrator.dashboard.pages import Pages, Read, routes
 from stepfleet.orchestrator.errors import ConfigurationError
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can connect to `host`."""
-    name = host.strip("[]").lower()
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def check_access(address: str, basic_auth: str | None) -> None:
-    """Raise `ConfigurationError` for an address that others can reach without a password."""
-    if basic_auth is not None:
-        user, colon, password = basic_auth.partition(":")
-        if not user or not colon or not password:
-            raise ConfigurationError("--basic-auth must be USER:PASSWORD, both not empty")
-        return
-    if not is_loopback(address):
-        msg = (
-            f"--address {address or '(all)'} is open to others: add --basic-auth USER:PASSWORD "
-            "(or set STEPFLEET_FLOWER_BASIC_AUTH), or listen on 127.0.0.1"
-        )
-        raise ConfigurationError(msg)
-
-
-def host_of(header: str) -> str:
-    """Return the name in a request's Host header, without the port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
-
 
 MAX_TASKS = 10_000
 """Steps that Flower keeps in memory; its default is 100,000."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
 from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.cli.terminal.output import notice
-from stepfleet.orchestrator.dashboard.server import check_access
+from stepfleet.orchestrator.dashboard.access import check_access
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.opening.opening import celery_app
 

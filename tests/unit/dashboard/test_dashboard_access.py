@@ -1,7 +1,7 @@
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.dashboard.server import check_access, host_of, is_loopback
+from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"])

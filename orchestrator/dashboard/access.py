@@ -1,0 +1,38 @@
+"""Who may reach the dashboard. Pure."""
+
+import ipaddress
+
+from stepfleet.orchestrator.errors import ConfigurationError
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to `host`."""
+    name = host.strip("[]").lower()
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def check_access(address: str, basic_auth: str | None) -> None:
+    """Raise `ConfigurationError` for an address that others can reach without a password."""
+    if basic_auth is not None:
+        user, colon, password = basic_auth.partition(":")
+        if not user or not colon or not password:
+            raise ConfigurationError("--basic-auth must be USER:PASSWORD, both not empty")
+        return
+    if not is_loopback(address):
+        msg = (
+            f"--address {address or '(all)'} is open to others: add --basic-auth USER:PASSWORD "
+            "(or set STEPFLEET_FLOWER_BASIC_AUTH), or listen on 127.0.0.1"
+        )
+        raise ConfigurationError(msg)
+
+
+def host_of(header: str) -> str:
+    """Return the name in a request's Host header, without the port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]
