@@ -103,14 +103,14 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.run.report import DebugSummary as DebugSummary
     from stepfleet.orchestrator.records.run.results import AgentRunResult as AgentRunResult
     from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
-    from stepfleet.orchestrator.records.run.tool_traces import ToolTrace as ToolTrace
-    from stepfleet.orchestrator.records.run.tool_traces import ToolTraces as ToolTraces
     from stepfleet.orchestrator.records.run.trace import AgentTrace as AgentTrace
     from stepfleet.orchestrator.records.run.trace_steps import Action as Action
     from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer as FinalAnswer
     from stepfleet.orchestrator.records.run.trace_steps import Observation as Observation
     from stepfleet.orchestrator.records.run.trace_steps import PlanningStep as PlanningStep
     from stepfleet.orchestrator.records.run.trace_steps import Task as Task
+    from stepfleet.orchestrator.records.run.trace_steps import ToolTrace as ToolTrace
+    from stepfleet.orchestrator.records.run.trace_steps import ToolTraces as ToolTraces
     from stepfleet.orchestrator.records.state import AgentState as AgentState
     from stepfleet.orchestrator.records.state import Lifecycle as Lifecycle
     from stepfleet.orchestrator.records.steps import FinishReason as FinishReason
@@ -184,9 +184,10 @@ _WHERE = {
     "records.responses": "LLMResponse ModelRequest ModelSettings",
     "records.run.report": "DebugSummary",
     "records.run.results": "AgentRunResult RunStatus",
-    "records.run.tool_traces": "ToolTrace ToolTraces",
     "records.run.trace": "AgentTrace",
-    "records.run.trace_steps": "Action FinalAnswer Observation PlanningStep Task",
+    "records.run.trace_steps": (
+        "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"
+    ),
     "records.state": "AgentState Lifecycle",
     "records.steps": "FinishReason LoggedStep StepResult",
     "records.tools": "ToolCall ToolCallRecord ToolSpec",

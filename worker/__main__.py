@@ -9,12 +9,6 @@ from celery.bin.worker import worker
 
 from stepfleet.worker.app import worker_app
 
-
-def main() -> None:
-    """Start the worker that the arguments describe."""
+if __name__ == "__main__":
     context = CLIContext(app=worker_app(), no_color=False, workdir=None)
     worker.main(obj=context, prog_name="python -m stepfleet.worker", auto_envvar_prefix="CELERY")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,16 +13,14 @@ from stepfleet.orchestrator.continuation.drivers import (
 from stepfleet.orchestrator.continuation.errors import ErrorPolicyCriterion
 from stepfleet.orchestrator.continuation.guards import (
     BudgetLimit,
+    CanDecideToContinue,
+    CanExplainContinuation,
     CumulativeExecutionTimeLimit,
     ExecutionTimeLimit,
     FinishReasonCheck,
     StepsLimit,
     StopRequested,
     TokenUsageLimit,
-)
-from stepfleet.orchestrator.continuation.protocols import (
-    CanDecideToContinue,
-    CanExplainContinuation,
 )
 
 __all__ = [

@@ -12,6 +12,7 @@ from stepfleet.orchestrator.continuation.error_policy import (
 from stepfleet.orchestrator.continuation.errors import ErrorPolicyCriterion
 from stepfleet.orchestrator.continuation.guards import (
     BudgetLimit,
+    CanDecideToContinue,
     CumulativeExecutionTimeLimit,
     ExecutionTimeLimit,
     FinishReasonCheck,
@@ -19,7 +20,6 @@ from stepfleet.orchestrator.continuation.guards import (
     StopRequested,
     TokenUsageLimit,
 )
-from stepfleet.orchestrator.continuation.protocols import CanDecideToContinue
 from stepfleet.orchestrator.records.steps import FinishReason
 
 

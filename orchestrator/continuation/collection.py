@@ -5,7 +5,7 @@ Forbid beats request, request beats stop, stop beats allow. Knows decisions, not
 
 from collections.abc import Iterator
 
-from stepfleet.orchestrator.continuation.protocols import (
+from stepfleet.orchestrator.continuation.guards import (
     ALLOW,
     FORBID,
     REQUEST,

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.continuation.error_policy import (
     ErrorPolicy,
     resolve,
 )
-from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, REQUEST, STOP, evaluation
+from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,

@@ -6,7 +6,7 @@ from stepfleet.orchestrator.continuation.error_policy import (
     ErrorPolicy,
     resolve,
 )
-from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, evaluation
+from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, evaluation
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,

@@ -7,8 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
 
-from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, evaluation
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,
@@ -16,6 +16,50 @@ from stepfleet.orchestrator.records.outcome import (
 )
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason
+
+FORBID = ContinuationDecision.FORBID_CONTINUATION
+ALLOW = ContinuationDecision.ALLOW_CONTINUATION
+REQUEST = ContinuationDecision.REQUEST_CONTINUATION
+STOP = ContinuationDecision.ALLOW_STOP
+
+
+@runtime_checkable
+class CanDecideToContinue(Protocol):
+    """A criterion: guards forbid or allow, work drivers request or stop."""
+
+    def decide(self, state: AgentState) -> ContinuationDecision:
+        """Return this criterion's decision on `state`."""
+
+
+@runtime_checkable
+class CanExplainContinuation(Protocol):
+    """A criterion that gives its decision with a reason and the numbers behind it."""
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the decision on `state`, explained."""
+
+
+def explains(criterion: object) -> bool:
+    """Return whether a criterion gives reasons (the protocol's own check is slow)."""
+    return callable(getattr(criterion, "explain", None))
+
+
+def evaluation(
+    criterion: object,
+    decision: ContinuationDecision,
+    reason: str,
+    context: dict[str, Any],
+    stop_reason: StopReason | None = None,
+) -> ContinuationEvaluation:
+    """Return an evaluation by `criterion`; the values are known to be valid."""
+    return ContinuationEvaluation.model_construct(
+        criterion=type(criterion).__name__,
+        decision=decision,
+        reason=reason,
+        context=context,
+        stop_reason=stop_reason,
+    )
+
 
 Number = int | float
 

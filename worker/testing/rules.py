@@ -9,9 +9,8 @@ from stepfleet.orchestrator.references import load_file, load_module
 from stepfleet.worker.testing.openai.answers import failing, refusing, replying
 from stepfleet.worker.testing.openai.conversation import Violation, violation_in
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.answer import Answer
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind, Faults
-from stepfleet.worker.testing.scenario.replies import Reply
+from stepfleet.worker.testing.scenario.replies import Answer, Reply
 
 Said = Reply | Fault | str
 Rules = Callable[[RequestRecord], Said]

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.agents.answers.special import (
 )
 from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, with_paragraph
 from stepfleet.orchestrator.continuation import CanDecideToContinue
-from stepfleet.orchestrator.continuation.protocols import ALLOW, FORBID, REQUEST, evaluation
+from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, evaluation
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import (

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reas
 from stepfleet.orchestrator.agents.strategies.json_mode import as_text
 from stepfleet.orchestrator.agents.strategies.template import prompt_of
 from stepfleet.orchestrator.continuation import CanDecideToContinue
-from stepfleet.orchestrator.continuation.protocols import REQUEST, STOP, evaluation
+from stepfleet.orchestrator.continuation.guards import REQUEST, STOP, evaluation
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation

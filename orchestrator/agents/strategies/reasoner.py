@@ -24,7 +24,7 @@ from stepfleet.orchestrator.agents.strategies.strategy import (
 )
 from stepfleet.orchestrator.agents.strategies.template import with_prompt
 from stepfleet.orchestrator.continuation import CanDecideToContinue
-from stepfleet.orchestrator.continuation.protocols import ALLOW, REQUEST, STOP, evaluation
+from stepfleet.orchestrator.continuation.guards import ALLOW, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.errors import StrategyError
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.client.session import Client, Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
-from stepfleet.orchestrator.records.run.tool_traces import ToolTraces, tool_traces_of
+from stepfleet.orchestrator.records.run.trace_steps import ToolTraces, tool_traces_of
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs.control import COST_FROM, mark
 from stepfleet.orchestrator.store.runs.reading import StoredRun

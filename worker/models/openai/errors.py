@@ -16,7 +16,7 @@ import orjson
 
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
-from stepfleet.worker.models.refusals import redact, retry_after
+from stepfleet.worker.models.http_model import redact, retry_after
 
 _SERVER_ERRORS, _LAST_STATUS = 500, 599
 _CODES = {

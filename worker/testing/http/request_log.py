@@ -14,8 +14,8 @@ import orjson
 
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.answer import Answer
 from stepfleet.worker.testing.scenario.faults import FaultKind
+from stepfleet.worker.testing.scenario.replies import Answer
 
 _SECRET = ("authorization", "cookie", "key", "token", "secret")
 

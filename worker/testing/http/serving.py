@@ -17,9 +17,9 @@ from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at, refu
 from stepfleet.worker.testing.openai.conversation import Violation, turn_of
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.rules import Rules, decide
-from stepfleet.worker.testing.scenario.answer import Answer, Ending
 from stepfleet.worker.testing.scenario.faults import Faults
 from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.replies import Answer, Ending
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 

@@ -10,9 +10,15 @@ from stepfleet.worker.testing.openai.completions import DONE, Completion, event
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.quirks import quirky_body, quirky_events
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.answer import EVENTS, REFUSED, REPLIED, Answer, Ending
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
-from stepfleet.worker.testing.scenario.replies import Reply
+from stepfleet.worker.testing.scenario.replies import (
+    EVENTS,
+    REFUSED,
+    REPLIED,
+    Answer,
+    Ending,
+    Reply,
+)
 
 COMPLETIONS = "/v1/chat/completions"
 MODELS = ("gpt-4o-mini", "gpt-4o")

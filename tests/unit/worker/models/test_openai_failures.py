@@ -6,8 +6,8 @@ import pytest
 
 from stepfleet.orchestrator import ErrorType
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.worker.models.http_model import redact, retry_after
 from stepfleet.worker.models.openai.errors import failed_event, refusal
-from stepfleet.worker.models.refusals import redact, retry_after
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = "my-very-secret-key"
