@@ -29,7 +29,7 @@ def test_type_checkers_see_the_names_that_exist_when_the_program_runs() -> None:
     there = {
         (f"stepfleet.orchestrator.{module}", name)
         for module, names in package._WHERE.items()
-        for name in names
+        for name in names.split()
     }
     assert seen == there
 
