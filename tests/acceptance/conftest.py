@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.servers.redis_servers import short_folder
+from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
@@ -97,3 +97,15 @@ def effects(tmp_path: Path) -> Path:
     file = tmp_path / "effects"
     file.touch()
     return file
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[RedisServer, ModelServer]]:
+    """A Redis and a model server of a module's own, for a fleet that its tests share."""
+    with short_folder() as folder, ModelServer() as model:
+        redis = RedisServer(folder).start()
+        try:
+            yield redis, model
+        finally:
+            redis.stop()
+        assert not model.violations

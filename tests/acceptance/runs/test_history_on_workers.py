@@ -28,17 +28,6 @@ Hold = Callable[..., tuple[threading.Event, threading.Event]]
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[RedisServer, ModelServer]]:
-    with short_folder() as folder, ModelServer() as model:
-        redis = RedisServer(folder).start()
-        try:
-            yield redis, model
-        finally:
-            redis.stop()
-        assert not model.violations
-
-
-@pytest.fixture(scope="module")
 def workers(servers: tuple[RedisServer, ModelServer]) -> Iterator[list[FleetWorker]]:
     redis, model = servers
     with contextlib.ExitStack() as cleanup:
