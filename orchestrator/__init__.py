@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         SlimSerializationConfig as SlimSerializationConfig,
     )
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
+    from stepfleet.orchestrator.records.errors import Cause as Cause
     from stepfleet.orchestrator.records.errors import ErrorInfo as ErrorInfo
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
     from stepfleet.orchestrator.records.errors import ModelErrorCode as ModelErrorCode
@@ -176,7 +177,7 @@ _WHERE = {
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
     "records.batch": "BatchProgress",
-    "records.errors": "ErrorInfo ErrorType ModelErrorCode",
+    "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.messages": "Message Role",
     "records.outcome": (
         "ContinuationDecision ContinuationEvaluation ContinuationOutcome StopReason"

@@ -4,12 +4,14 @@ Inside a run failures travel as `ErrorInfo`; exceptions cross the edges. Their t
 `stepfleet.orchestrator.errors`.
 """
 
+import hashlib
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, computed_field
 
 from stepfleet.orchestrator.records.base import Record, well_formed
+from stepfleet.orchestrator.records.text.common_form import common_form
 from stepfleet.orchestrator.records.text.redaction import redact_error
 
 
@@ -95,6 +97,43 @@ class ErrorInfo(Record):
     def permanent(self) -> bool:
         """Whether repeating the model call cannot help, under any policy."""
         return is_permanent(self.type, self.code)
+
+
+class Cause(Record):
+    """The common cause of equal errors, or of runs that ended in the same way.
+
+    `kind` is the type of an error (`ErrorType`) or a stop reason; `tool` or `model` is where it
+    happened. `text` is the message without numbers, ids and quoted values, so that "gadget 17
+    missing" and "gadget 18 missing" have one cause; it has at most 300 characters.
+    """
+
+    # The computed field of `to_dict` is accepted again.
+    model_config = ConfigDict(extra="ignore")
+
+    kind: str
+    code: str | None = None
+    tool: str | None = None
+    model: str | None = None
+    text: str = ""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def key(self) -> str:
+        """Ten hexadecimal digits: the same for the same cause, in every process and release."""
+        parts = (self.kind, self.code, self.tool, self.model, self.text)
+        named = "\0".join(part or "" for part in parts)
+        return hashlib.sha256(named.encode(errors="replace")).hexdigest()[:10]
+
+
+def cause_of(error: ErrorInfo, model: str | None = None) -> Cause:
+    """Return the cause of a failure; `model` is the run's, and left out where a tool failed."""
+    return Cause(
+        kind=error.type.value,
+        code=error.code,
+        tool=error.tool_name,
+        model=None if error.tool_name else model,
+        text=common_form(error.message),
+    )
 
 
 class ErrorContext(Record):
