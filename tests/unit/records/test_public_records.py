@@ -38,6 +38,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "metadata": {"ticket": 7},
     },
     "AgentState": {"agent_id": "r1", "info": INFO, "metadata": {"a": [1, None]}},
+    "Cause": {"kind": "tool", "tool": "stock", "text": "no such product"},
     "ContinuationEvaluation": {"criterion": "C", "decision": "stop", "reason": "none"},
     "ContinuationOutcome": {"decision": "stop", "should_continue": False, "resolved_by": "C"},
     "DebugSummary": {
