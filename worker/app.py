@@ -25,7 +25,7 @@ from stepfleet.worker.engine.transport import EVENTS, batch_url
 from stepfleet.worker.engine.transport import register as register_transport
 from stepfleet.worker.runtime.child_deaths import Requests, counts_lost_children
 from stepfleet.worker.runtime.services import Services
-from stepfleet.worker.runtime.shutdown import Stopping
+from stepfleet.worker.runtime.shutdown import Stopping, drain_at_hangup, ignore_hangup
 from stepfleet.worker.tasks import put_aside, register
 from stepfleet.worker.telemetry import log_as_json, log_without_secrets
 
@@ -86,9 +86,12 @@ def create_app(settings: Settings) -> Celery:
     signals.task_unknown.connect(receive, weak=False)
     signals.task_rejected.connect(receive, weak=False)
     if prefork:
+        signals.worker_process_init.connect(lambda **_: ignore_hangup(), weak=False)
         requests = Requests()
         signals.task_received.connect(requests, weak=False)
-        lost = counts_lost_children(settings, lambda: services.stopping.has_begun, requests)
+        lost = counts_lost_children(
+            settings, lambda: services.stopping.has_begun, requests, lambda: services.node
+        )
         signals.task_failure.connect(lost, weak=False)
     _follow_worker(app, services, gate)
     return app
@@ -131,6 +134,7 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
 
     def set_up(instance: Any = None, **_: Any) -> None:
         services.limits.note(instance)
+        services.belong_to(instance)
         limit_tasks(app, gate, partial(put_aside, services))
         if "prefork" in str(instance.pool_cls):
             explain_ends(services.stopping.why_ended)
@@ -144,6 +148,7 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
     signals.worker_process_init.connect(lambda **_: services.start(), weak=False)
     signals.worker_process_shutdown.connect(lambda **_: end_home(), weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
+    signals.worker_ready.connect(lambda **_: drain_at_hangup(), weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)
     app.steps["worker"].add(_drain_step(services.stopping))
     _take_interruptions(services)

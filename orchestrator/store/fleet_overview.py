@@ -20,11 +20,13 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore
 class WorkerSeen(Record):
     """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
 
-    `queues` are the queues that it serves (None where it does not report them), `tool_queues` those
-    that the tools of its agents need.
+    `name` is that of its node in Celery, with the process id behind it for a child of a pool;
+    `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
+    them), `tool_queues` those that the tools of its agents need.
     """
 
     name: str
+    process: str = ""
     seen_seconds_ago: float
     held: int = 0
     slots: int = 0
@@ -61,18 +63,19 @@ def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> l
     `now` and `silence` are in seconds.
     """
     found = []
-    for name, report in sorted(reports.items()):
+    for process, report in sorted(reports.items()):
         state = orjson.loads(report)
         ago = max(now - float(state.get("seen", 0)), 0.0)
         found.append(
             WorkerSeen(
-                name=name,
+                name=state.get("name", process),
+                process=process,
                 seen_seconds_ago=round(ago, 1),
                 **{field: state[field] for field in _REPORTED if field in state},
-                alive=ago <= silence and not is_gone_here(name),
+                alive=ago <= silence and not is_gone_here(process, socket.gethostname()),
             )
         )
-    return found
+    return sorted(found, key=lambda one: one.name)
 
 
 def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...]:
@@ -91,10 +94,13 @@ def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...
     return tuple(sorted(needed - served)) if alive else ()
 
 
-def is_gone_here(name: str) -> bool:
-    """Return whether a worker `host:pid` was a process of this machine that is gone."""
-    host, _, pid = name.rpartition(":")
-    if host != socket.gethostname() or not pid.isdigit():
+def is_gone_here(name: str, host: str) -> bool:
+    """Return whether `name` is `host:pid`, and that process of this machine is gone.
+
+    `host` is this machine, or a Celery worker on it.
+    """
+    place, _, pid = name.rpartition(":")
+    if place != host or not pid.isdigit():
         return False
     try:
         os.kill(int(pid), 0)
@@ -136,7 +142,7 @@ async def workers(store: OpenStore) -> list[WorkerSeen]:
 
 async def forget_workers(store: OpenStore) -> None:
     """Remove the reports of workers that have been silent for a day."""
-    gone = [one.name for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
+    gone = [one.process for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
     if gone:
         await store.connection.execute("HDEL", keys.WORKERS, *gone)
 

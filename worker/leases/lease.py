@@ -137,12 +137,14 @@ AnyLease = Lease | CallLease
 
 
 class Leases:
-    """All steps (by run id) and tool calls that this process holds."""
+    """All steps (by run id) and tool calls that this process holds, by the name `worker`."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
         self.steps: dict[str, Lease] = {}
         self.calls: dict[ToolHint, CallLease] = {}
         self.draining = False
+        self.worker = ""
+        self.slots: Callable[[], int] | None = None
         self._elapsed = elapsed
         self._hands_back = False
         self._writes: set[asyncio.Task[object]] = set()

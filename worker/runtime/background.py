@@ -21,7 +21,7 @@ from stepfleet.orchestrator.store.fleet_overview import forget_workers
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
-from stepfleet.worker.runtime.connect import worker_name
+from stepfleet.worker.runtime.connect import process_name
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.telemetry.instrumentation import Instrumentation
@@ -72,8 +72,9 @@ async def heartbeat(
     while True:
         with suppress(AgentException, RedisError):
             report = {
+                "name": leases.worker,
                 "held": len(leases.steps),
-                "slots": opened.settings.slots,
+                "slots": leases.slots() if leases.slots else 0,
                 "agents": sorted(agent.name for agent in agents),
                 # Remote control may add queues later.
                 "queues": sorted(app.amqp.queues.consume_from),
@@ -81,7 +82,7 @@ async def heartbeat(
                 "seen": (await connection.now()).timestamp(),
             }
             shown = orjson.dumps(report).decode()
-            await connection.execute("HSET", keys.WORKERS, worker_name(), shown)
+            await connection.execute("HSET", keys.WORKERS, process_name(), shown)
             if announced != (connects := connection.connects):
                 for agent in agents:
                     await opened.configs.restore(agent.config)

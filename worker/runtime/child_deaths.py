@@ -7,7 +7,6 @@ read from the store, and trusted where that process is gone from this machine.
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from stepfleet.orchestrator.store.fleet_overview import is_gone_here
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint
+from stepfleet.worker.runtime.connect import child_name
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,14 @@ _HINTS: dict[str, Callable[[Any, Any], StepHint | ToolHint]] = {
 
 
 def counts_lost_children(
-    settings: Settings, is_stopping: Callable[[], bool], requests: "Requests"
+    settings: Settings,
+    is_stopping: Callable[[], bool],
+    requests: "Requests",
+    node: Callable[[], str],
 ) -> Callable[..., None]:
     """Return a receiver of Celery's signal `task_failure`.
 
-    `requests` knows which child was given a task.
+    `requests` knows which child was given a task; `node` returns the name of Celery's worker.
     """
 
     def receive(
@@ -54,9 +57,9 @@ def counts_lost_children(
         if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
             return
         # Celery reports a hard time limit right before the SIGKILL.
-        is_gone: Callable[[str], bool] = is_gone_here
+        is_gone: Callable[[str], bool] = partial(is_gone_here, host=node())
         if isinstance(exception, TimeLimitExceeded):
-            is_gone = partial(is_child_here, pid=requests.pid_of(task_id))
+            is_gone = partial(is_child, node=node(), pid=requests.pid_of(task_id))
         try:
             hint = hinted(args, kwargs or {})
             asyncio.run(_count(settings, hint, is_gone))
@@ -101,6 +104,6 @@ class Requests:
         return pid
 
 
-def is_child_here(worker: str, pid: int | None) -> bool:
-    """Return whether a worker's name is of the child `pid` of this process."""
-    return pid is not None and worker == f"{socket.gethostname()}:{pid}"
+def is_child(worker: str, node: str, pid: int | None) -> bool:
+    """Return whether a worker's name is of the child `pid` of `node`."""
+    return pid is not None and worker == child_name(node, pid)

@@ -18,12 +18,14 @@ from stepfleet.worker.runtime.crash_points import Visit
 log = logging.getLogger(__name__)
 
 
-async def connect(opened: OpenStore, agents: Iterable[Agent], crash: Visit) -> StepStore:
-    """Return the store of steps over an open store. Raises `StoreError`."""
+async def connect(
+    opened: OpenStore, agents: Iterable[Agent], crash: Visit, worker: str
+) -> StepStore:
+    """Return the store of the steps of `worker`, over an open store. Raises `StoreError`."""
     for warning in warnings(await server_info(opened.connection)):
         log.warning(warning)
     settings = opened.settings
-    terms = Terms(settings.lease, settings.grace, settings.retention, worker_name())
+    terms = Terms(settings.lease, settings.grace, settings.retention, worker)
     given = (opened.connection, opened.keys, opened.configs, opened.dispatch)
     store = StepStore(*given, terms, crash)
     await store.prepare()
@@ -36,10 +38,15 @@ async def connect(opened: OpenStore, agents: Iterable[Agent], crash: Visit) -> S
 async def disconnect(opened: OpenStore) -> None:
     """Sign off, and close the store."""
     with suppress(AgentException):
-        await opened.connection.execute("HDEL", keys.WORKERS, worker_name())
+        await opened.connection.execute("HDEL", keys.WORKERS, process_name())
     await opened.aclose()
 
 
-def worker_name() -> str:
-    """Return this process's name: host and process id."""
+def child_name(node: str, pid: int) -> str:
+    """Return the name of a child of the pool of the worker `node`."""
+    return f"{node}:{pid}"
+
+
+def process_name() -> str:
+    """Return the name of this process among all of the fleet: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"

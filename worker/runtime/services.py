@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from celery import Celery
 from redis.exceptions import RedisError
@@ -33,7 +34,7 @@ from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.background import background_tasks
 from stepfleet.worker.runtime.compose import Collaborators
-from stepfleet.worker.runtime.connect import connect, disconnect, worker_name
+from stepfleet.worker.runtime.connect import child_name, connect, disconnect, process_name
 from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
@@ -66,6 +67,8 @@ class LoopServices:
         consumes: bool = True,
     ) -> None:
         self._settings = settings
+        leases.worker = leases.worker or process_name()
+        leases.slots = leases.slots or (lambda: settings.slots)
         self._patience = settings.patience
         self._agents = list(agents)
         self._isolates = isolates
@@ -73,7 +76,7 @@ class LoopServices:
         self._app = app
         self._leases = leases
         self._crash = crash
-        self._shared = Collaborators(settings, self._agents, worker_name())
+        self._shared = Collaborators(settings, self._agents, leases.worker)
         self._deliveries: list[EventDelivery] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[Ports] | None = None
@@ -161,11 +164,11 @@ class LoopServices:
 
     async def _set_up(self, opened: OpenStore) -> Ports:
         leases, app, settings = self._leases, self._app, self._settings
-        store = await connect(opened, self._agents, self._crash)
+        store = await connect(opened, self._agents, self._crash, leases.worker)
         self._renewal = Renewal.over(opened, store, leases, app if self._consumes else None)
         isolation = None
         if self._consumes:
-            self._deliveries = await deliveries(opened, worker_name(), random.random)
+            self._deliveries = await deliveries(opened, process_name(), random.random)
             processes = None
             if self._isolates:
                 processes = IsolatedProcesses(draining=lambda: leases.draining)
@@ -203,9 +206,13 @@ class Services:
         self.crash = crash_points(os.environ)
         self.stopping = Stopping(settings.drain)
         self.limits = TimeLimits()
+        self._isolates = isolates
+        self._worker: Any = None
         self._made: LoopServices | None = None
 
         def make() -> LoopServices:
+            if self._worker is not None:
+                self._name_leases()
             made = LoopServices(settings, agents, app, self.leases, self.crash, isolates=isolates)
             # A model's answer is worth waiting for Redis, however long that takes.
             made.be_patient(0.0 if self.leases.draining else math.inf)
@@ -213,6 +220,23 @@ class Services:
             return made
 
         self._loop: Callable[[], LoopServices] = PerLoop(make, LoopServices.aclose)
+
+    @property
+    def node(self) -> str:
+        """The name of Celery's worker; empty before it is known."""
+        return str(getattr(self._worker, "hostname", ""))
+
+    def belong_to(self, worker: Any) -> None:
+        """Note Celery's `worker`: its name is that of what is held here, its pool has the slots."""
+        self._worker = worker
+
+    def _name_leases(self) -> None:
+        if self._isolates:
+            self.leases.worker = self.node
+            self.leases.slots = lambda: int(self._worker.pool.num_processes)
+        else:  # a child of a pool: its siblings share the node, and it does one thing at a time
+            self.leases.worker = child_name(self.node, os.getpid())
+            self.leases.slots = lambda: 1
 
     async def run_step(self, hint: StepHint) -> StepReport:
         """Do the step that `hint` names; a stopping worker refuses."""

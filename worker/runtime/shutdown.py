@@ -128,6 +128,28 @@ class Stopping:
         timer.start()
 
 
+def drain_at_hangup() -> None:
+    """Let a closed terminal do as SIGTERM, unless `nohup` ignores it.
+
+    Without a terminal SIGHUP stays Celery's: a restart.
+    """
+    if _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def ignore_hangup() -> None:
+    """Let a child of a pool live on when its terminal is closed: its worker drains it."""
+    if _has_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _has_terminal() -> bool:
+    with suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+        return True
+    return False
+
+
 def leave_behind(seconds: float) -> None:
     """End this process and its pool's children by force."""
     log.error(

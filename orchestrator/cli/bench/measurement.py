@@ -87,7 +87,7 @@ class Measurement:
                 raise ConfigurationError(msg)
             await asyncio.sleep(_POLL_SECONDS)
             seen = (await self._fleet.overview()).workers
-            self._pids = [int(pid) for one in seen if one.alive for pid in _own(one.name)]
+            self._pids = [int(pid) for one in seen if one.alive for pid in _own(one.process)]
         await _ended(await self._submit(warming(workers)))
 
     async def _submit(self, runs: Sequence[PlannedRun]) -> AsyncBatch:

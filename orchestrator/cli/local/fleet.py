@@ -69,4 +69,4 @@ def supervisor_of(
         argv = watched_argv(WORKER, *celery_arguments(options))
         env = worker_environment(options, settings.store, {**os.environ, **extra})
         workers.append(Child(name, argv, env, folder.log(name)))
-    return Supervisor([*workers, *beside], notice, drain=settings.drain)
+    return Supervisor(workers, notice, drain=settings.drain, beside=beside)

@@ -39,15 +39,21 @@ class Restarts:
 
 
 class Supervisor:
-    """Several child processes that should all be running.
+    """Several child processes that should all be running: `workers`, and others `beside` them.
 
     `drain` are the seconds that a stopping worker gives its steps; `stop` waits a little longer.
     """
 
     def __init__(
-        self, children: Sequence[Child], notice: Callable[[str], None], *, drain: float
+        self,
+        workers: Sequence[Child],
+        notice: Callable[[str], None],
+        *,
+        drain: float,
+        beside: Sequence[Child] = (),
     ) -> None:
-        self._children = children
+        self.workers = tuple(workers)
+        self._children = (*workers, *beside)
         self._notice = notice
         self._bound = drain + _BEYOND_DRAIN
 

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
@@ -16,7 +17,11 @@ from stepfleet.orchestrator.cli.setup.preflight import check_models
 from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
+from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
+
+_LOOK_SECONDS = 0.1
 
 
 def run_up(plan: FleetPlan, data: Path, *, with_flower: bool) -> None:
@@ -47,12 +52,27 @@ async def _run(
             fleet = supervisor_of(plan, settings, folder, extra, notice, beside)
             interrupts.before_exit(fleet.kill)
             await fleet.start()
-            notice(started)
             try:
-                await until_interrupted(asyncio.Event().wait(), interrupts, fleet.watch())
+                await until_interrupted(
+                    _stand(settings, fleet.workers, started), interrupts, fleet.watch()
+                )
             finally:
                 notice(f"Stopping: steps in progress may finish (up to {settings.drain:g} s).")
                 await fleet.stop()
+
+
+async def _stand(settings: Settings, workers: Sequence[Child], started: str) -> None:
+    """Say that the fleet has `started` when all `workers` have announced their agents, and wait."""
+    host = socket.gethostname()
+    async with AsyncFleet(settings=settings) as client:
+        while True:
+            with contextlib.suppress(StoreError):
+                alive = {one.process for one in (await client.overview()).workers if one.alive}
+                if {f"{host}:{one.pid}" for one in workers} <= alive:
+                    break
+            await asyncio.sleep(_LOOK_SECONDS)
+    notice(started)
+    await asyncio.Event().wait()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
@@ -25,7 +26,8 @@ def become_worker(options: WorkerOptions, data: Path) -> None:
     url = _redis_url(data)
     warn_of(url)
     raise_open_files_limit()
-    argv = worker_argv(options)
+    # The process id stays: several workers of a machine have names of their own.
+    argv = worker_argv(replace(options, name=options.name or f"worker-{os.getpid()}"))
     sys.stdout.flush()
     os.execve(argv[0], argv, worker_environment(options, url, os.environ))  # noqa: S606 - no shell
 

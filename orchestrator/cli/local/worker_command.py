@@ -35,7 +35,7 @@ def celery_arguments(options: WorkerOptions) -> list[str]:
     # Workers need not know each other: their common state is in the store.
     arguments = ["--loglevel", options.log_level, "--without-gossip", "--without-mingle"]
     if options.name:
-        arguments += ["--hostname", f"{options.name}@%h"]
+        arguments += ["--hostname", options.name if "@" in options.name else f"{options.name}@%h"]
     if options.pool != "asyncio":
         arguments += ["--pool", options.pool]
     if options.queues:

@@ -1,5 +1,6 @@
 """Prints: tables or JSON on standard output, notices on standard error."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -53,9 +54,10 @@ def print_outcome(data: dict[str, Any], text: str, *, json: bool) -> None:
 
 
 def notice(text: str) -> None:
-    """Print a notice on standard error."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    """Print a notice on standard error, unless its terminal is closed."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _write(line: bytes) -> None:

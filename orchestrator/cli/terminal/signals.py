@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one requests an orderly end, the second one ends at once."""
+"""Ctrl-C or a closed terminal: the first requests an orderly end, the second ends at once."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Interrupts:
-    """Whether the user wants to stop; `requested` is set by the first SIGINT or SIGTERM."""
+    """Whether the user wants to stop; the first SIGINT, SIGTERM or SIGHUP sets `requested`."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
@@ -27,12 +27,15 @@ class Interrupts:
     def handled(self) -> Iterator["Interrupts"]:
         """Handle the signals in the running loop for as long as the block runs."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             loop.add_signal_handler(number, self._on_signal)
         try:
             yield self
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:
