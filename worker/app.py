@@ -16,6 +16,7 @@ from celery.worker.control import control_command
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.records.text.redaction import keep_secret
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.admission import Gate
 from stepfleet.worker.engine.bridge import end_home, explain_ends
@@ -64,6 +65,7 @@ def create_app(settings: Settings) -> Celery:
         broker_transport_options={
             "visibility_timeout": 6 * 3600,
             "message_limit": settings.message_bytes,
+            "quarantine": settings.prefix + QUARANTINE,
         },
         worker_hijack_root_logger=True,
     )

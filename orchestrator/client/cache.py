@@ -31,4 +31,4 @@ class AsyncFleetCache:
 
     async def _entries(self) -> CacheEntries:
         store = (await self._session.open()).store
-        return CacheEntries(store.connection, store.settings.cache_bytes)
+        return CacheEntries(store.connection, store.settings.cache_bytes, store.keys)

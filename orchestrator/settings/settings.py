@@ -1,5 +1,6 @@
 """Settings of a fleet: arguments, then environment, then `stepfleet.toml`, then defaults."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ TASK = "stepfleet.step"
 TOOL_TASK = "stepfleet.tool"
 DAY = 24 * 3600
 LONGEST_SECONDS = 10 * 366 * DAY
+_PREFIX = re.compile(r"(?:[A-Za-z0-9._:/-]*[._:/-])?")
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
     "beside it, or to RabbitMQ"
@@ -47,7 +49,9 @@ _NO_BROKER = (
 class Settings(BaseSettings):
     """Every setting; in the environment with the prefix `STEPFLEET_`, times in seconds.
 
-    `redis_url` is the store; `broker_url` defaults to it. `enqueue` is `script` (the next
+    `redis_url` is the store; `broker_url` defaults to it. `prefix` begins all keys and channels,
+    so that several fleets share one Redis database; in the broker, `broker_prefix` replaces it
+    where others use the same queues with a `global_keyprefix`. `enqueue` is `script` (the next
     task is pushed by the commit itself; store and broker must be one Redis), `publish`
     (sent after the commit) or `auto`. `transport` is how workers read a Redis broker: in
     batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run,
@@ -73,6 +77,8 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
     broker_url: SecretStr | None = None
     queue: str = Field(default=QUEUE, min_length=1)
+    prefix: str = Field(default="", max_length=100)
+    broker_prefix: str | None = Field(default=None, max_length=100)
     enqueue: Literal["auto", "script", "publish"] = "auto"
     transport: Literal["batch", "stock"] = "batch"
     log_format: Literal["text", "json"] = "text"
@@ -123,6 +129,16 @@ class Settings(BaseSettings):
             parse_cluster(address)
         return url
 
+    @field_validator("prefix")
+    @classmethod
+    def _is_apart(cls, given: str) -> str:
+        if _PREFIX.fullmatch(given):
+            return given
+        raise ValueError(
+            f"{given!r} is no prefix: write letters, digits and . _ : / - with a sign at the end,"
+            " such as 'dev:'"
+        )
+
     @field_validator("signing_key")
     @classmethod
     def _is_long(cls, given: SecretStr | None) -> SecretStr | None:
@@ -159,6 +175,11 @@ class Settings(BaseSettings):
         if self.broker_url is None and is_cluster(self.store):
             raise ConfigurationError(_NO_BROKER)
         return self.broker_url.get_secret_value() if self.broker_url else self.store
+
+    @property
+    def queue_prefix(self) -> str:
+        """What the broker's keys begin with: Celery's `global_keyprefix`."""
+        return self.prefix if self.broker_prefix is None else self.broker_prefix
 
     @property
     def enqueues_in_script(self) -> bool:

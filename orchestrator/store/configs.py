@@ -10,7 +10,7 @@ from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.keys import AGENTS, NAMES, NO_PREFIX, USED, Keys
 
 REMEMBERED = 1000
 NOTED_SECONDS = 3600.0
@@ -20,8 +20,9 @@ NOTED_SECONDS = 3600.0
 class Configs:
     """Reads and writes configurations. A read one is cached: it cannot change."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, keys: Keys = NO_PREFIX) -> None:
         self._connection = connection
+        self._agents, self._names, self._used = map(keys.of, (AGENTS, NAMES, USED))
         self._known: dict[str, AgentConfig] = {}
         self._saved: dict[str, tuple[int, float]] = {}
 
@@ -32,8 +33,8 @@ class Configs:
         if saved != connects or now > noted + NOTED_SECONDS:  # a failover may have lost it
             used = (await self._connection.now()).timestamp()
             # In this order: a worker that forgets it at the same time checks for a use once more.
-            await self._connection.execute("ZADD", keys.USED, "GT", used, digest)
-            await self._connection.execute("HSETNX", keys.AGENTS, digest, config.to_json())
+            await self._connection.execute("ZADD", self._used, "GT", used, digest)
+            await self._connection.execute("HSETNX", self._agents, digest, config.to_json())
             self._remember(digest, config)
             self._saved[digest] = (connects, now)
         return digest
@@ -44,7 +45,7 @@ class Configs:
         Raises `SerializationError` if there is none, or this version cannot read it.
         """
         if digest not in self._known:
-            stored = await self._connection.execute("HGET", keys.AGENTS, digest)
+            stored = await self._connection.execute("HGET", self._agents, digest)
             if stored is None:
                 msg = f"the configuration {digest} of a run is not in the store"
                 raise SerializationError(msg)
@@ -63,21 +64,21 @@ class Configs:
     async def announce(self, config: AgentConfig) -> None:
         """Make an agent known by name, so that clients can submit to it without its code."""
         digest = await self.save(config)
-        await self._connection.execute("HSET", keys.NAMES, config.name, digest)
+        await self._connection.execute("HSET", self._names, config.name, digest)
 
     async def restore(self, config: AgentConfig) -> None:
         """Announce a configuration that the store has lost; a newer announcement stays."""
         digest = await self.save(config)
-        await self._connection.execute("HSETNX", keys.NAMES, config.name, digest)
+        await self._connection.execute("HSETNX", self._names, config.name, digest)
 
     async def named(self, name: str) -> AgentConfig:
         """Return the configuration of the agent that workers announced under `name`.
 
         Raises `ConfigurationError` that lists the names which are known.
         """
-        digest = await self._connection.execute("HGET", keys.NAMES, name)
+        digest = await self._connection.execute("HGET", self._names, name)
         if digest is None:
-            known = sorted(await self._connection.execute("HKEYS", keys.NAMES))
+            known = sorted(await self._connection.execute("HKEYS", self._names))
             msg = (
                 f"no agent is named {name!r}; workers know: {', '.join(known) or 'none'}. "
                 "Start a worker with --agents MODULE, or pass the agent itself"

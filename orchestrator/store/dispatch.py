@@ -151,7 +151,8 @@ class Redis(Protocol):
 class Dispatch:
     """Gets hints to the workers: pushed inside scripts, or published by plain Celery.
 
-    `in_script` is true where store and broker are one Redis; `signing` signs every message.
+    `in_script` is true where store and broker are one Redis; `signing` signs every message;
+    `prefix` begins the names of a Redis broker's lists.
     """
 
     def __init__(
@@ -162,8 +163,10 @@ class Dispatch:
         *,
         in_script: bool,
         signing: SigningKeys | None = None,
+        prefix: str = "",
     ) -> None:
         self.queue = queue
+        self._prefix = prefix
         self.in_script = in_script
         self._app = app
         self._rests_until = 0.0
@@ -176,7 +179,11 @@ class Dispatch:
     @property
     def queue_key(self) -> str | None:
         """The broker list that scripts push to, or None where they do not."""
-        return self.queue if self.in_script else None
+        return self.key_of(self.queue) if self.in_script else None
+
+    def key_of(self, queue: str) -> str:
+        """Return the list of a Redis broker that holds a queue's messages."""
+        return self._prefix + queue
 
     def message(self, hint: StepHint, agent: str) -> str:
         """Return the message that a script pushes; empty where it is published afterwards."""
@@ -192,7 +199,7 @@ class Dispatch:
         if self._messages:
             messages = [self._messages.build(hint, agent) for hint, agent in hints]
             push = "LPUSH" if behind else "RPUSH"
-            await self._connection.execute(push, self.queue, *messages)
+            await self._connection.execute(push, self.key_of(self.queue), *messages)
         else:
             await self._publish(
                 (TASK, self.queue, [hint.run_id, hint.step], step_label(agent, hint.step))
@@ -217,7 +224,7 @@ class Dispatch:
         if not calls:
             return
         if self.in_script:
-            pushes = [("RPUSH", call.queue, self.call_message(call)) for call in calls]
+            pushes = [("RPUSH", self.key_of(call.queue), self.call_message(call)) for call in calls]
             await asyncio.gather(*(self._connection.execute(*push) for push in pushes))
         else:
             await self._publish((TOOL_TASK, one.queue, one.args, one.label) for one in calls)
@@ -225,7 +232,7 @@ class Dispatch:
     async def waiting(self) -> int:
         """Return how many messages wait in the queue."""
         if self._messages:
-            return int(await self._connection.execute("LLEN", self.queue))
+            return int(await self._connection.execute("LLEN", self.key_of(self.queue)))
         try:
             return await asyncio.to_thread(self._count)
         except BROKER_ERRORS as error:

@@ -135,7 +135,7 @@ async def overview(store: OpenStore) -> FleetOverview:
 
 async def workers(store: OpenStore) -> list[WorkerSeen]:
     """Return the workers as they last reported."""
-    reports = await store.connection.execute("HGETALL", keys.WORKERS)
+    reports = await store.connection.execute("HGETALL", store.keys.of(keys.WORKERS))
     now = (await store.connection.now()).timestamp()
     return workers_seen(reports, now=now, silence=store.settings.lease / 2)
 
@@ -144,7 +144,7 @@ async def forget_workers(store: OpenStore) -> None:
     """Remove the reports of workers that have been silent for a day."""
     gone = [one.process for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
     if gone:
-        await store.connection.execute("HDEL", keys.WORKERS, *gone)
+        await store.connection.execute("HDEL", store.keys.of(keys.WORKERS), *gone)
 
 
 async def _due(store: OpenStore) -> tuple[int, float]:
@@ -193,6 +193,7 @@ async def _waiting(store: OpenStore) -> int | None:
 
 
 async def _quarantined(store: OpenStore) -> int:
-    kind = await store.connection.execute("TYPE", keys.QUARANTINE)
+    quarantine = store.keys.of(keys.QUARANTINE)
+    kind = await store.connection.execute("TYPE", quarantine)
     asks = {"list": "LLEN", "stream": "XLEN", "hash": "HLEN", "set": "SCARD", "zset": "ZCARD"}
-    return int(await store.connection.execute(asks[kind], keys.QUARANTINE)) if kind in asks else 0
+    return int(await store.connection.execute(asks[kind], quarantine)) if kind in asks else 0

@@ -21,8 +21,8 @@ QUARANTINE = f"{PREFIX}:quarantine"
 
 
 @cache
-def _tag(shard: int) -> str:
-    return f"{PREFIX}:{{s{shard:02d}}}:"
+def _tag(prefix: str, shard: int) -> str:
+    return f"{prefix}{PREFIX}:{{s{shard:02d}}}:"
 
 
 def _encoded(given: str) -> bytes:
@@ -36,9 +36,17 @@ def _encoded(given: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a store with `shards` shards (fixed when the store is first used)."""
+    """The keys of a store with `shards` shards (fixed when the store is first used).
+
+    `prefix` begins every key, so that several fleets can share one database.
+    """
 
     shards: int = 16
+    prefix: str = ""
+
+    def of(self, name: str) -> str:
+        """Return the full name of a key, or of a channel, that belongs to no shard."""
+        return self.prefix + name
 
     def shard_of(self, run_id: str) -> int:
         """Return the run's shard: CRC16 of its id (as Redis Cluster hashes keys)."""
@@ -46,7 +54,7 @@ class Keys:
 
     def tag(self, shard: int) -> str:
         """Return the prefix that all keys of a shard share."""
-        return _tag(shard)
+        return _tag(self.prefix, shard)
 
     def run(self, run_id: str) -> str:
         """Return the key of the run's header; its other keys extend it."""
@@ -75,10 +83,14 @@ class Keys:
     def manifest(self, batch_id: str) -> str:
         """Return the key of the manifest of a batch."""
         _encoded(batch_id)
-        return f"{PREFIX}:{{b:{batch_id}}}:manifest"
+        return self.of(f"{PREFIX}:{{b:{batch_id}}}:manifest")
 
     def script_keys(self, run_id: str, queue: str | None) -> list[str]:
         """Return KEYS of a run's script: header, due index and, if it pushes, the broker list."""
         shard = self.shard_of(run_id)
         keys = [f"{self.tag(shard)}run:{run_id}", self.due(shard)]
         return [*keys, queue] if queue else keys
+
+
+NO_PREFIX = Keys()
+"""For what is the same with any number of shards, in a store without a prefix."""

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import QUARANTINE
+from stepfleet.orchestrator.store.keys import NO_PREFIX, QUARANTINE, Keys
 from stepfleet.orchestrator.store.lua import run_script
 
 KEPT_ENTRIES = 1000
@@ -39,9 +39,9 @@ def read_entry(stored: bytes) -> tuple[dict[str, Any], bytes]:
     return orjson.loads(about), payload
 
 
-async def keep_aside(connection: Connection, made: bytes) -> None:
+async def keep_aside(connection: Connection, made: bytes, keys: Keys = NO_PREFIX) -> None:
     """Add an entry, once; the oldest ones make room. Raises `StoreError`."""
-    await run_script(connection, "aside", [QUARANTINE], made, KEPT_ENTRIES)
+    await run_script(connection, "aside", [keys.of(QUARANTINE)], made, KEPT_ENTRIES)
 
 
 def about_entries(stored: Iterable[str]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics, statistics_of
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import PREFIX
+from stepfleet.orchestrator.store.keys import NO_PREFIX, PREFIX, Keys
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.records.codec import pairs
 
@@ -24,13 +24,14 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 class CacheEntries:
     """Reads, keeps and drops entries. `max_bytes` limits all of them together."""
 
-    def __init__(self, connection: Connection, max_bytes: int) -> None:
+    def __init__(self, connection: Connection, max_bytes: int, keys: Keys = NO_PREFIX) -> None:
         self._connection = connection
         self._max_bytes = max_bytes
+        self._parts = [keys.of(f"{PREFIX}:{{c{part:02d}}}:cache") for part in range(PARTS)]
 
     async def read(self, key: str, model: str) -> str | None:
         """Return an entry, or None; counts the read. Raises `StoreError` as the connection does."""
-        entry: str | None = await self._run(_part_of(key), "read", key, model)
+        entry: str | None = await self._run(self._part_of(key), "read", key, model)
         return entry
 
     async def keep(self, key: str, model: str, entry: str, ttl: int) -> bool:
@@ -39,12 +40,12 @@ class CacheEntries:
         Those that would expire next make room for it.
         """
         share = self._max_bytes // PARTS
-        kept = await self._run(_part_of(key), "keep", key, model, ttl * 1000, share, entry)
+        kept = await self._run(self._part_of(key), "keep", key, model, ttl * 1000, share, entry)
         return bool(kept)
 
     async def statistics(self) -> CacheStatistics:
         """Return the sizes and the numbers of reads."""
-        counts = await asyncio.gather(*(self._run(name, "count") for name in _parts()))
+        counts = await asyncio.gather(*(self._run(name, "count") for name in self._parts))
         return statistics_of(map(pairs, counts), self._max_bytes)
 
     async def drop(self, key: str) -> int:
@@ -55,16 +56,16 @@ class CacheEntries:
         if not _KEY.fullmatch(key):
             msg = f"{key[:80]!r} is no key of a cached answer; a step has it in `cache.key`"
             raise ConfigurationError(msg)
-        return int(await self._run(_part_of(key), "drop", key))
+        return int(await self._run(self._part_of(key), "drop", key))
 
     async def drop_model(self, model: str) -> int:
         """Drop all entries of a model, named as its agents name it; return how many they were."""
-        dropped = await asyncio.gather(*(self._drop_model(name, model) for name in _parts()))
+        dropped = await asyncio.gather(*(self._drop_model(name, model) for name in self._parts))
         return sum(dropped)
 
     async def clear(self) -> int:
         """Drop all entries and counters; return how many entries they were."""
-        return sum(await asyncio.gather(*map(self._clear, _parts())))
+        return sum(await asyncio.gather(*map(self._clear, self._parts)))
 
     async def _drop_model(self, part: str, model: str) -> int:
         cursor, dropped = "0", 0
@@ -87,14 +88,5 @@ class CacheEntries:
     async def _run(self, part: str, verb: str, *args: Any) -> Any:
         return await run_script(self._connection, _SCRIPT, [part], verb, *args)
 
-
-def _parts() -> list[str]:
-    return [_named(number) for number in range(PARTS)]
-
-
-def _part_of(key: str) -> str:
-    return _named(int(key[0], 16))
-
-
-def _named(part: int) -> str:
-    return f"{PREFIX}:{{c{part:02d}}}:cache"
+    def _part_of(self, key: str) -> str:
+        return self._parts[int(key[0], 16)]

@@ -49,7 +49,7 @@ async def _keep(settings: Settings, made: bytes) -> None:
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     store = await open_store(quick, client_app(quick))
     try:
-        await keep_aside(store.connection, made)
+        await keep_aside(store.connection, made, store.keys)
     finally:
         await store.aclose()
 

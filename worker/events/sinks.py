@@ -78,7 +78,7 @@ def sinks_of(settings: Settings) -> list[Sink]:
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else ""
     found = [_webhook(str(url), secret) for url in settings.webhooks]
     if settings.events_url:
-        found.append(_channels(settings.events_url.get_secret_value()))
+        found.append(_channels(settings.events_url.get_secret_value(), settings.prefix))
     return found
 
 
@@ -87,12 +87,12 @@ def _webhook(url: str, secret: str) -> Sink:
     return Sink(_name("webhook", url), webhook.deliver, webhook.aclose)
 
 
-def _channels(url: str) -> Sink:
+def _channels(url: str, prefix: str) -> Sink:
     pubsub = RedisPubSub.at(url)
 
     async def deliver(envelopes: Sequence[Envelope]) -> None:
         for one in envelopes:
-            await pubsub.broadcast(channel_of(one["session_id"]), one)
+            await pubsub.broadcast(prefix + channel_of(one["session_id"]), one)
 
     return Sink(_name("channels", url), deliver, pubsub.aclose)
 

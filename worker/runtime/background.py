@@ -82,7 +82,7 @@ async def heartbeat(
                 "seen": (await connection.now()).timestamp(),
             }
             shown = orjson.dumps(report).decode()
-            await connection.execute("HSET", keys.WORKERS, process_name(), shown)
+            await connection.execute("HSET", opened.keys.of(keys.WORKERS), process_name(), shown)
             if announced != (connects := connection.connects):
                 for agent in agents:
                     await opened.configs.restore(agent.config)

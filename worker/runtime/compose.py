@@ -61,7 +61,8 @@ class Collaborators:
         def cost(model: str, usage: UsageStats) -> float:
             return recent.prices().cost_of(model, usage)
 
-        cache = self._cache = ResponseCache(CacheEntries(connection, settings.cache_bytes), cost)
+        entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
+        cache = self._cache = ResponseCache(entries, cost)
         return Ports(
             store=store,
             calls=store.calls,

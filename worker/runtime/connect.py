@@ -38,7 +38,7 @@ async def connect(
 async def disconnect(opened: OpenStore) -> None:
     """Sign off, and close the store."""
     with suppress(AgentException):
-        await opened.connection.execute("HDEL", keys.WORKERS, process_name())
+        await opened.connection.execute("HDEL", opened.keys.of(keys.WORKERS), process_name())
     await opened.aclose()
 
 

@@ -166,7 +166,7 @@ class Rescuer:
 
     def _place_of(self, shard: int) -> str:
         on_cluster = isinstance(self._connection, ClusterConnection)
-        return f"{self._keys.tag(shard)}rescuer" if on_cluster else RESCUER
+        return f"{self._keys.tag(shard)}rescuer" if on_cluster else self._keys.of(RESCUER)
 
     async def _request_turn(self, place: str) -> tuple[bool, float]:
         """Return whether it is this rescuer's turn, and by what the clock there was set forward."""

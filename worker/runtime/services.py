@@ -126,7 +126,7 @@ class LoopServices:
     async def put_aside(self, entry: bytes) -> None:
         """Keep a message that may not be acted on, for people. Raises `StoreError`."""
         await self.ports()
-        await keep_aside(self.store.connection, entry)
+        await keep_aside(self.store.connection, entry, self.store.keys)
 
     async def settle(self) -> None:
         """Give subscribers and readers of text a few seconds to receive what is left."""

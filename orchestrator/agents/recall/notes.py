@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from redis.asyncio import Redis
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.redis_client.clients import cluster_client
 from stepfleet.orchestrator.redis_client.urls import is_cluster
+from stepfleet.orchestrator.settings.settings import load_settings
 
 PAGE = 1000
 
@@ -151,18 +153,29 @@ class RedisNotes:
     """Notes under `name` in the Redis at `url`; the newest `most` of them are kept.
 
     Belongs to no run and never expires. Connects at its first use in an event loop; nothing is
-    sent before.
+    sent before. `prefix` begins the keys (default: `STEPFLEET_PREFIX`).
     """
 
-    def __init__(self, url: str, name: str = "notes", *, most: int = 10_000) -> None:
-        self._key = f"sf:notes:{{{name}}}"
-        self._generation_key = f"{self._key}:generation"
+    def __init__(
+        self, url: str, name: str = "notes", *, most: int = 10_000, prefix: str | None = None
+    ) -> None:
+        self._name = name
+        self._prefix = prefix
         self._most = most
         self._clients: OnePerLoop[Any] = OnePerLoop(
             lambda: (cluster_client if is_cluster(url) else Redis.from_url)(
                 url, decode_responses=True
             )
         )
+
+    @cached_property
+    def _key(self) -> str:
+        prefix = load_settings().prefix if self._prefix is None else self._prefix
+        return f"{prefix}sf:notes:{{{self._name}}}"
+
+    @property
+    def _generation_key(self) -> str:
+        return f"{self._key}:generation"
 
     async def append(self, note: str) -> None:
         """Append a note."""

@@ -178,7 +178,7 @@ def shards(facts: RedisFacts, wanted: int) -> Check:
     )
 
 
-def quarantine(count: int, reasons: Mapping[str, int] | None = None) -> Check:
+def quarantine(count: int, reasons: Mapping[str, int] | None = None, prefix: str = "") -> Check:
     """Judge broker messages that were refused; `reasons` counts them by reason."""
     if not count:
         return good("quarantine", "empty")
@@ -188,7 +188,7 @@ def quarantine(count: int, reasons: Mapping[str, int] | None = None) -> Check:
         "quarantine",
         f"{count} broker messages were refused and put aside" + (f": {shown}" if shown else ""),
         "find out who else writes to the queue, and whether all have the same signing keys; "
-        "redis-cli DEL sf:quarantine drops them",
+        f"redis-cli DEL {prefix}sf:quarantine drops them",
     )
 
 

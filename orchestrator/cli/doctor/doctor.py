@@ -10,7 +10,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from celery import Celery
 from rich.table import Table
 from rich.text import Text
 
@@ -31,8 +30,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
 from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
-from stepfleet.orchestrator.store.opening.brokers import kombu_conf, kombu_url
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.opening.opening import celery_app, open_store
 
 _WORKER_MODULES = ("aiohttp", "greenlet", "yarl")
 _PATIENCE_SECONDS = 3.0
@@ -98,7 +96,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
 
 
 def _store(settings: Settings) -> Iterator[Check]:
-    facts = redis_facts(settings.store)
+    facts = redis_facts(settings.store, prefix=settings.prefix)
     yield good("Redis", "answers, and takes the credentials")
     yield from checks.redis(facts.server)
     if facts.cluster:
@@ -106,10 +104,10 @@ def _store(settings: Settings) -> Iterator[Check]:
     if is_sentinel(settings.store):
         yield checks.sentinels(sentinel_facts(settings.store))
     yield checks.shards(facts, settings.shards)
-    yield checks.quarantine(facts.quarantined, facts.refusals)
+    yield checks.quarantine(facts.quarantined, facts.refusals, settings.prefix)
     if settings.broker != settings.store:
-        yield _broker(settings.broker)
-        yield from _broker_quarantine(settings.broker)
+        yield _broker(settings)
+        yield from _broker_quarantine(settings)
 
 
 async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
@@ -117,26 +115,26 @@ async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     opened = await open_store(quick)
     try:
-        named = await opened.connection.execute("HGETALL", keys.NAMES)
+        named = await opened.connection.execute("HGETALL", opened.keys.of(keys.NAMES))
         announced = [await opened.configs.load(named[name]) for name in sorted(named)]
         return await overview(opened), announced
     finally:
         await opened.aclose()
 
 
-def _broker_quarantine(url: str) -> Iterator[Check]:
+def _broker_quarantine(settings: Settings) -> Iterator[Check]:
     """Judge a broker's own quarantine, where it is a Redis that answers."""
     with suppress(AgentException):
-        if is_redis(url):
-            facts = redis_facts(url)
+        if is_redis(settings.broker):
+            facts = redis_facts(settings.broker, prefix=settings.prefix)
             yield replace(
-                checks.quarantine(facts.quarantined, facts.refusals), about="broker's quarantine"
+                checks.quarantine(facts.quarantined, facts.refusals, settings.prefix),
+                about="broker's quarantine",
             )
 
 
-def _broker(url: str) -> Check:
-    app = Celery("stepfleet", broker=kombu_url(url), set_as_current=False)
-    app.conf.update(**kombu_conf(url))
+def _broker(settings: Settings) -> Check:
+    app = celery_app(settings)
     try:
         with app.connection_for_write() as connection:
             shown = connection.as_uri()

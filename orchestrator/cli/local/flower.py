@@ -20,10 +20,10 @@ def serve_flower(port: int, address: str, basic_auth: str | None, data: Path) ->
     from stepfleet.orchestrator.dashboard.server import Address, serve  # noqa: PLC0415
 
     with known_redis(data) as settings:
-        redis_facts(settings.store)
+        redis_facts(settings.store, prefix=settings.prefix)
         serve(
             celery_app(settings),
             Address(address, port, basic_auth),
             lambda url: notice(f"Flower: {url}"),
-            lambda: refused_messages({settings.store, settings.broker}),
+            lambda: refused_messages({settings.store, settings.broker}, settings.prefix),
         )

@@ -37,7 +37,7 @@ def run_up(plan: FleetPlan, data: Path, *, with_flower: bool) -> None:
     if with_flower:
         lines.insert(1, f"Flower: http://127.0.0.1:{_flower_port()}")
     with local_redis(folder.root) as settings:
-        warn_of(settings.store)
+        warn_of(settings.store, prefix=settings.prefix)
         with _published_address(settings, folder):
             beside = [_flower(settings, folder)] if with_flower else []
             asyncio.run(_run(plan, settings, folder, beside, "\n".join(lines)))

@@ -24,7 +24,7 @@ def become_worker(options: WorkerOptions, data: Path) -> None:
     """Replace this process by a worker. Raises `AgentException` with the fix before that."""
     load_agents(options.agents)
     url = _redis_url(data)
-    warn_of(url)
+    warn_of(url, prefix=load_settings().prefix)
     raise_open_files_limit()
     # The process id stays: several workers of a machine have names of their own.
     argv = worker_argv(replace(options, name=options.name or f"worker-{os.getpid()}"))

@@ -125,7 +125,7 @@ def run_file(plan: RunPlan) -> int:
         folder = DataFolder.prepare(plan.data)
         notes = Notes(folder.notes, identity(content, default, agents, plan.out))
         with local_redis(folder.root) as settings:
-            warn_of(settings.store, patience=settings.patience)
+            warn_of(settings.store, patience=settings.patience, prefix=settings.prefix)
             run = _Run(replace(plan, file=file, agent=default), agents, folder, notes, settings)
             return asyncio.run(run.to_its_end())
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import redis
@@ -55,14 +56,14 @@ class RedisFacts:
     cluster: ClusterFacts | None = None
 
 
-def warn_of(url: str, *, patience: float = 0.0) -> None:
+def warn_of(url: str, *, patience: float = 0.0, prefix: str = "") -> None:
     """Print warnings about a server that endangers runs. Raises as `redis_facts`."""
-    for finding in health_findings(redis_facts(url, patience=patience).server):
+    for finding in health_findings(redis_facts(url, patience=patience, prefix=prefix).server):
         notice(f"WARNING: {finding.text}")
 
 
-def redis_facts(url: str, *, patience: float = 0.0) -> RedisFacts:
-    """Return the facts of the server or cluster at `url`, within a few seconds.
+def redis_facts(url: str, *, patience: float = 0.0, prefix: str = "") -> RedisFacts:
+    """Return the facts of the server or cluster at `url`, and of the store with that prefix.
 
     An unreachable server is tried again for `patience` seconds, with a notice. Raises as `query`.
     """
@@ -70,7 +71,7 @@ def redis_facts(url: str, *, patience: float = 0.0) -> RedisFacts:
     noticed = False
     while True:
         try:
-            return query(url, _facts)
+            return query(url, partial(_facts, prefix))
         except StoreError:
             if time.monotonic() >= deadline:
                 raise
@@ -80,13 +81,15 @@ def redis_facts(url: str, *, patience: float = 0.0) -> RedisFacts:
             time.sleep(_PAUSE_SECONDS)
 
 
-def refused_messages(urls: Iterable[str]) -> list[dict[str, Any]]:
+def refused_messages(urls: Iterable[str], prefix: str = "") -> list[dict[str, Any]]:
     """Return the facts of the messages in quarantine, the newest first.
 
     `urls` are of the store and the broker; a broker that is no Redis has no quarantine. Raises as
     `query`.
     """
-    found = [one for url in urls if is_redis(url) for one in query(url, _quarantine)]
+    found = [
+        one for url in urls if is_redis(url) for one in query(url, partial(_quarantine, prefix))
+    ]
     return sorted(found, key=lambda one: -float(one["at"]))
 
 
@@ -162,13 +165,13 @@ def _place(url: str) -> str:
     return f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
 
-def _facts(client: Client) -> RedisFacts:
-    stored = cast("str | None", client.get(keys.SHARDS))
+def _facts(prefix: str, client: Client) -> RedisFacts:
+    stored = cast("str | None", client.get(prefix + keys.SHARDS))
     shards = int(stored) if stored else None
     cluster = None
     if isinstance(client, RedisCluster):
         cluster = clusters.cluster_facts(client, shards or keys.Keys().shards)
-    refused = _quarantine(client)
+    refused = _quarantine(prefix, client)
     return RedisFacts(
         server=ServerFacts.of(worst_of(infos(client, "server", "persistence", "memory"))),
         shards=shards,
@@ -178,11 +181,12 @@ def _facts(client: Client) -> RedisFacts:
     )
 
 
-def _quarantine(client: Client) -> list[dict[str, Any]]:
+def _quarantine(prefix: str, client: Client) -> list[dict[str, Any]]:
     """Return the facts of the messages in quarantine, the newest first."""
-    if client.type(keys.QUARANTINE) != "list":
+    key = prefix + keys.QUARANTINE
+    if client.type(key) != "list":
         return []
-    return about_entries(cast("list[str]", client.lrange(keys.QUARANTINE, 0, -1)))
+    return about_entries(cast("list[str]", client.lrange(key, 0, -1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ def with_fleet(
     with known_redis(data) as settings:
         # Checked either way: an unreachable Redis is reported with its fix within seconds.
         patience = settings.patience if waits else 0.0
-        (warn_of if warn else redis_facts)(settings.store, patience=patience)
+        check = warn_of if warn else redis_facts
+        check(settings.store, patience=patience, prefix=settings.prefix)
 
         async def opened() -> T:
             async with AsyncFleet(settings=settings) as fleet:

@@ -58,6 +58,7 @@ class Batches:
     def __init__(self, connection: Connection, keys_: Keys, *, retention: int) -> None:
         self._connection = connection
         self._keys = keys_
+        self._all, self._sweeps = keys_.of(keys.BATCHES), keys_.of(keys.SWEEPS)
         self._retention = timedelta(seconds=retention)
 
     async def find(self, batch_id: str) -> Manifest | None:
@@ -80,7 +81,7 @@ class Batches:
         created = round(manifest.created.timestamp() * 1000)
         await self._connection.execute("HSETNX", key, "created", created)
         await self._connection.execute("HSET", key, *flat(manifest.to_fields()))
-        await self._connection.execute("ZADD", keys.BATCHES, "NX", created, manifest.batch_id)
+        await self._connection.execute("ZADD", self._all, "NX", created, manifest.batch_id)
 
     async def seal(self, batch_id: str) -> None:
         """Note that every run of the batch was created."""
@@ -107,12 +108,12 @@ class Batches:
 
     async def newest(self, limit: int) -> list[BatchProgress]:
         """Return the newest batches; forget those whose runs are past their retention."""
-        ids = await self._connection.execute("ZREVRANGE", keys.BATCHES, 0, limit - 1)
+        ids = await self._connection.execute("ZREVRANGE", self._all, 0, limit - 1)
         found = []
         for batch_id in ids:
             manifest = await self.find(batch_id)
             if manifest is None:
-                await self._connection.execute("ZREM", keys.BATCHES, batch_id)
+                await self._connection.execute("ZREM", self._all, batch_id)
                 continue
             counters = await self.counters(batch_id)
             if await self._is_past(manifest, counters):
@@ -128,12 +129,12 @@ class Batches:
         do not pile up where nobody lists them.
         """
         before = (await self.now() - self._retention).timestamp() * 1000
-        old = int(await self._connection.execute("ZCOUNT", keys.BATCHES, "-inf", before))
+        old = int(await self._connection.execute("ZCOUNT", self._all, "-inf", before))
         if not old:
             return
         first = random.randrange(max(old - MOST_TIDIED, 0) + 1)  # noqa: S311 - no secret
         found = await self._connection.execute(
-            "ZRANGEBYSCORE", keys.BATCHES, "-inf", before, "LIMIT", first, MOST_TIDIED
+            "ZRANGEBYSCORE", self._all, "-inf", before, "LIMIT", first, MOST_TIDIED
         )
         for batch_id in found:
             manifest = await self.find(batch_id)
@@ -142,9 +143,9 @@ class Batches:
 
     async def forget(self, batch_id: str) -> None:
         """Remove a batch's manifest; its runs and counters stay as long as they stay."""
-        await self._connection.execute("ZREM", keys.BATCHES, batch_id)
+        await self._connection.execute("ZREM", self._all, batch_id)
         await self._connection.execute("DEL", self._keys.manifest(batch_id))
-        await self._connection.execute("ZREM", keys.SWEEPS, batch_id)
+        await self._connection.execute("ZREM", self._sweeps, batch_id)
         await self.unflag(batch_id)
 
     async def unflag(self, batch_id: str) -> None:

@@ -68,6 +68,7 @@ class BatchRequests:
     ) -> None:
         self._connection = connection
         self._keys = keys_
+        self._sweeps = keys_.of(keys.SWEEPS)
         self._dispatch = dispatch
         self._batches = batches
         self._grace_ms = round(grace * 1000)
@@ -156,7 +157,7 @@ class BatchRequests:
         before = (await self._batches.now()).timestamp() - STALE_SECONDS
         limits = ("LIMIT", 0, MOST_AT_ONCE)
         found = await self._connection.execute(
-            "ZRANGEBYSCORE", keys.SWEEPS, "-inf", before, "WITHSCORES", *limits
+            "ZRANGEBYSCORE", self._sweeps, "-inf", before, "WITHSCORES", *limits
         )
         return list(zip(found[::2], found[1::2], strict=True))
 
@@ -226,12 +227,12 @@ class BatchRequests:
     async def _note(self, batch_id: str) -> str:
         """Note that the sweep is under way, and return the time of the note."""
         now = f"{(await self._batches.now()).timestamp():.6f}"
-        await self._connection.execute("ZADD", keys.SWEEPS, now, batch_id)
+        await self._connection.execute("ZADD", self._sweeps, now, batch_id)
         return now
 
     async def _unnote(self, batch_id: str, noted: str) -> None:
         """Remove the note of that time; a newer one stays."""
-        await run_script(self._connection, "unnote", [keys.SWEEPS], batch_id, noted)
+        await run_script(self._connection, "unnote", [self._sweeps], batch_id, noted)
 
 
 def _parts(reply: list[str]) -> tuple[str, int, str, int]:

@@ -43,6 +43,7 @@ class BatchUpkeep:
         self._requests = requests
         self._connection = connection
         self._keys = keys_
+        self._upkeep = keys_.of(keys.UPKEEP)
         self._batches = Batches(connection, keys_, retention=retention)
         self._retention_ms = retention * 1000
 
@@ -53,7 +54,7 @@ class BatchUpkeep:
         the other, or fails with it. Raises `StoreError` when Redis stays out of reach.
         """
         pause = round(LOOK_SECONDS * 1000)
-        if not await self._connection.execute("SET", keys.UPKEEP, "1", "NX", "PX", pause):
+        if not await self._connection.execute("SET", self._upkeep, "1", "NX", "PX", pause):
             return 0
         if not self._requests:
             return await self.settle_all()

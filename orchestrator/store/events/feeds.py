@@ -46,7 +46,7 @@ class Chunks:
             commands += [
                 ("XADD", key, "MAXLEN", "~", MOST_KEPT, "*", "chunk", text),
                 ("EXPIRE", key, KEPT_SECONDS),
-                ("PUBLISH", channel_of(chunk.session_id), text),
+                ("PUBLISH", self._keys.of(channel_of(chunk.session_id)), text),
             ]
         await self._connection.execute_all(*commands)
 
@@ -160,7 +160,7 @@ class Feeds:
         if lost:
             moved += ["lost", lost]
         reply = await run_script(
-            self._connection, "courier", _keys(outlet), owner, round(seconds * 1000), *moved
+            self._connection, "courier", self._outlet(outlet), owner, round(seconds * 1000), *moved
         )
         if reply[0] != "owner":
             return None
@@ -169,13 +169,13 @@ class Feeds:
 
     async def disown(self, outlet: str, owner: str) -> None:
         """Let others own an outlet at once, if `owner` does."""
-        held = _keys(outlet)[0]
+        held = self._outlet(outlet)[0]
         if await self._connection.execute("GET", held) == owner:
             await self._connection.execute("DEL", held)
 
     async def lost(self, outlet: str) -> int:
         """Return how many writes of events an outlet has missed."""
-        return int(await self._connection.execute("HGET", _keys(outlet)[1], "lost") or 0)
+        return int(await self._connection.execute("HGET", self._outlet(outlet)[1], "lost") or 0)
 
     async def read(self, places: dict[int, FeedPosition], most: int) -> list[Page]:
         """Return the pages after these positions, `most` writes per feed; no empty pages."""
@@ -223,6 +223,6 @@ class Feeds:
     def _feed(self, shard: int) -> str:
         return f"{self._keys.tag(shard)}feed"
 
-
-def _keys(outlet: str) -> list[str]:
-    return [f"{PREFIX}:{{outlet:{outlet}}}:owner", f"{PREFIX}:{{outlet:{outlet}}}:places"]
+    def _outlet(self, name: str) -> list[str]:
+        key = self._keys.of(f"{PREFIX}:{{outlet:{name}}}")
+        return [f"{key}:owner", f"{key}:places"]

@@ -61,14 +61,19 @@ def kombu_url(url: str) -> str:
     return f"redis+socket://{path}"
 
 
-def kombu_conf(url: str) -> dict[str, Any]:
+def kombu_conf(url: str, prefix: str = "") -> dict[str, Any]:
     """Return the Celery settings that a broker needs beside its URL.
+
+    `prefix` begins the keys of a Redis; other brokers have none.
 
     Raises `ConfigurationError` for an unusable Sentinel URL.
     """
+    named = {"global_keyprefix": prefix} if prefix else {}
     if is_sentinel(url):
-        return _sentinel_conf(sentinels_of(url))
-    bounded = _BOUNDED if _REDIS.match(url) else {}
+        conf = _sentinel_conf(sentinels_of(url))
+        conf["broker_transport_options"] |= named
+        return conf
+    bounded = {**_BOUNDED, **named} if _REDIS.match(url) else {}
     return {"broker_transport_options": {**_IMPATIENT, **bounded}}
 
 

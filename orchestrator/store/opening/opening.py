@@ -55,7 +55,7 @@ class OpenStore:
 def celery_app(settings: Settings, **conf: Any) -> Celery:
     """Return a Celery app that sends and accepts JSON only and keeps no results."""
     app = Celery("stepfleet", broker=kombu_url(settings.broker), set_as_current=False)
-    own = kombu_conf(settings.broker)
+    own = kombu_conf(settings.broker, settings.queue_prefix)
     own["broker_transport_options"] |= conf.pop("broker_transport_options", {})
     app.conf.update(
         **own,
@@ -92,17 +92,19 @@ async def open_store(settings: Settings, app: Celery | None = None) -> OpenStore
     except BaseException:
         await connection.aclose()
         raise
+    names = Keys(shards, settings.prefix)
     return OpenStore(
         settings,
         connection,
-        Keys(shards),
-        Configs(connection),
+        names,
+        Configs(connection, names),
         Dispatch(
             app or client_app(settings),
             connection,
             settings.queue,
             in_script=in_script,
             signing=settings.signing,
+            prefix=settings.queue_prefix,
         ),
     )
 
@@ -190,13 +192,14 @@ async def _first_contact(client: Redis | FirstContact, settings: Settings) -> in
 
 
 async def _shards(client: Redis | FirstContact, settings: Settings) -> int:
-    stored = await client.get(keys.SHARDS)
+    key = settings.prefix + keys.SHARDS
+    stored = await client.get(key)
     if stored is None:  # a full Redis refuses even a write that changes nothing
-        await client.setnx(keys.SHARDS, settings.shards)
-        stored = await client.get(keys.SHARDS)
+        await client.setnx(key, settings.shards)
+        stored = await client.get(key)
     shards = int(stored) if stored and stored.isdigit() else 0
     if not 1 <= shards <= LARGEST_SHARDS:
-        msg = f"key {keys.SHARDS!r} holds {stored!r}; this is no store of Stepfleet: name another"
+        msg = f"key {key!r} holds {stored!r}; this is no store of Stepfleet: name another"
         raise ConfigurationError(msg)
     if shards != settings.shards and "shards" in settings.model_fields_set:
         msg = (

@@ -65,7 +65,7 @@ class Purging:
             for server in await self._connection.servers():
                 cursor = 0
                 while True:
-                    match = f"{names.PREFIX}:{{s*}}:{_RUN}*"
+                    match = self._keys.of(f"{names.PREFIX}:{{s*}}:{_RUN}*")
                     cursor, found = await server.scan(cursor, match, PAGE, "HASH")
                     yield [str(key) for key in found]
                     if not int(cursor):

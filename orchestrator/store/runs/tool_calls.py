@@ -85,7 +85,7 @@ class ToolCalls:
             claim.token,
             len(tasks),
             *calls,
-            queues=[task.queue for task in tasks if in_script],
+            queues=[self._dispatch.key_of(task.queue) for task in tasks if in_script],
             want=Want.CANCEL if claim.state.stop_requested else "",
             patience=duration(waiting.patience),
             grace=duration(self.grace),

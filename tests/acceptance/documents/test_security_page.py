@@ -24,7 +24,7 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 
 Start = Callable[..., FleetWorker]
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
-RULE = re.search(r"^user fleet (?P<rule>.+?)\n```", PAGE, re.DOTALL | re.MULTILINE)
+RULES = dict(re.findall(r"^user (\w+) (on >PASSWORD.+?)\n```", PAGE, re.DOTALL | re.MULTILINE))
 FILE = Path(__file__).parents[1] / "agent_modules" / "heavy_agents.py"
 HEAVY = load_agents(str(FILE))["heavy"]
 PASSWORD = "a-password-of-the-fleet"
@@ -35,10 +35,11 @@ DEAF = "worker_enable_remote_control=false"
 @pytest.fixture
 def server(own_redis: Callable[..., RedisServer]) -> RedisServer:
     server = own_redis()
-    assert RULE is not None, "the page has no rule"
-    words = RULE["rule"].replace("PASSWORD", PASSWORD).replace("\\\n", " ").split()
+    assert sorted(RULES) == ["dev", "fleet"], "the page's rules"
     with redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", "fleet", *words)
+        for user, rule in RULES.items():
+            words = rule.replace("PASSWORD", PASSWORD).replace("\\\n", " ").split()
+            client.execute_command("ACL", "SETUSER", user, *words)
         client.execute_command("ACL", "LOG", "RESET")
     return server
 
@@ -52,26 +53,32 @@ def calls(request: RequestRecord) -> Reply:
     return Reply("answer")
 
 
-@pytest.mark.parametrize("transport", ["batch", "stock"])
+@pytest.mark.parametrize(
+    ("transport", "user", "prefix"),
+    [("batch", "fleet", ""), ("stock", "fleet", ""), ("batch", "dev", "dev:")],
+)
 def test_the_fleets_user_may_do_all_that_a_fleet_does_and_nothing_is_denied(
     transport: str,
+    user: str,
+    prefix: str,
     model: ModelServer,
     start_worker: Start,
     server: RedisServer,
     commands: CommandLine,
 ) -> None:
     model.follow(calls)
-    url = server.url.replace("redis://", f"redis://fleet:{PASSWORD}@")
+    url = server.url.replace("redis://", f"redis://{user}:{PASSWORD}@")
     env = {
+        "STEPFLEET_PREFIX": prefix,
         "STEPFLEET_AGENTS": str(FILE),
         "EFFECTS": "/dev/null",
         "STEPFLEET_TRANSPORT": transport,
         "STEPFLEET_EVENTS_URL": url,
     }
-    site = started_flower(commands, url)
+    site = started_flower(commands, url, STEPFLEET_PREFIX=prefix)
     start_worker(url, options=("-Q", "stepfleet,gpu"), env=env)
     lines = [{"id": f"{n}", "input": f"question {n}"} for n in range(3)]
-    with Fleet(url) as fleet:
+    with Fleet(settings=load_settings(redis_url=url, prefix=prefix)) as fleet:
         results = list(fleet.submit_batch(lines, agent=HEAVY).results())
         assert {result.output for result in results} == {"answer"}
         run_id = fleet.submit(HEAVY, "hang on")
@@ -85,20 +92,21 @@ def test_the_fleets_user_may_do_all_that_a_fleet_does_and_nothing_is_denied(
         assert copy
     wait_until(lambda: site.get("/broker")[0] == 200, within=LONG)
     for arguments in (("doctor", "--json"), ("status",), ("show", results[0].run_id)):
-        done = commands(*arguments, STEPFLEET_REDIS_URL=url)
+        done = commands(*arguments, STEPFLEET_REDIS_URL=url, STEPFLEET_PREFIX=prefix)
         assert "NOPERM" not in done.stdout + done.stderr
         assert "permission" not in done.stdout + done.stderr
     with redis.Redis.from_url(server.url) as client:
-        client.hset(keys.AGENTS, "old", "{}")
-        client.zadd(keys.USED, {"old": 0})
-        assert asyncio.run(tidied(url)) == 1
-        denied = client.execute_command("ACL", "LOG")
-    assert denied == []
+        client.hset(prefix + keys.AGENTS, "old", "{}")
+        client.zadd(prefix + keys.USED, {"old": 0})
+        assert asyncio.run(tidied(url, prefix)) == 1
+        assert client.execute_command("ACL", "LOG") == []
+        strange = [key for key in client.scan_iter("*") if not key.startswith(prefix.encode())]
+    assert strange == []
 
 
-async def tidied(url: str) -> int:
+async def tidied(url: str, prefix: str) -> int:
     """Forget old configurations, as workers do now and then; return how many were there."""
-    opened = await open_store(load_settings(redis_url=url))
+    opened = await open_store(load_settings(redis_url=url, prefix=prefix))
     try:
         return await forget_configs(opened)
     finally:

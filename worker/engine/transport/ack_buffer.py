@@ -63,6 +63,9 @@ _LOST_FETCHER_SECONDS = 86_400
 class AckBufferChannel(StockChannel):
     """A kombu Redis channel that buffers acknowledgements and restores until they can be sent."""
 
+    #: Transport option: the key of the fleet's dead letters.
+    quarantine = QUARANTINE
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._reused: Any = None
         self._consumed = False
@@ -131,7 +134,7 @@ class AckBufferChannel(StockChannel):
         """Restore what a lost connection, a rejection or a closed channel left to restore."""
         pending = self._pending
         while pending.lost_fetchers:
-            mark = LOST_FETCHER + pending.lost_fetchers[0]
+            mark = self.full_key(LOST_FETCHER) + pending.lost_fetchers[0]
             self.unprefixed.set(mark, 1, ex=_LOST_FETCHER_SECONDS)
             pending.lost_fetchers.popleft()
         while pending.restores:
@@ -178,8 +181,8 @@ class AckBufferChannel(StockChannel):
     def add_dead_letter(self, made: bytes, tag: str | None = None) -> None:
         """Keep an entry of `store.quarantine`; with ``tag``, end that delivery with it."""
         with self.unprefixed.pipeline() as pipe:
-            pipe.lpush(QUARANTINE, made)
-            pipe.ltrim(QUARANTINE, 0, KEPT_ENTRIES - 1)
+            pipe.lpush(self.quarantine, made)
+            pipe.ltrim(self.quarantine, 0, KEPT_ENTRIES - 1)
             if tag is not None:
                 pipe.zrem(self.full_key(self.unacked_index_key), tag)
                 pipe.hdel(self.full_key(self.unacked_key), tag)
@@ -188,7 +191,7 @@ class AckBufferChannel(StockChannel):
 
     def dead_letter(self, raw: bytes, reason: str, queue: str, tag: str) -> None:
         """Move a delivery out of Celery's reach."""
-        logger.warning("A message of queue %s went to %s: %s", queue, QUARANTINE, reason)
+        logger.warning("A message of queue %s went to %s: %s", queue, self.quarantine, reason)
         self.add_dead_letter(entry(raw, reason, queue), tag)
 
 

@@ -24,7 +24,6 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
     TransientError,
     transient_error_of,
 )
-from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
 from stepfleet.worker.engine.transport.ack_buffer import (
     ACKS_PER_CALL,
@@ -91,6 +90,7 @@ class Channel(WakingChannel):
         "batch_messages",
         "batch_bytes",
         "message_limit",
+        "quarantine",
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -154,8 +154,8 @@ class Channel(WakingChannel):
         keys = [
             self.full_key(self.unacked_index_key),
             self.full_key(self.unacked_key),
-            QUARANTINE,
-            LOST_FETCHER + fetch.tag.partition(":")[0],
+            self.quarantine,
+            self.full_key(LOST_FETCHER) + fetch.tag.partition(":")[0],
             *(
                 self.full_key(self._q_for_pri(queue, priority))
                 for priority in self.priority_steps
@@ -266,7 +266,7 @@ class Channel(WakingChannel):
         except SHAPE_ERRORS as error:
             if isinstance(error, OSError):
                 raise
-            logger.exception("Celery could not accept a message; it is in %s", QUARANTINE)
+            logger.exception("Celery could not accept a message; it is in %s", self.quarantine)
             self.qos.forget(tag)
             self.dead_letter(raw, f"Celery could not take it: {error!r}"[:300], queue, tag)
 
