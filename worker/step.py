@@ -17,7 +17,7 @@ from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
-from stepfleet.worker.attempt.model_call import broken_off, call_model, failure_of
+from stepfleet.worker.attempt.model_call import broken_off, call_model, failure_of, log_broken
 from stepfleet.worker.attempt.tool_turn import ToolTurn
 from stepfleet.worker.leases.lease import Lease, Leases
 from stepfleet.worker.ports import Ports
@@ -155,6 +155,8 @@ def conclude(
     try:
         with allowed(LONGEST_CHECKS):
             verdict = decide(claim, attempt, criteria, facts)
+        if verdict.error is not None:
+            log_broken(verdict.outcome)
         return verdict, events_of(claim, attempt, verdict, facts)
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
         failed = failure_of(error, attempt.span)

@@ -3,15 +3,17 @@
 import logging
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from typing import Any, TypeVar
 
+from billiard.einfo import ExceptionWithTraceback
 from celery import Celery, Task
 from celery.exceptions import Reject, Retry
 from celery.utils.saferepr import saferepr
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
-from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
@@ -31,19 +33,51 @@ Hint = TypeVar("Hint", StepHint, ToolHint)
 
 
 class StepFailed(Exception):  # noqa: N818 - reads as what happened
-    """A step was committed as failed; its run goes on or ends as the error policy says."""
+    """A step was committed as failed; its run goes on or ends as the error policy says.
+
+    `where` is the traceback of the user's code that failed, if any did.
+    """
+
+    def __init__(self, message: str, where: str | None = None) -> None:
+        super().__init__(message)
+        self.where = where
 
 
-class CallFailed(Exception):  # noqa: N818 - as above
+class CallFailed(StepFailed):
     """A tool call's error was delivered; the model reads it, or the error policy ends the run."""
 
 
 class StepRetried(Retry):
     """A step will be retried after `when` seconds. Flower shows the `repr`."""
 
+    where: str | None = None
+
     def __repr__(self) -> str:
         """Return the reason; Celery's own names neither the reason nor a unit."""
         return f"again in {self.when} s: {self.message}"
+
+
+class ShownTask(Task):
+    """A task whose traceback, as Celery shows it, is that of the user's code."""
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Replace the framework's traceback, which tells nobody what failed."""
+        del exc, task_id, args, kwargs
+        show_users_code(einfo)
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Do the same for a step that is retried."""
+        del exc, task_id, args, kwargs
+        show_users_code(einfo)
+
+
+def show_users_code(einfo: Any) -> None:
+    """Let a task's traceback be that of the user's code, where it is of a failed step."""
+    raised = getattr(einfo, "exception", None)  # Celery has none for a task that was cancelled
+    if isinstance(raised, ExceptionWithTraceback):
+        raised = raised.exc
+    if isinstance(raised, StepFailed | StepRetried):
+        einfo.traceback = raised.where or f"{raised} (no code of the agent raised it)"
 
 
 def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
@@ -60,7 +94,9 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
             raise put_aside(services, task, refusal) from None
         return hint
 
-    @app.task(name=TASK, bind=True, acks_late=True, ignore_result=True, throws=(StepFailed,))
+    made = partial(app.task, base=ShownTask, bind=True, acks_late=True, ignore_result=True)
+
+    @made(name=TASK, throws=(StepFailed,))
     def step(self: Task, *args: Any, **kwargs: Any) -> str:
         """Do one step of a run: `(run_id, step)` is a hint, Redis holds the truth."""
         hint = admitted(self, step_hint, args, kwargs)
@@ -68,7 +104,7 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
         services.crash("before-acknowledge")
         return step_outcome(report)
 
-    @app.task(name=TOOL_TASK, bind=True, acks_late=True, ignore_result=True, throws=(CallFailed,))
+    @made(name=TOOL_TASK, throws=(CallFailed,))
     def call(self: Task, *args: Any, **kwargs: Any) -> str:
         """Make one tool call of a step: a hint too; run and arguments are in Redis."""
         hint = admitted(self, call_hint, args, kwargs)
@@ -100,12 +136,26 @@ def step_outcome(report: StepReport) -> str:
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"
     if verdict.move is Move.RETRY:
-        raise StepRetried(_shown(verdict.failure), when=round(verdict.delay, 3))
+        retried = StepRetried(_shown(verdict.failure), when=round(verdict.delay, 3))
+        retried.where = where_failed(verdict)
+        raise retried
     if verdict.failure is not None:
-        raise StepFailed(_shown(verdict.failure))
+        raise StepFailed(_shown(verdict.failure), where_failed(verdict))
     if verdict.error is not None:
-        raise StepFailed(verdict.error[:SHOWN])
+        raise StepFailed(verdict.error[:SHOWN], where_failed(verdict))
     return str(verdict.stop_reason if verdict.move is Move.FINISH else verdict.move)
+
+
+def where_failed(verdict: Verdict) -> str | None:
+    """Return the traceback of what failed in a step, if code of the user's did."""
+    result = verdict.logged.result if verdict.logged else None
+    failures = [verdict.failure]
+    if result:
+        failures += [*result.errors, *(call.error for call in result.tool_calls)]
+    found = [one.traceback for one in failures if one and one.traceback]
+    if not found and verdict.outcome:
+        found = [one.traceback for one in verdict.outcome.broken if one.traceback]
+    return found[0] if found else None
 
 
 def call_outcome(report: CallReport) -> str:
@@ -122,7 +172,7 @@ def call_outcome(report: CallReport) -> str:
     if not report.applied:
         return "dropped: nobody waits for the result any more"
     if report.record.error is not None:
-        raise CallFailed(_shown(report.record.error))
+        raise CallFailed(_shown(report.record.error), report.record.error.traceback)
     return "delivered"
 
 

@@ -24,6 +24,7 @@ from stepfleet.orchestrator.records.run.results import RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.records.text.redaction import redact_error
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 
 AGGREGATE = "aggregate"
 
@@ -127,6 +128,7 @@ def _failure_of(criterion: object, error: Exception) -> ContinuationEvaluation:
         reason=f"criterion {name} failed: {what}",
         context={"exception": type(error).__name__},
         stop_reason=StopReason.ERROR,
+        traceback=traceback_of(error),
     )
 
 

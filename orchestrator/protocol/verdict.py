@@ -30,7 +30,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, Ru
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall
+from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, with_few_tracebacks
 from stepfleet.orchestrator.records.usage import UsageStats
 
 BASE = 1.0
@@ -159,7 +159,8 @@ def _logged(
     messages = () if isinstance(attempt, Failed) else _messages(attempt)
     if progress:
         messages += progress.messages
-        progress = progress.model_copy(update={"messages": ()})
+        failed = progress.error and progress.error.without_traceback()
+        progress = progress.model_copy(update={"messages": (), "error": failed})
     state = after_step(claim.state, result, messages, facts.now, progress, remembered)
     outcome = criteria.evaluate(state)
     logged = LoggedStep.model_construct(
@@ -323,7 +324,7 @@ def _step_result(
     response = attempt.response
     assert response is not None  # noqa: S101 - decide() has matched the other case
     errors = tuple(
-        record.error
+        record.error.without_traceback()
         for index, record in enumerate(attempt.records)
         if record.error and record.error.code != NOT_EXECUTED and index not in attempt.handled
     )
@@ -339,7 +340,7 @@ def _step_result(
     return StepResult.model_construct(
         step=claim.number,
         thought=response.content or None,
-        tool_calls=attempt.records,
+        tool_calls=with_few_tracebacks(attempt.records),
         usage=usage,
         usage_reported=response.usage is not None and not response.usage_estimated,
         cost_usd=attempt.cost_usd,

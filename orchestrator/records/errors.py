@@ -5,6 +5,7 @@ Inside a run failures travel as `ErrorInfo`; exceptions cross the edges. Their t
 """
 
 import hashlib
+import operator
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, ConfigDict, Field, computed_field
 from stepfleet.orchestrator.records.base import Record, well_formed
 from stepfleet.orchestrator.records.text.common_form import common_form
 from stepfleet.orchestrator.records.text.redaction import redact_error
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 
 
 class ErrorType(StrEnum):
@@ -92,6 +94,12 @@ class ErrorInfo(Record):
     retryable: bool = False
     tool_name: str | None = None
     call_id: str | None = None
+    traceback: str | None = Field(default=None, exclude_if=operator.not_)
+    """Where the user's code raised it: for people; no model reads it."""
+
+    def without_traceback(self) -> "ErrorInfo":
+        """Return the failure as it stands beside a record that has the traceback."""
+        return self.model_copy(update={"traceback": None}) if self.traceback else self
 
     @property
     def permanent(self) -> bool:
@@ -178,12 +186,13 @@ class AgentException(Exception):  # noqa: N818 - the name is the public contract
 
     def to_info(self, **fields: Any) -> ErrorInfo:
         """Return the failure as a value; `fields` add the tool's name and call id."""
+        known = {"traceback": traceback_of(self), **fields}
         return ErrorInfo(
             type=self.type,
             code=self.code,
             message=well_formed(self.message),
             retryable=self.retryable,
-            **fields,
+            **known,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 The rules that produce them live in `stepfleet.orchestrator.continuation`.
 """
 
+import operator
 from enum import StrEnum
 from typing import Any
 
@@ -64,6 +65,8 @@ class ContinuationEvaluation(_Wire):
     reason: str
     context: dict[str, Any] = Field(default_factory=dict)
     stop_reason: StopReason | None = None
+    traceback: str | None = Field(default=None, exclude_if=operator.not_)
+    """Where a criterion of the user's failed."""
 
     @classmethod
     def from_decision(
@@ -102,6 +105,11 @@ class ContinuationOutcome(_Wire):
     def get_evaluation_for(self, criterion: str) -> ContinuationEvaluation | None:
         """Return the evaluation of the criterion of that short name, or None."""
         return next((one for one in self.evaluations if one.criterion == criterion), None)
+
+    @property
+    def broken(self) -> tuple[ContinuationEvaluation, ...]:
+        """The evaluations of criteria that failed by themselves, in code of the user's."""
+        return tuple(one for one in self.evaluations if one.traceback)
 
     @property
     def reason(self) -> str:

@@ -79,3 +79,19 @@ def refused(
             type=error_type, code=code, message=message, tool_name=call.name, call_id=call.id
         ),
     )
+
+
+MOST_OF_TRACEBACKS = 16_000
+
+
+def with_few_tracebacks(records: tuple[ToolCallRecord, ...]) -> tuple[ToolCallRecord, ...]:
+    """Return a step's records with so many characters of tracebacks: every claim reads them."""
+    left, kept = MOST_OF_TRACEBACKS, []
+    for record in records:
+        error = record.error
+        size = len(error.traceback or "") if error else 0
+        left -= size
+        if error and size and left < 0:
+            record = record.model_copy(update={"error": error.without_traceback()})  # noqa: PLW2901
+        kept.append(record)
+    return tuple(kept) if left < 0 else records

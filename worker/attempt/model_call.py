@@ -21,14 +21,17 @@ from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.text.redaction import redact_error
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.attempt.usage import counted, spent_in_vain
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.toolbox.failure_log import log_failure
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +129,7 @@ def failure_of(error: Exception, span: Span, remembered: Remembered | None = Non
     An agent that this worker does not have costs time but no attempt: another may have it.
     """
     failed = _failure(error, span)
+    log_failure("a step", failed.error.message, failed.error.traceback, error)
     return replace(failed, remembered=remembered) if remembered else failed
 
 
@@ -151,12 +155,23 @@ def _failure(error: Exception, span: Span) -> Failed:
             return Failed(span, info_of(error))
 
 
+def log_broken(outcome: ContinuationOutcome | None) -> None:
+    """Log the criteria that failed by themselves."""
+    for broken in outcome.broken if outcome else ():
+        log_failure(f"criterion {broken.criterion!r}", broken.reason, broken.traceback)
+
+
 def info_of(error: Exception) -> ErrorInfo:
     """Return the record of an error, whatever was raised."""
     if isinstance(error, AgentException):
         return error.to_info()
     message = redact_error(well_formed(f"{type(error).__name__}: {error}"))[:2000]
-    return ErrorInfo(type=ErrorType.UNKNOWN, code="UNKNOWN_ERROR", message=message)
+    return ErrorInfo(
+        type=ErrorType.UNKNOWN,
+        code="UNKNOWN_ERROR",
+        message=message,
+        traceback=traceback_of(error),
+    )
 
 
 def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:

@@ -29,6 +29,7 @@ from stepfleet.worker.attempt.usage import call_cost
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.execution import execute_in_order
+from stepfleet.worker.toolbox.failure_log import log_failure
 
 _Outcome = tuple[
     LLMResponse,
@@ -61,6 +62,9 @@ class ToolTurn:
         self._progress: Progress | None = None
         self._pauses = False
         if self.reasoner and (handling := self.reasoner.handle(self.response, self.claim.state)):
+            for one in handling.records.values():
+                if one.error and one.error.traceback:
+                    log_failure(f"tool {one.tool_name!r}", one.error.message, one.error.traceback)
             self.records = {**handling.records, **self.records}
             self._handled = frozenset(handling.records)
             self._progress = handling.progress
@@ -133,7 +137,9 @@ class ToolTurn:
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - users write reasoners; none may lose a step
-            return Progress(error=info_of(error))
+            failed = info_of(error)
+            log_failure("a step", failed.message, failed.traceback, error)
+            return Progress(error=failed)
 
     def _over_at_once(self, open_calls: list[int]) -> bool:
         """Return whether a journal entry would cost more than it saves.

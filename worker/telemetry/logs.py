@@ -81,10 +81,10 @@ class JsonLines(logging.Formatter):
             "process": record.process,
             **{name: value for name, value in vars(record).items() if name not in _OWN},
         }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
+        if record.exc_text:  # that of user code, without our frames, comes so
             line["exception"] = record.exc_text
+        elif record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
         plain = {name: self._plain(value) for name, value in line.items()}
         text = orjson.dumps(plain, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
         return redact(text, self._environment)

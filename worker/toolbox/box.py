@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.records.text.redaction import Redactor, redact
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
@@ -20,6 +21,7 @@ from stepfleet.orchestrator.tools import (
 )
 from stepfleet.orchestrator.tools.definition import is_async
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT, call_through_layers, execute_call
+from stepfleet.worker.toolbox.failure_log import log_failure
 from stepfleet.worker.toolbox.running import run_function
 from stepfleet.worker.toolbox.threads import ToolThreads
 
@@ -76,7 +78,8 @@ class LocalToolbox:
                 timeout=DEFAULT_TIMEOUT,
             )
         except Exception as error:  # noqa: BLE001 - hooks may raise anything
-            log.warning("the status hook of tool %r failed: %s", call.name, redact(repr(error)))
+            what = f"the status hook of tool {call.name!r}"
+            log_failure(what, redact(repr(error)), traceback_of(error) or "", error)
             return CallStatus.UNKNOWN
         if answer is None:
             return CallStatus.UNKNOWN

@@ -19,6 +19,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.text.redaction import redact_error
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
     StateUpdate,
@@ -29,6 +30,7 @@ from stepfleet.orchestrator.tools import (
 )
 from stepfleet.orchestrator.tools.middleware import through_tool
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
+from stepfleet.worker.toolbox.failure_log import log_failure
 from stepfleet.worker.toolbox.results import RESULT_LIMIT, json_data
 from stepfleet.worker.toolbox.running import run_function, run_tool
 from stepfleet.worker.toolbox.threads import ToolThreads
@@ -144,7 +146,7 @@ class _Attempt:
 
     def __init__(self, call: ToolCall, invocation: ToolInvocation, timestamp: datetime) -> None:
         self._call = call
-        self._repeated = invocation.attempt > 1
+        self._invocation = invocation
         self._began = time.monotonic()
         self.timestamp = timestamp
 
@@ -156,8 +158,8 @@ class _Attempt:
             is_error=error is not None,
             duration_ms=round((time.monotonic() - self._began) * 1000, 3),
             timestamp=self.timestamp,
-            error=None if error is None else _described(error, self._call),
-            repeated=self._repeated,
+            error=None if error is None else _described(error, self._call, self._invocation.run_id),
+            repeated=self._invocation.attempt > 1,
             **outcome,
         )
 
@@ -178,13 +180,16 @@ def _message_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _described(error: Exception, call: ToolCall) -> ErrorInfo:
+def _described(error: Exception, call: ToolCall, run_id: str) -> ErrorInfo:
     """Return a failed call's error: secrets are redacted, long messages cut."""
+    raised = error
     if not isinstance(error, AgentException):
         error = ToolExecutionError(_message_of(error))
     message = redact_error(error.message).encode("utf-8", "backslashreplace").decode()
     if len(message) > _MAX_MESSAGE:
         more = len(message) - _MAX_MESSAGE
         message = f"{message[:_MAX_MESSAGE]} ... ({more} more characters)"
-    info = error.to_info(tool_name=call.name, call_id=call.id)
+    found = traceback_of(raised)
+    log_failure(f"tool {call.name!r}", message, found, raised, run_id)
+    info = error.to_info(tool_name=call.name, call_id=call.id, traceback=found)
     return info.model_copy(update={"message": message})

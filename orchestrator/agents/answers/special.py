@@ -19,6 +19,7 @@ from stepfleet.orchestrator.errors import (
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.text.redaction import redact
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle, handle_of
 
@@ -118,7 +119,8 @@ class SpecialTool:
             sink.report_error(call, error.to_info())
             return Continue()
         except Exception as error:  # noqa: BLE001 - users write handlers; none may lose a step
-            sink.report_error(call, _failed(f"{type(error).__name__}: {error}"))
+            failed = _failed(f"{type(error).__name__}: {error}")
+            sink.report_error(call, failed.model_copy(update={"traceback": traceback_of(error)}))
             return Continue()
         if not isinstance(outcome, Continue | ReturnAnswer | ReturnResult):
             kind = type(outcome).__name__

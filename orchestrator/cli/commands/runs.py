@@ -25,6 +25,9 @@ def show(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="The chat, until the run has ended.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Also the tracebacks of code that failed.")
+    ] = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
@@ -39,7 +42,7 @@ def show(
         view = partial(chats.whole_view, full=full)
         with_fleet.show(data, lambda fleet: fleet.runs.view(run), view, json=json)
     else:
-        picture = partial(runs.picture, full=full)
+        picture = partial(runs.picture, full=full, debug=debug)
         with_fleet.show(data, partial(runs.read, run), picture, json=json, as_data=runs.as_data)
 
 

@@ -38,10 +38,10 @@ def as_data(found: Found) -> dict[str, Any]:
     return {**run.result().to_dict(), "messages": messages}
 
 
-def picture(found: Found, *, full: bool) -> RenderableType:
-    """Return the run's trace."""
+def picture(found: Found, *, full: bool, debug: bool = False) -> RenderableType:
+    """Return the run's trace, with `debug` also the tracebacks of what failed."""
     run, awaited = found
-    return trace(run.result(), inputs_of(run), full=full, awaited=awaited)
+    return trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=awaited)
 
 
 async def read_explanation(run_id: str, fleet: AsyncFleet) -> Explanation:

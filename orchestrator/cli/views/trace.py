@@ -1,6 +1,7 @@
 """A run's trace as a terminal shows it: its input, its steps and tools, its answer. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import indent
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -27,11 +28,13 @@ def trace(
     inputs: Mapping[int, Sequence[Message]],
     *,
     full: bool,
+    debug: bool = False,
     awaited: Iterable[AwaitedTool] = (),
 ) -> RenderableType:
     """Return the run's trace; texts are cut to a line each unless `full`.
 
-    `inputs` are its input messages, by the number of steps before.
+    `debug` adds the tracebacks of the user's code that failed. `inputs` are its input messages, by
+    the number of steps before.
     """
     limit = 0 if full else _LINE
     texts = {
@@ -41,13 +44,15 @@ def trace(
     parts: list[RenderableType] = [_head(result)]
     for step in result.steps:
         parts += [_labelled("asked", text, limit) for text in _taken(texts, step.step - 1)]
-        parts.append(_step(step, limit))
+        parts.append(_step(step, limit, debug=debug))
     parts += [_labelled("asked", texts[at], limit) for at in sorted(texts)]
     parts += [_awaited(one) for one in awaited]
     if result.lost_attempts:
         parts.append(_lost(result.lost_attempts))
     if result.error:
         parts.append(_labelled("error", result.error, limit, "red"))
+    if debug and result.outcome:
+        parts += [_traceback(one.traceback) for one in result.outcome.broken]
     if result.output is not None:
         parts.append(_labelled("answer", result.output, limit, "green"))
     return Group(*parts)
@@ -101,7 +106,7 @@ def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:
     return line.append(shown(text, limit), style=style)
 
 
-def _step(step: StepResult, limit: int) -> RenderableType:
+def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:
     spent = [seconds(step.duration_ms / 1000)]
     if step.usage and (step.usage.total_tokens or not step.cached):
         spent.append(f"{count(step.usage.total_tokens)} tokens")
@@ -115,14 +120,23 @@ def _step(step: StepResult, limit: int) -> RenderableType:
     lines: list[RenderableType] = [head]
     if step.thought:
         lines.append(Text("  " + shown(step.thought, limit)))
-    lines += [_call(call, limit) for call in step.tool_calls]
+    for call in step.tool_calls:
+        lines.append(_call(call, limit))
+        if debug and call.error and call.error.traceback:
+            lines.append(_traceback(call.error.traceback))
     in_calls = {call.error.message for call in step.tool_calls if call.error}
-    lines += [
-        Text(f"  {error.type.value} ({error.code}): {shown(error.message, limit)}", style="red")
-        for error in step.errors
-        if error.message not in in_calls
-    ]
+    for error in step.errors:
+        if error.message in in_calls:
+            continue
+        words = f"  {error.type.value} ({error.code}): {shown(error.message, limit)}"
+        lines.append(Text(words, style="red"))
+        if debug and error.traceback:
+            lines.append(_traceback(error.traceback))
     return Group(*lines)
+
+
+def _traceback(text: str | None) -> Text:
+    return Text(indent(shown(text or ""), "    "), style="dim")
 
 
 def _call(call: ToolCallRecord, limit: int) -> Text:

@@ -211,6 +211,8 @@ def _fields(step: StepResult) -> Iterator[str]:
     for call in step.tool_calls:
         yield from _call(call)
     yield from _model_failures(step)
+    for error in step.errors:
+        yield from _traceback(error)
 
 
 def _call(call: ToolCallRecord) -> Iterator[str]:
@@ -221,7 +223,13 @@ def _call(call: ToolCallRecord) -> Iterator[str]:
     yield f"  error: {'yes' if call.is_error else 'no'}"
     if call.error is not None:
         yield f"  failure: {call.error.type.value} ({call.error.code}): {call.error.message}"
+        yield from _traceback(call.error)
     yield f"  result: {_json(call.result)}"
+
+
+def _traceback(error: ErrorInfo) -> Iterator[str]:
+    for line in (error.traceback or "").splitlines():
+        yield f"    {line}"
 
 
 def _model_failures(step: StepResult) -> list[str]:

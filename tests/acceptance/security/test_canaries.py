@@ -194,6 +194,10 @@ def test_secrets_in_failures_of_others_code_are_nowhere(
     for name in agents:
         written = results[name].model_dump_json()
         assert "[redacted]" in written, f"{name} failed in another way: {written}"
+        if name != "of_media":
+            assert '"traceback":"Traceback (most recent call last):' in written, name
+            assert "leaking_agents.py" in written, name
+    assert "/leaking_agents.py" in worker.log
 
 
 def said(commands: CommandLine, url: str, *run_ids: str) -> list[str]:
