@@ -58,13 +58,6 @@ def test_the_option_custom_selects_the_pool(app: Celery, make: Make) -> None:
     assert app.send_task("toyapp.add", (1, 2)).get(timeout=LONG) == 3
 
 
-def test_autoscale_ends_the_worker_and_says_what_to_use(make: Make) -> None:
-    worker = make(options=("--autoscale", "10,2")).launch()
-    assert worker.wait(within=LONG) != 0
-    assert "--autoscale (worker_autoscaler) is not supported" in worker.log
-    assert "--concurrency" in worker.log
-
-
 def test_max_tasks_per_child_is_ignored_with_a_warning(app: Celery, make: Make) -> None:
     worker = make(options=("--max-tasks-per-child", "1")).start()
     assert "worker_max_tasks_per_child has no effect" in worker.log

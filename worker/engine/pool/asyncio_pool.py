@@ -23,14 +23,13 @@ from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
-from celery.exceptions import ImproperlyConfigured, Terminated
+from celery.exceptions import Terminated
 from celery.worker import state as worker_state
 from kombu.asynchronous import get_event_loop
 
 from stepfleet.worker.engine import bridge, transport
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Job, Limits, follow_jobs
-from stepfleet.worker.engine.pool.option_checks import WHY_NOT_AUTOSCALE
 from stepfleet.worker.engine.pool.outbox import DirectOutbox, HubOutbox
 
 T = TypeVar("T")
@@ -95,7 +94,7 @@ class Pool(BasePool):
         self._slots: Slots[Job] = Slots(limit or 1)
         self._outbox = DirectOutbox() if self.options.get("threads", True) else HubOutbox()
         self._thread: LoopThread | None = None
-        self._autoscale: object = None
+        self._scaler: Any = None
         self._completed = 0
         self._abandoned = 0
         signals.celeryd_after_setup.connect(self._note_worker_options)
@@ -103,9 +102,7 @@ class Pool(BasePool):
     # ------------------------------------------------------------------ start and stop
 
     def on_start(self) -> None:
-        """Start the loop; raises ``ImproperlyConfigured`` for options that it cannot honour."""
-        if self._autoscale:
-            raise ImproperlyConfigured(WHY_NOT_AUTOSCALE)
+        """Start the loop, and warn of options that have no effect."""
         for option in ("maxtasksperchild", "max_memory_per_child"):
             if self.options.get(option):
                 logger.warning(
@@ -293,7 +290,13 @@ class Pool(BasePool):
         self._resize(n)
 
     def shrink(self, n: int = 1) -> None:
-        """Remove ``n`` slots, busy ones as they become free; raises ``ValueError`` below one."""
+        """Remove ``n`` slots, busy ones as they become free; raises ``ValueError`` below one.
+
+        An autoscaler keeps one slot, whatever its minimum is.
+        """
+        if self._scaler is not None and n >= self._slots.limit:
+            self._scaler.min_concurrency = 1
+            n = self._slots.limit - 1
         self._resize(-n)
 
     def _resize(self, change: int) -> None:
@@ -332,7 +335,7 @@ class Pool(BasePool):
 
     def _note_worker_options(self, instance: Any = None, **_: object) -> None:
         if getattr(instance, "pool", None) is self:
-            self._autoscale = getattr(instance, "autoscale", None)
+            self._scaler = getattr(instance, "autoscaler", None)
 
 
 def _is_cold() -> bool:

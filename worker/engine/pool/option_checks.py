@@ -17,13 +17,6 @@ _WHY_NOT_GREENLETS = (
     " tasks at once per process), or with -P prefork, -P threads or -P solo."
 )
 
-WHY_NOT_AUTOSCALE = (
-    "--autoscale (worker_autoscaler) is not supported by stepfleet.worker.engine.pool: idle slots"
-    " cost nothing, so set the most that should ever run at once with --concurrency"
-    " (worker_concurrency), or change it at run time with `celery control pool_grow N` and"
-    " `celery control pool_shrink N`."
-)
-
 
 def check_pool(pool: object) -> None:
     """Raise ``ImproperlyConfigured`` for gevent and eventlet: a name, or a pool class."""
