@@ -16,7 +16,12 @@ from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.source import BatchInput, Given, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.records.batch import Manifest
-from stepfleet.orchestrator.store.batches.batches import Batches, batch_id_of, run_id_of
+from stepfleet.orchestrator.store.batches.batches import (
+    Batches,
+    batch_id_of,
+    id_of_keyed_batch,
+    run_id_of,
+)
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 
@@ -126,7 +131,7 @@ class BatchSubmission:
         """Return the batch's manifest as stored; one that was completed before is sealed."""
         given = order.idempotency_key
         key = f"key:{given}" if given else f"content:{checked.digest}"
-        batch_id = batch_id_of(key)
+        batch_id = id_of_keyed_batch(given) if given else batch_id_of(key)
         found = await self._batches.find(batch_id)
         if found and found.digest != checked.digest:
             msg = (

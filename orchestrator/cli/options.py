@@ -64,6 +64,9 @@ Raised = Annotated[
     list[str] | None,
     typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit, as max_steps=20."),
 ]
+Again = Annotated[
+    bool, typer.Option("--again", help="Begin a new batch of a file that already has one.")
+]
 Simulate = Annotated[
     str | None,
     typer.Option(

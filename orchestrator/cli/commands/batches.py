@@ -17,7 +17,9 @@ InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="Inputs, JSONL: 
 
 
 def run(
-    file: InputFile,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Inputs, JSONL: a run per line.")
+    ] = None,
     *,
     agents: options.AgentsRef,
     agent: options.AgentName = None,
@@ -36,21 +38,45 @@ def run(
     skip_invalid: options.SkipInvalid = False,
     output_format: options.OutFormat = "auto",
     json: options.Json = False,
+    again: options.Again = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Retry the batch's runs that did not complete."),
+    ] = False,
+    raised: options.Raised = None,
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", "-b", metavar="ID", help="Go on with this batch; no FILE."),
+    ] = None,
 ) -> int:
     """Run a file of inputs: Redis, workers, progress and results, all in one command.
 
     Uses the Redis in STEPFLEET_REDIS_URL, or starts a private one in the data folder. Results
-    are written as runs end. After an interruption (Ctrl-C once: an orderly stop), the same
-    command resumes the batch and adds only the missing results. Once the batch is done, it
-    begins a new one, unless its results file still exists.
+    are written as runs end. One file is one batch: Ctrl-C once stops in good order and pauses it,
+    the same command resumes it and adds only the missing results. Once it is done, only --again
+    runs the file once more.
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
     from stepfleet.orchestrator.cli.local.simulation import simulated_as
-    from stepfleet.orchestrator.cli.run.run import RunPlan, run_file
+    from stepfleet.orchestrator.cli.run.plan import RunPlan
+    from stepfleet.orchestrator.cli.run.run import run_file
 
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
-    fleet = FleetPlan(agents, workers, slots, simulated)
-    return run_file(RunPlan(file, agent, fleet, out, data, skip_invalid, output_format, json))
+    plan = RunPlan(
+        file=file,
+        batch_id=batch,
+        agent=agent,
+        fleet=FleetPlan(agents, workers, slots, simulated),
+        out=out,
+        data=data,
+        skip_invalid=skip_invalid,
+        output_format=output_format,
+        json=json,
+        again=again,
+        retry_failed=retry_failed,
+        raised=tuple(raised or ()),
+    )
+    return run_file(plan)
 
 
 def submit(

@@ -35,6 +35,16 @@ class Simulated:
             given.append(f"--faults={self.faults}")
         return given
 
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that ask for it."""
+        words = ["--simulate", self.rules]
+        if self.latency is not None:
+            words += ["--simulate-latency", self.latency]
+        if self.faults is not None:
+            words += ["--simulate-faults", f"{self.faults:g}"]
+        return words
+
 
 def simulated_as(rules: str | None, latency: str | None, faults: float | None) -> Simulated | None:
     """Return the provider to simulate, if any.

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.cli.results.result_file import (
     print_line,
     replacing,
 )
+from stepfleet.orchestrator.cli.run.locks import only_writer
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json, screen
@@ -61,7 +62,8 @@ def submit_file(
         print_skipped(batch)
         if wait:
             notice(f"Batch {batch.id}")
-            return await _to_its_end(batch, out, output_format, json=json)
+            with only_writer(out):
+                return await _to_its_end(batch, out, output_format, json=json)
         if json:
             print_json((await batch.progress()).to_dict())
         else:
@@ -101,7 +103,7 @@ def write_results(
         batch = await fleet.batches.get(batch_id)
         progress = await batch.progress()
         written = 0
-        with _sink(out, output_format, progress) as add:
+        with only_writer(out), _sink(out, output_format, progress) as add:
             async for result in batch.results(ordered=ordered, follow=wait, failed=failed):
                 add(result)
                 written += 1

@@ -4,17 +4,22 @@ The Redis of the settings; without one, the private server of the data folder, w
 where it is not running, so that results can be read after `stepfleet run` has ended.
 """
 
+import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
+
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,36 @@ def local_redis(root: Path, *, brief: bool = False) -> Iterator[Settings]:
         return
     with EmbeddedRedis.start(root, brief=brief, say=notice) as server:
         yield load_settings(redis_url=server.url)
+
+
+async def keep_private_server(
+    root: Path, settings: Settings, notice: Callable[[str], None]
+) -> None:
+    """Start the data folder's server again whenever it has died; the caller uses it all the time.
+
+    Ends only by raising `ConfigurationError`, where it cannot be started at its address.
+    """
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        if await asyncio.to_thread(_is_listening, urlsplit(settings.store).port or 0):
+            continue
+        notice(f"The private Redis has died; starting it again. Its log: {root / 'redis.log.1'}")
+        server = await asyncio.to_thread(EmbeddedRedis.start, root, say=notice)
+        await asyncio.to_thread(server.stop)  # one of its users leaves; the caller stays
+        if server.url != settings.store:
+            msg = "the private Redis got another port; the same command resumes the batch"
+            raise ConfigurationError(msg)
+        notice("The private Redis is back: committed steps are kept, and the runs go on")
+
+
+def _is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=_LOOK_SECONDS).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True  # it is slow, or this machine is
+    return True
 
 
 @contextlib.contextmanager

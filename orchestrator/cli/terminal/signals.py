@@ -1,9 +1,13 @@
-"""Ctrl-C or a closed terminal: the first requests an orderly end, the second ends at once."""
+"""Ctrl-C: the first one requests an orderly end, the second one ends at once.
+
+A closed terminal (SIGHUP) is a first Ctrl-C, however often it is reported; `nohup` prevents it.
+"""
 
 import asyncio
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -13,7 +17,7 @@ T = TypeVar("T")
 
 
 class Interrupts:
-    """Whether the user wants to stop; the first SIGINT, SIGTERM or SIGHUP sets `requested`."""
+    """Whether the user wants to stop; `requested` is set by the first signal."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
@@ -27,16 +31,25 @@ class Interrupts:
     def handled(self) -> Iterator["Interrupts"]:
         """Handle the signals in the running loop for as long as the block runs."""
         loop = asyncio.get_running_loop()
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal)
+        handlers = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = self._on_closed_terminal
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield self
         finally:
-            for number in numbers:
+            for number in handlers:
                 loop.remove_signal_handler(number)
+
+    def _on_closed_terminal(self) -> None:
+        # Nobody reads what is printed from now on, and a write to the terminal would fail.
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            if _is_terminal(descriptor):
+                os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+        self.requested.set()
 
     def _on_signal(self) -> None:
         if not self.requested.is_set():
@@ -45,6 +58,14 @@ class Interrupts:
         for action in self._before_exit:
             action()
         os._exit(INTERRUPTED)
+
+
+def _is_terminal(descriptor: int) -> bool:
+    """Return whether it is a terminal, also one that is gone: no question to it succeeds then."""
+    try:
+        return stat.S_ISCHR(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
 
 
 async def until_interrupted(

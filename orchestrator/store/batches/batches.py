@@ -25,6 +25,11 @@ def batch_id_of(key: str) -> str:
     return str(uuid5(_NAMESPACE, key))
 
 
+def id_of_keyed_batch(idempotency_key: str) -> str:
+    """Return the id of the batch with a key that its submitter gave."""
+    return batch_id_of(f"key:{idempotency_key}")
+
+
 def run_id_of(batch_id: str, row: int) -> str:
     """Return the id of a batch's run: no order of runs needs to be stored.
 

@@ -127,15 +127,23 @@ def test_results_of_another_batch_are_not_mixed_up(finished: Finished) -> None:
     assert "not of this batch" in done.stderr
 
 
-def test_a_batch_that_is_done_is_begun_anew_once_its_results_are_removed(
-    finished: Finished,
-) -> None:
+def test_a_batch_that_is_done_is_begun_anew_on_purpose_only(finished: Finished) -> None:
     """And the summary as JSON has the totals."""
     stepfleet, _ = finished
     before = {line["run_id"] for line in stepfleet.lines("out.jsonl")}
+    elsewhere = stepfleet(*RUN, "--out", "other.jsonl")
+    assert elsewhere.returncode == 2
+    assert "--out other.jsonl. A second batch, paid again: --again" in elsewhere.stderr
     (stepfleet.folder / "out.jsonl").unlink()
 
-    done = stepfleet(*RUN, "--out", "out.jsonl", "--json")
+    once_more = stepfleet(*RUN)
+
+    assert once_more.returncode == 0, once_more.stderr
+    assert "a new batch, paid again: --again" in once_more.stderr
+    assert {line["run_id"] for line in stepfleet.lines("out.jsonl")} == before
+    (stepfleet.folder / "out.jsonl").unlink()
+
+    done = stepfleet(*RUN, "--out", "out.jsonl", "--json", "--again")
 
     assert done.returncode == 0, done.stderr
     after = {line["run_id"] for line in stepfleet.lines("out.jsonl")}
@@ -152,7 +160,7 @@ def test_runs_that_do_not_complete_give_exit_code_1_and_say_what_to_do_next(
     assert done.returncode == 1, done.stderr
     reasons = {line["id"]: line["stop_reason"] for line in stepfleet.lines("out.jsonl")}
     assert reasons == {"q0": "completed", "q1": "error", "q2": "steps_limit"}
-    assert "stepfleet retry --batch" in done.stderr
+    assert "--out out.jsonl --retry-failed" in done.stderr
 
 
 def test_a_run_can_be_explained_after_its_fleet_has_gone(failed: Finished) -> None:
@@ -200,8 +208,7 @@ def test_interrupted_once_it_stops_cleanly_and_the_same_command_goes_on(
     assert "Traceback" not in stepfleet.said
     stepfleet.until_all_ended(within=LONG)
 
-    rules = (stepfleet.folder / "rules.py").read_text().replace("60.0", "0.01")
-    stepfleet.write("rules.py", rules)
+    after_a_correction(stepfleet, left_open=8)
     done = stepfleet(*RUN, "--out", "out.jsonl", within=90)
 
     assert done.returncode == 0, done.stderr
@@ -235,11 +242,76 @@ def test_killed_it_takes_everything_along_and_the_same_command_goes_on(
     started.wait()
 
     stepfleet.until_all_ended(within=LONG)
-    rules = (stepfleet.folder / "rules.py").read_text().replace("60.0", "0.01")
-    stepfleet.write("rules.py", rules)
-    done = stepfleet(*RUN, "--out", "out.jsonl", within=90)
+    resume = after_a_correction(stepfleet, left_open=1)
+    done = stepfleet(*resume, within=90)
     assert done.returncode == 0, done.stderr
     assert sorted(ids(stepfleet)) == ["q0", "q1", "q2"]
+
+
+def after_a_correction(stepfleet: CommandLine, *, left_open: int) -> list[str]:
+    """Run another file with another prompt: the batch before is named, and none of it is run.
+
+    Returns the command that resumes it, by which no run takes long any more.
+    """
+    rules = (stepfleet.folder / "rules.py").read_text().replace("60.0", "0.01")
+    stepfleet.write("rules.py", rules)
+    agents = (stepfleet.folder / "agents.py").read_text()
+    stepfleet.write("agents.py", agents.replace("be brief", "be long"))
+    stepfleet.questions("one", name="small.jsonl")
+    done = stepfleet("run", "small.jsonl", *RUN[2:])
+    stepfleet.write("agents.py", agents)
+    assert done.returncode == 0, done.stderr
+    assert "paused, this command does not run them" in done.stderr
+    assert f"questions.jsonl: {left_open} of" in done.stderr
+    small, before = orjson.loads(stepfleet("status", "--json").stdout)["batches"]
+    assert (small["completed"], before["paused"]) == (1, left_open)
+    assert before["batch_id"] in done.stderr
+    (resume,) = (line for line in done.stderr.splitlines() if "resume: " in line)
+    return resume.partition("stepfleet ")[2].split()
+
+
+def test_a_second_terminal_is_told_who_runs_the_file_and_writes_the_results(
+    stepfleet: CommandLine,
+) -> None:
+    endless(stepfleet, "quick", "one")
+    started = stepfleet.start(*RUN, "--out", "out.jsonl")
+    wait_until(lambda: len(ids(stepfleet)) == 1, within=60, what="a first result")
+    stepfleet.questions("other", name="other.jsonl")
+
+    same = stepfleet(*RUN, "--out", "out.jsonl")
+    elsewhere = stepfleet(*RUN, "--out", "elsewhere.jsonl")
+    mixed = stepfleet("run", "other.jsonl", *RUN[2:], "--out", "out.jsonl")
+    (batch,) = orjson.loads(stepfleet("status", "--json").stdout)["batches"]
+    over = stepfleet("results", batch["batch_id"], "--out", "out.jsonl")
+    stepfleet.write("struck", "")
+
+    assert started.wait(timeout=60) == 0, stepfleet.said
+    for refused in (same, elsewhere):
+        assert refused.returncode == 2
+        assert f"process {started.pid} already runs batch {batch['batch_id']}" in refused.stderr
+        assert f"stepfleet results {batch['batch_id']} --out" in refused.stderr
+    for refused in (mixed, over):
+        assert refused.returncode == 2
+        assert f"--out out.jsonl: process {started.pid} is writing it" in refused.stderr
+    assert ids(stepfleet) == ["q0", "q1"]
+
+
+def test_what_failed_is_retried_by_the_command_that_was_advised(stepfleet: CommandLine) -> None:
+    stepfleet.questions("fine", "broken")
+    first = stepfleet(*RUN)
+    assert first.returncode == 1, first.stderr
+    assert "Results: stepfleet results " in first.stderr
+    agents = (stepfleet.folder / "agents.py").read_text()
+    stepfleet.write("agents.py", agents.replace('raise ValueError(f"cannot {what}")', "return ''"))
+    rules = (stepfleet.folder / "rules.py").read_text()
+    stepfleet.write("rules.py", rules.replace('"broken" in question', "False"))
+    (advised,) = (line for line in first.stderr.splitlines() if "--retry-failed" in line)
+
+    done = stepfleet(*advised.partition("Again: stepfleet ")[2].split(), "--json")
+
+    assert done.returncode == 0, done.stderr
+    assert "1 runs of batch" in done.stderr
+    assert orjson.loads(done.stdout)["completed"] == 2
 
 
 def test_a_worker_that_is_killed_is_noticed_and_replaced(stepfleet: CommandLine) -> None:
@@ -346,6 +418,10 @@ TWO = '{"id": "a", "input": "x"}\n'
         ({}, (*RUN, "--simulate-faults", "2"), "--simulate-faults"),
         ({}, (*RUN[:4], "--simulate-faults", "0.1"), "needs --simulate RULES"),
         ({}, ("run", "questions.jsonl"), "--agents"),
+        ({}, ("run", *RUN[2:]), "name a FILE of inputs, or --batch ID"),
+        ({}, (*RUN, "--again", "--retry-failed"), "--again begins a new batch"),
+        ({}, (*RUN, "--raise", "max_steps=9"), "--raise needs --retry-failed"),
+        ({}, (*RUN, "--retry-failed"), "no batch here has run this file"),
     ],
 )
 def test_bad_input_is_one_message_and_nothing_is_submitted(

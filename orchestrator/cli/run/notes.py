@@ -1,0 +1,93 @@
+"""The notes of a data folder: which batch a `run` command began, and how to go on with it.
+
+A batch has a note by its id, and the newest batch of equal commands one by their identity. Knows
+files only; whether a batch still is in Redis is the reader's question.
+"""
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.cli.run.locks import held, is_held
+from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch
+
+
+def identity(
+    source: bytes, agent: str | None, agents: Mapping[str, Agent], rules: str | None = None
+) -> str:
+    """Return the identity of what a `run` command does.
+
+    A digest of the file's content, the agents, and the `rules` of a simulated provider.
+    """
+    digest = hashlib.sha256(source)
+    for part in (agent or "", rules or ""):
+        digest.update(b"\0" + part.encode())
+    for name in sorted(agents):
+        digest.update(b"\0" + agents[name].config.digest.encode())
+    return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A command's batch: its idempotency key, its results file, the command that goes on with it.
+
+    `out` is an absolute path, or empty.
+    """
+
+    key: str
+    out: str = ""
+    command: str = ""
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's id, known before the batch is submitted."""
+        return id_of_keyed_batch(self.key)
+
+
+class Notes:
+    """The notes of one data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> Note | None:
+        """Return the note of a batch's id, or of the newest batch of an identity, if any."""
+        try:
+            return Note(**orjson.loads((self._folder / f"{name}.json").read_bytes()))
+        except (OSError, orjson.JSONDecodeError, TypeError):
+            return None
+
+    def write(self, note: Note, identity: str | None = None) -> None:
+        """Note a batch before its submission, so that a partial submission is found again."""
+        for name in filter(None, (note.batch_id, identity)):
+            path = self._folder / f"{name}.json"
+            fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(orjson.dumps(asdict(note)))
+            fresh.replace(path)
+
+    def working_on(self, name: str, what: str, fix: str) -> contextlib.AbstractContextManager[None]:
+        """Be the only command that works on a batch, or on an identity without a batch.
+
+        Raises `ConfigurationError` that names `what`, the other command's process and the `fix`.
+        """
+        return held(self._lock(name), lambda holder: f"{holder} {what}. {fix}")
+
+    def is_worked_on(self, batch_id: str) -> bool:
+        """Return whether a living command works on the batch."""
+        return is_held(self._lock(batch_id))
+
+    def _lock(self, name: str) -> Path:
+        return self._folder / f"{name}.lock"
+
+
+def new_key(prefix: str = "run") -> str:
+    """Return the idempotency key of a new batch."""
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,93 @@
+"""What a `run` command was given, the checks of it, and the commands that its messages name."""
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+from stepfleet.orchestrator.cli.options import DATA_FOLDER
+from stepfleet.orchestrator.cli.results.result_file import check_writable
+from stepfleet.orchestrator.cli.run.notes import Note
+from stepfleet.orchestrator.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The arguments of `run`: a file, or the id of a batch to go on with."""
+
+    file: Path | None
+    batch_id: str | None
+    agent: str | None
+    fleet: FleetPlan
+    out: Path | None
+    data: Path
+    skip_invalid: bool
+    output_format: str
+    json: bool
+    again: bool = False
+    retry_failed: bool = False
+    raised: tuple[str, ...] = ()
+
+
+def check_options(plan: RunPlan) -> None:
+    """Raise `ConfigurationError` for options that contradict each other. Pure."""
+    if (plan.file is None) == (plan.batch_id is None):
+        raise ConfigurationError("name a FILE of inputs, or --batch ID to go on with a batch")
+    if plan.again and (plan.retry_failed or plan.batch_id):
+        other = "--retry-failed" if plan.retry_failed else "--batch"
+        msg = f"--again begins a new batch, {other} goes on with one; leave one of them out"
+        raise ConfigurationError(msg)
+    if plan.raised and not plan.retry_failed:
+        raise ConfigurationError("--raise needs --retry-failed: it changes the limits of retries")
+
+
+def is_run_by(plan: RunPlan, batch_id: str) -> tuple[str, str]:
+    """Return what another command does that works on the same batch, and the fix."""
+    if not batch_id:
+        return "is about to run the same file", "Wait a moment and repeat the command"
+    data = data_option(plan)
+    fix = (
+        f"Watch it: stepfleet watch {batch_id}{data}. Its results, also before it has ended: "
+        f"stepfleet results {batch_id} --out FILE{data}. A second batch, paid again: --again"
+    )
+    return f"already runs batch {batch_id} of this file", fix
+
+
+def with_out(plan: RunPlan, note: Note | None) -> RunPlan:
+    """Return the plan with the results file of its earlier command, where it names none.
+
+    Raises `ConfigurationError` for another file than that.
+    """
+    if note is None or not note.out or plan.again:
+        return plan
+    if plan.out is None:
+        check_writable(Path(note.out))
+        return replace(plan, out=Path(note.out))
+    if plan.batch_id or plan.out.absolute() == Path(note.out):
+        return plan
+    msg = (
+        f"batch {note.batch_id} runs this file, with --out {note.out}: leave --out out to go on "
+        f"with it. Its results in another file: stepfleet results {note.batch_id} --out "
+        f"{shlex.quote(str(plan.out))}{data_option(plan)}. A second batch, paid again: --again"
+    )
+    raise ConfigurationError(msg)
+
+
+def data_option(plan: RunPlan) -> str:
+    """Return the option that names the data folder, with a space before; empty for its default."""
+    return "" if plan.data == DATA_FOLDER else f" --data {shlex.quote(str(plan.data))}"
+
+
+def command_of(plan: RunPlan, *target: str) -> str:
+    """Return the command that goes on with a `target`: `--batch ID`, or a file."""
+    fleet = plan.fleet
+    words = ["stepfleet", "run", *target, "--agents", fleet.agents]
+    if fleet.workers != 1:
+        words += ["--workers", str(fleet.workers)]
+    if fleet.slots is not None:
+        words += ["--slots", str(fleet.slots)]
+    if fleet.simulate is not None:
+        words += fleet.simulate.options
+    if plan.out is not None:
+        words += ["--out", str(plan.out)]
+    return shlex.join(words) + data_option(plan)
