@@ -94,6 +94,9 @@ class AgentCode(Protocol):
     def call_for(self, claim: Claim) -> Callable[[ModelRequest], Awaitable[LLMResponse]]:
         """Return what makes the model calls of that step: `generate`, streamed to subscribers."""
 
+    def starts_for(self, work: Claim | TakenCall) -> Callable[[ToolCall, datetime], None] | None:
+        """Return what announces that a tool call starts, and when; None if nobody listens."""
+
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Make one model call. Raises `ModelError`."""
 

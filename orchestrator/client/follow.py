@@ -5,7 +5,7 @@ nothing. Writes nothing; a slow or absent follower costs workers nothing.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,50 @@ from stepfleet.orchestrator.store.runs.reading import Runs
 
 LAST_CHUNK_SECONDS = 2.0
 LAST_CHUNK_LOOK = 0.1
+_ENDS = (EventType.STEP_COMPLETED, EventType.STEP_RETRIED)
+_STARTS = (EventType.STEP_STARTED, EventType.TOOL_STARTED)
 Envelopes = AsyncGenerator[dict[str, Any], None]
 Steps = AsyncGenerator[StepResult, None]
+
+
+class LiveStarts:
+    """The starts of steps and tools that a follower has seen before their commit.
+
+    Each attempt's start comes once: live, and then its event is left out, or as the event. A live
+    start that comes after the end of its attempt is late, and left out.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, set[tuple[int, str]]] = {}
+        self._ended: dict[int, str] = {}
+        self._step = 0
+
+    def add(self, start: Mapping[str, Any]) -> bool:
+        """Take a live start; return whether it is new."""
+        payload = start["payload"]
+        step = payload["step_number"]
+        if start["timestamp"] <= self._ended.get(step, ""):
+            return False
+        seen, one = self._seen.setdefault(step, set()), (payload["attempt"], _call(payload))
+        is_new = one not in seen
+        seen.add(one)
+        return is_new
+
+    def covers(self, event: Mapping[str, Any]) -> bool:
+        """Take an event with a number; return whether its live form was seen."""
+        payload, kind = event["payload"], event["type"]
+        if kind == EventType.STEP_STARTED:
+            self._step = payload["step_number"]
+        elif kind in _ENDS:
+            self._ended[payload["step_number"]] = event["timestamp"]
+            if kind == EventType.STEP_COMPLETED:
+                self._seen.pop(payload["step_number"], None)
+        seen = self._seen.get(self._step, ()) if kind in _STARTS else ()
+        return any(call == _call(payload) for _, call in seen)
+
+
+def _call(payload: Mapping[str, Any]) -> str:
+    return str(payload.get("tool_call_id", ""))
 
 
 @dataclass
@@ -34,11 +76,14 @@ class _Progress:
     step: int = 0
     chunk_id: str = "0"
     text: StreamedText = field(default_factory=StreamedText)
+    starts: LiveStarts = field(default_factory=LiveStarts)
 
-    def apply(self, event: dict[str, Any]) -> None:
+    def apply(self, event: dict[str, Any]) -> bool:
+        """Take an event; return whether it is new to the follower."""
         self.sequence = event["sequence"]
         if event["type"] == EventType.STEP_COMPLETED:
             self.step = event["payload"]["step_number"]
+        return not self.starts.covers(event)
 
 
 class Following:
@@ -68,19 +113,29 @@ class Following:
                 return
 
     async def _new(self, progress: _Progress, position: Position) -> Envelopes:
-        """Yield new text and events; the text first, since the event that ends it comes after."""
+        """Yield new text and events; the text first, since the event that ends it comes after.
+
+        Starts of work that no event covers yet come last: all before them is known then.
+        """
+        waiting: list[dict[str, Any]] = []
         while True:
             written = await self._written(progress)
             for chunk in written:
-                yield chunk
+                if chunk["type"] == EventType.STREAM_CHUNK:
+                    yield chunk
+                else:
+                    waiting.append(chunk)
             events: list[dict[str, Any]] = []
             if progress.sequence < position.events:
                 events, progress.after = await self._runs.events(progress.run_id, progress.after)
             for event in events:
-                progress.apply(event)
-                yield event
+                if progress.apply(event):
+                    yield event
             if not events and not written:
-                return
+                break
+        for start in waiting:
+            if progress.starts.add(start):
+                yield start
 
     async def _written(self, progress: _Progress) -> list[dict[str, Any]]:
         if not progress.chunks:
@@ -97,7 +152,8 @@ class Following:
         while clock() < until and not progress.text.is_whole(progress.step):
             written = await self._written(progress)
             for chunk in written:
-                yield chunk
+                if chunk["type"] == EventType.STREAM_CHUNK:
+                    yield chunk
             if not written:
                 await asyncio.sleep(LAST_CHUNK_LOOK)
 

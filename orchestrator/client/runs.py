@@ -81,9 +81,10 @@ class AsyncFleetRuns:
     ) -> Events:
         """Yield a run's events after number `since`; with `follow`, new ones until it has ended.
 
-        `chunks` follows too, and adds the text while it is written, where the run streams it
-        (`broadcast="standard"`); `StreamedText` folds it. Raises `ConfigurationError` for an
-        unknown run.
+        `chunks` follows too, and adds the text while it is written and the starts of steps and
+        tools when they happen (without a `sequence`, in place of their events), where the run
+        streams them (`broadcast="standard"`); `StreamedText` folds the text. Raises
+        `ConfigurationError` for an unknown run.
         """
         client = await self._session.open()
         if follow or chunks:

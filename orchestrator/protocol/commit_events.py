@@ -3,10 +3,11 @@
 Scripts that change a run's status by themselves publish that change.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.events.domain_events import (
     AgentFailed,
     AgentFinished,
@@ -94,15 +95,32 @@ def domain_events(verdict: Verdict, events: Events) -> Iterator[DomainEvent]:
     yield from ends
 
 
-def _step(
-    claim: Claim, result: StepResult, facts: Facts, traced: ContinuationOutcome | None
-) -> list[Event]:
-    started = {
-        "step_number": result.step,
+def step_started(claim: Claim, at: datetime) -> Event:
+    """Return the event of a step's start."""
+    payload = {
+        "step_number": claim.number,
         "message_count": len(claim.state.messages),
         "available_tools": [tool.name for tool in claim.config.tools],
     }
-    found = [_event(claim, EventType.STEP_STARTED, result.started_at, started)]
+    return _event(claim, EventType.STEP_STARTED, at, payload)
+
+
+def tool_started(
+    broadcast: BroadcastConfig, name: str, call_id: str, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the payload of a tool's start."""
+    started: dict[str, Any] = {"tool_name": name, "tool_call_id": call_id}
+    if broadcast.include_tool_args:
+        started["args"] = args_shown(arguments, broadcast.max_arg_length)
+    else:
+        started["args_summary"] = args_summary(arguments)
+    return started
+
+
+def _step(
+    claim: Claim, result: StepResult, facts: Facts, traced: ContinuationOutcome | None
+) -> list[Event]:
+    found = [step_started(claim, result.started_at)]
     for call in result.tool_calls:
         found += _tool_call(claim, call)
     completed: dict[str, Any] = {
@@ -123,15 +141,10 @@ def _step(
 
 
 def _tool_call(claim: Claim, call: ToolCallRecord) -> list[Event]:
-    base = {"tool_name": call.tool_name, "tool_call_id": call.call_id}
-    broadcast = claim.config.broadcast
-    started: dict[str, Any] = dict(base)
-    if broadcast.include_tool_args:
-        started["args"] = args_shown(call.arguments, broadcast.max_arg_length)
-    else:
-        started["args_summary"] = args_summary(call.arguments)
+    started = tool_started(claim.config.broadcast, call.tool_name, call.call_id, call.arguments)
     completed: dict[str, Any] = {
-        **base,
+        "tool_name": call.tool_name,
+        "tool_call_id": call.call_id,
         "success": not call.is_error,
         "error": call.error.message if call.error else None,
         "duration_ms": call.duration_ms,

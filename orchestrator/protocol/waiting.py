@@ -57,7 +57,7 @@ class TakenCall:
 
     `token` fences every write, `now` is Redis's time. `attempt` counts the starts of this call
     from 1, `losses` are the workers that vanished with it. `custom_state` and `metadata` are
-    the run's, for reading.
+    the run's, for reading; `parent` is the run that it works for.
     """
 
     hint: ToolHint
@@ -72,6 +72,7 @@ class TakenCall:
     metadata: dict[str, Any] = field(default_factory=dict)
     batch_id: str | None = None
     line_id: str | None = None
+    parent: str | None = None
 
     @property
     def crashes(self) -> int:

@@ -40,6 +40,7 @@ TOOL_TASK = "stepfleet.tool"
 DAY = 24 * 3600
 LONGEST_SECONDS = 10 * 366 * DAY
 _PREFIX = re.compile(r"(?:[A-Za-z0-9._:/-]*[._:/-])?")
+_DATABASE = re.compile(r"(?<=[^/])/\d+(?=\?|$)")
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
     "beside it, or to RabbitMQ"
@@ -180,6 +181,12 @@ class Settings(BaseSettings):
     def queue_prefix(self) -> str:
         """What the broker's keys begin with: Celery's `global_keyprefix`."""
         return self.prefix if self.broker_prefix is None else self.broker_prefix
+
+    @property
+    def has_own_channels(self) -> bool:
+        """Whether events are published on the store's own server, whatever the database."""
+        url = self.events_url.get_secret_value() if self.events_url else ""
+        return _DATABASE.sub("", _address(url)) == _DATABASE.sub("", _address(self.store))
 
     @property
     def enqueues_in_script(self) -> bool:

@@ -15,13 +15,14 @@ from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
 from stepfleet.orchestrator.memory.custom import CustomPolicy, find_policy
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
 from stepfleet.orchestrator.tools import Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
 from stepfleet.worker.agents.mcp_sources import Sources
 from stepfleet.worker.agents.response_cache import ResponseCache
-from stepfleet.worker.agents.streaming import Call, Generate, Streaming
+from stepfleet.worker.agents.streaming import Call, Generate, Started, Streaming
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models import Models
 
@@ -103,6 +104,12 @@ class LocalAgent:
         if self._streaming is None:
             return generate
         return self._streaming.call_for(claim, self._agent.subscribers, generate)
+
+    def starts_for(self, work: Claim | TakenCall) -> Started | None:
+        """Return what announces the starts of tool calls; None if nobody listens."""
+        if self._streaming is None:
+            return None
+        return self._streaming.starts_for(work, self._agent.subscribers)
 
     async def generate(
         self,

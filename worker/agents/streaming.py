@@ -1,18 +1,32 @@
-"""Streams a step's model call while it is made: its text in chunks, its answer to subscribers.
+"""Streams a step while it is made: its start, its text, its tools' starts, its model's answer.
 
-For runs that ask for chunks and agents with subscribers; every other call is made as it is.
+For runs that ask for chunks and agents with subscribers; every other call is made as it is. The
+commit writes the starts again, as events with numbers: readers leave those out that they know.
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Protocol
 
+from stepfleet.orchestrator.events.domain_events import (
+    AgentStepStarted,
+    DomainEvent,
+    ToolCallStarted,
+    made,
+)
+from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.commit_events import step_started, tool_started
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.events.subscribers import SubscriberQueue, moment_of
-from stepfleet.worker.events.text_chunks import ChunkSender
+from stepfleet.worker.events.text_chunks import ChunkSender, LiveStep, LiveWriter
 
 Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
+Started = Callable[[ToolCall, datetime], None]
+"""Announces that a tool call starts, at that time of Redis."""
 
 
 class Generate(Protocol):
@@ -25,7 +39,7 @@ class Generate(Protocol):
 
 
 class Streaming:
-    """Streams the model calls of steps."""
+    """Streams steps."""
 
     def __init__(self, chunks: ChunkSender, listening: SubscriberQueue) -> None:
         self._chunks = chunks
@@ -36,11 +50,15 @@ class Streaming:
         is_streamed = claim.config.broadcast.include_stream_chunks
         if subscribers is None and not is_streamed:
             return generate
+        step, has_begun = LiveStep.of(claim), False
 
         async def call(request: ModelRequest) -> LLMResponse:
-            response = await (
-                self._streamed(claim, request, generate) if is_streamed else generate(request)
-            )
+            nonlocal has_begun
+            writer = self._chunks.begin(step) if is_streamed else None
+            if not has_begun:
+                self._begin(step, step_started(claim, claim.now), writer, subscribers)
+            has_begun = True
+            response = await (_streamed(writer, request, generate) if writer else generate(request))
             if subscribers is not None:
                 moment = moment_of(claim)
                 self._listening.offer(
@@ -50,12 +68,47 @@ class Streaming:
 
         return call
 
-    async def _streamed(
-        self, claim: Claim, request: ModelRequest, generate: Generate
-    ) -> LLMResponse:
-        writer = self._chunks.begin(claim)
-        settings = request.settings.model_copy(update={"stream": True})
-        request = request.model_copy(update={"settings": settings})
-        response = await generate(request, writer.add)
-        writer.complete()
-        return response
+    def starts_for(
+        self, work: Claim | TakenCall, subscribers: Subscribers | None
+    ) -> Started | None:
+        """Return what announces the tools of a step; None if nobody listens."""
+        broadcast = work.config.broadcast
+        if subscribers is None and not broadcast.include_stream_chunks:
+            return None
+        step, writer = LiveStep.of(work), None
+        if broadcast.include_stream_chunks:
+            writer = self._chunks.begin(step, anew=step.is_resumed)
+
+        def started(call: ToolCall, at: datetime) -> None:
+            payload = tool_started(broadcast, call.name, call.id, call.arguments)
+            given = (step.run_id, step.execution_id, at, payload, step.parent)
+            event = Event(EventType.TOOL_STARTED, *given)
+            if writer is not None:
+                writer.start(event)
+            if subscribers is not None:
+                own = {"tool": call.name, "args": call.arguments, "started_at": at}
+                self._publish(step, call.id, made(ToolCallStarted, event, **own), subscribers)
+
+        return started
+
+    def _begin(
+        self, step: LiveStep, event: Event, to: LiveWriter | None, subscribers: Subscribers | None
+    ) -> None:
+        if to is not None:
+            to.start(event)
+        if subscribers is not None:
+            self._publish(step, "", made(AgentStepStarted, event), subscribers)
+
+    def _publish(
+        self, step: LiveStep, call_id: str, event: DomainEvent, subscribers: Subscribers
+    ) -> None:
+        self._listening.announced((step.run_id, step.number, call_id))
+        self._listening.offer(lambda: subscribers.publish(event, in_thread=True))
+
+
+async def _streamed(writer: LiveWriter, request: ModelRequest, generate: Generate) -> LLMResponse:
+    settings = request.settings.model_copy(update={"stream": True})
+    request = request.model_copy(update={"settings": settings})
+    response = await generate(request, writer.add)
+    writer.complete()
+    return response

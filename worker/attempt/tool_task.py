@@ -84,6 +84,8 @@ async def _attempt(
     ).within(taken.metadata, taken.batch_id, taken.line_id)
     try:
         ports.crash("during-call-task")
+        if (announce := agent.starts_for(taken)) is not None:
+            announce(call, lease.now)
         return await attempt_call(
             call, invocation, agent.tools, ports.toolbox, clock=lambda: lease.now
         )

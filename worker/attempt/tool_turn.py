@@ -61,6 +61,7 @@ class ToolTurn:
         self._handled: frozenset[int] = frozenset()
         self._progress: Progress | None = None
         self._pauses = False
+        self._announce = self.agent.starts_for(self.claim) if self.calls else None
         if self.reasoner and (handling := self.reasoner.handle(self.response, self.claim.state)):
             for one in handling.records.values():
                 if one.error and one.error.traceback:
@@ -180,6 +181,8 @@ class ToolTurn:
 
     async def _record(self, index: int, call: ToolCall) -> ToolCallRecord:
         before = index in self.claim.journal.started
+        if self._announce is not None:
+            self._announce(call, self.lease.now)
         invocation = ToolInvocation.of(
             call,
             run_id=self.claim.run_id,

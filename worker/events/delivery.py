@@ -33,11 +33,15 @@ TRY_AGAIN = -1
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """A destination of events. `deliver` raises when it fails; `name` is the sink's id."""
+    """A destination of events. `deliver` raises when it fails; `name` is the sink's id.
+
+    `live`: what runs stream is published there too, when it happens.
+    """
 
     name: str
     deliver: Callable[[Sequence[Envelope]], Awaitable[None]]
     aclose: Callable[[], Awaitable[None]]
+    live: bool = False
 
 
 EnvelopeFilter = Callable[[tuple[Envelope, ...]], Awaitable[list[Envelope]]]

@@ -3,9 +3,11 @@
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from stepfleet.orchestrator.agents.overrides import with_stored_overrides
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.events.broadcast.port import Envelope
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.events.broadcast.webhook import Webhook
@@ -18,41 +20,54 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.worker.events.delivery import EventDelivery, Sink
 
+_STARTS = (EventType.STEP_STARTED, EventType.TOOL_STARTED)
+
 
 class EventFilter:
-    """Drops the events that a run's `BroadcastConfig` excludes."""
+    """Drops the events that a run's `BroadcastConfig` excludes.
 
-    def __init__(self, connection: Connection, keys: Keys, configs: Configs) -> None:
+    `live`: the destination has received the starts of runs that stream already, when they
+    happened, so their events are dropped.
+    """
+
+    def __init__(
+        self, connection: Connection, keys: Keys, configs: Configs, *, live: bool = False
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._configs = configs
+        self._judged = {EventType.STATUS, *(_STARTS if live else ())}
 
     async def broadcast(self, envelopes: tuple[Envelope, ...]) -> list[Envelope]:
         """Return those that are broadcast, in order. Raises `StoreError` as the store does."""
-        changed = {one["session_id"] for one in envelopes if one["type"] == EventType.STATUS}
-        quiet = await self._quiet(sorted(changed))
+        judged = {one["session_id"] for one in envelopes if one["type"] in self._judged}
+        known = await self._broadcasts(sorted(judged))
         return [
             one
             for one in envelopes
-            if one["type"] != EventType.STATUS or one["session_id"] not in quiet
+            if one["type"] not in self._judged or _sends(known.get(one["session_id"]), one["type"])
         ]
 
-    async def _quiet(self, run_ids: list[str]) -> set[str]:
+    async def _broadcasts(self, run_ids: list[str]) -> dict[str, BroadcastConfig]:
         headers = await self._connection.execute_all(
             *(("HMGET", self._keys.run(run_id), "config", "overrides") for run_id in run_ids)
         )
-        return {
-            run_id
-            for run_id, (digest, overrides) in zip(run_ids, headers, strict=True)
-            if digest and not await self._tracks(digest, overrides)
-        }
+        found = {}
+        for run_id, (digest, overrides) in zip(run_ids, headers, strict=True):
+            # Written by a newer version: one event too many is the smaller harm.
+            with suppress(AgentException):
+                if digest:
+                    config = with_stored_overrides(await self._configs.load(digest), overrides)
+                    found[run_id] = config.broadcast
+        return found
 
-    async def _tracks(self, digest: str, overrides: str | None) -> bool:
-        try:
-            config = with_stored_overrides(await self._configs.load(digest), overrides)
-        except AgentException:
-            return True  # written by a newer version: one event too many is the smaller harm
-        return config.broadcast.auto_status_tracking
+
+def _sends(config: BroadcastConfig | None, kind: str) -> bool:
+    if config is None:
+        return True
+    if kind == EventType.STATUS:
+        return config.auto_status_tracking
+    return not config.include_stream_chunks
 
 
 async def deliveries(
@@ -67,10 +82,13 @@ async def deliveries(
         return []
     feeds = Feeds(opened.connection, opened.keys)
     await feeds.switch_on()
-    chosen = EventFilter(opened.connection, opened.keys, opened.configs).broadcast
+    given = opened.connection, opened.keys, opened.configs
     # Two sets of services may share a process, and then a worker's name.
     own = f"{owner}/{secrets.token_hex(4)}"
-    return [EventDelivery(one, feeds, chosen, own, jitter=jitter) for one in sinks]
+    return [
+        EventDelivery(one, feeds, EventFilter(*given, live=one.live).broadcast, own, jitter=jitter)
+        for one in sinks
+    ]
 
 
 def sinks_of(settings: Settings) -> list[Sink]:
@@ -78,7 +96,9 @@ def sinks_of(settings: Settings) -> list[Sink]:
     secret = settings.webhook_secret.get_secret_value() if settings.webhook_secret else ""
     found = [_webhook(str(url), secret) for url in settings.webhooks]
     if settings.events_url:
-        found.append(_channels(settings.events_url.get_secret_value(), settings.prefix))
+        url = settings.events_url.get_secret_value()
+        live = settings.has_own_channels
+        found.append(_channels(url, settings.prefix, live=live))
     return found
 
 
@@ -87,14 +107,14 @@ def _webhook(url: str, secret: str) -> Sink:
     return Sink(_name("webhook", url), webhook.deliver, webhook.aclose)
 
 
-def _channels(url: str, prefix: str) -> Sink:
+def _channels(url: str, prefix: str, *, live: bool) -> Sink:
     pubsub = RedisPubSub.at(url)
 
     async def deliver(envelopes: Sequence[Envelope]) -> None:
         for one in envelopes:
             await pubsub.broadcast(prefix + channel_of(one["session_id"]), one)
 
-    return Sink(_name("channels", url), deliver, pubsub.aclose)
+    return Sink(_name("channels", url), deliver, pubsub.aclose, live)
 
 
 def _name(kind: str, address: str) -> str:

@@ -55,6 +55,7 @@ class LiveMessages:
         self._text = StreamedText()
         self._sequence = 0
         self._step = 0
+        self._ended: datetime | None = None
         self._turn = 0  # the newest step of the turn before
         self._status: Lifecycle | None = None
         self._now: datetime | None = None
@@ -88,8 +89,8 @@ class LiveMessages:
     def add(self, envelope: Mapping[str, Any]) -> bool:
         """Apply an envelope of any type; return whether there may be something new to show."""
         at = datetime.fromisoformat(envelope["timestamp"])
-        if envelope["type"] == EventType.STREAM_CHUNK:
-            return self._add_chunk(envelope, at)
+        if "sequence" not in envelope:
+            return self._add_live(envelope, at)
         if envelope["sequence"] <= self._sequence:
             return False
         self._sequence, self._now = envelope["sequence"], at
@@ -120,6 +121,21 @@ class LiveMessages:
         if self._shows_continuation and not payload["should_continue"]:
             self._put(continuation_message(self._run_id, payload, at))
 
+    def _add_live(self, envelope: Mapping[str, Any], at: datetime) -> bool:
+        """Show text, or the start of a step or tool, before the commit; late starts are left."""
+        if envelope["type"] == EventType.STREAM_CHUNK:
+            return self._add_chunk(envelope, at)
+        payload = envelope["payload"]
+        step = payload["step_number"]
+        if self._ended is not None and at <= self._ended:
+            return False
+        if envelope["type"] == EventType.STEP_STARTED:
+            self._begin(step)
+        elif envelope["type"] == EventType.TOOL_STARTED:
+            self._step = step
+            self._put(started_tool(self._run_id, step, payload, at))
+        return True
+
     def _add_chunk(self, envelope: Mapping[str, Any], at: datetime) -> bool:
         if not self._text.add(envelope):
             return False
@@ -138,7 +154,7 @@ class LiveMessages:
         self._messages = dict(kept)
 
     def _complete(self, payload: Payload, at: datetime) -> None:
-        step = payload["step_number"]
+        step, self._ended = payload["step_number"], at
         group = [one for one in self._messages.values() if one.group == group_of(step)]
         in_tools = {one.metadata.tool_error for one in group if one.metadata}
         if group:

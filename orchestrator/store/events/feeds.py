@@ -24,19 +24,19 @@ MOST_KEPT = 4000
 
 
 class Chunks:
-    """Writes and reads the chunks of runs."""
+    """Writes and reads what runs send before their commits: chunks of text, and starts."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
 
-    async def begin(self, run_id: str, step: int) -> int:
-        """Return the number (from 1) of a new attempt at streaming a step's text."""
+    async def begin(self, run_id: str, step: int, *, anew: bool = True) -> int:
+        """Return the number (from 1) of a new attempt at a step, or of the newest one."""
         key = f"{self._keys.run(run_id)}:chunks:attempts"
         number, _ = await self._connection.execute_all(
-            ("HINCRBY", key, step, 1), ("EXPIRE", key, KEPT_SECONDS)
+            ("HINCRBY", key, step, int(anew)), ("EXPIRE", key, KEPT_SECONDS)
         )
-        return int(number)
+        return max(int(number), 1)
 
     async def add(self, chunks: Sequence[Event]) -> None:
         """Write chunks of any runs and publish them, in one round trip."""

@@ -193,6 +193,7 @@ class ToolCalls:
             metadata=state.metadata,
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,
+            parent=state.parent_agent_id,
             attempt=int(reply[4]),
             losses=losses(int(reply[5]), reply[6], hint.step, new=reply[7] == "1"),
         )

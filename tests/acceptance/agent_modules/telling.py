@@ -15,6 +15,14 @@ def look(what: str) -> str:
     return f"seen {what}"
 
 
+@tool(read_only=True)
+def search(what: str) -> str:
+    """Search until somebody has put the file `GO` there."""
+    while not Path(os.environ["GO"]).exists():
+        time.sleep(0.05)
+    return f"found {what}"
+
+
 def noting(name: str) -> Any:
     """Return a callback that writes its name and step."""
 
@@ -29,6 +37,7 @@ typist = Agent("typist", model="openai:scripted", broadcast="standard")
 looker = Agent(
     "looker", model="openai:scripted", tools=[look], pricing={"input": 1000, "output": 2000}
 )
+searcher = Agent("searcher", model="openai:scripted", tools=[search], broadcast="standard")
 noted = Agent(
     "noted",
     model="openai:scripted",

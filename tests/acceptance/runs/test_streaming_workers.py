@@ -102,6 +102,37 @@ async def test_a_streamed_run_ends_as_any_other_and_its_text_holds_no_arguments(
     assert (whole["output"], whole["cost_usd"] > 0) == (WORDS, True)
 
 
+async def test_a_tools_start_is_seen_while_it_runs_also_on_the_worker_after_a_kill(
+    redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker], tmp_path: Path
+) -> None:
+    """Once per attempt, numbered; the commit's own event is not a second one."""
+    model.script("hi", Reply(tool_calls=(ToolCallReply("search", {"what": "a"}),)), "done")
+    go = tmp_path / "go"
+    env = {"STEPFLEET_AGENTS": TELLING, "GO": str(go)}
+    first = await asyncio.to_thread(start_worker, name="w1", env=env)
+    heard: list[dict[str, Any]] = []
+    async with AsyncFleet(redis_url) as fleet, asyncio.timeout(90):
+        until_known(redis_url, "searcher")
+        run_id = await fleet.submit("searcher", "hi")
+        async for event in fleet.runs.events(run_id, chunks=True):
+            heard.append(event)
+            if event["type"] != "agent.tool.started":
+                continue
+            assert (await fleet.runs.show(run_id)).log == ()
+            if event["payload"]["attempt"] == 1:
+                first.signal(signal.SIGKILL)
+                await asyncio.to_thread(first.wait)
+                leases_run_out(redis_url)
+                await asyncio.to_thread(start_worker, name="w2", env=env)
+            else:
+                go.touch()
+        assert (await fleet.runs.result(run_id)).output == "done"
+    started = [one for one in heard if one["type"] == "agent.tool.started"]
+    assert [one["payload"]["attempt"] for one in started] == [1, 2]
+    types = [one["type"] for one in heard if "sequence" in one]
+    assert types.index("agent.tool.completed") < types.index("agent.step.completed")
+
+
 async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
     redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker], tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.worker.events.text_chunks import ChunkSender
+from stepfleet.worker.events.text_chunks import ChunkSender, LiveStep
 from stepfleet.worker.runtime.inline import InlineWorker
 
 
@@ -228,11 +228,12 @@ async def test_chunks_are_published_on_the_sessions_channel(
             message = await channel.get_message(ignore_subscribe_messages=True)
             if message:
                 heard.append(orjson.loads(message["data"]))
-            return bool(heard) and heard[-1]["payload"]["is_complete"]
+            return bool(heard) and heard[-1]["payload"].get("is_complete", False)
 
         await until(complete, within=30)
-    assert "".join(one["payload"]["chunk"] for one in heard) == "Hello"
-    assert {one["type"] for one in heard} == {"agent.stream.chunk"}
+    assert "".join(one["payload"].get("chunk", "") for one in heard) == "Hello"
+    assert {one["type"] for one in heard[1:]} == {"agent.stream.chunk"}
+    assert heard[0]["type"] == "agent.step.started"
 
 
 @asynccontextmanager
@@ -280,7 +281,7 @@ class Away:
         self.sent: list[Event] = []
         self.is_away = True
 
-    async def begin(self, run_id: str, step: int) -> int:
+    async def begin(self, run_id: str, step: int, *, anew: bool = True) -> int:
         return 1
 
     async def add(self, chunks: Any) -> None:
@@ -300,7 +301,7 @@ async def test_text_that_cannot_be_told_is_kept_for_the_next_chunk(
         claim = await ports.store.claim(StepHint(run_id, 0), "t")
     store = Away()
     sender = ChunkSender(store, noon)
-    writing = sender.begin(claim)  # type: ignore[arg-type]
+    writing = sender.begin(LiveStep.of(claim))  # type: ignore[arg-type]
     writing.add("Hel")
     await sender.settle(30)
     assert (sender.failures, store.sent) == (1, [])
