@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
     from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
     from stepfleet.orchestrator.client.history.history import RestoreOptions as RestoreOptions
+    from stepfleet.orchestrator.client.inputs import BatchOptions as BatchOptions
     from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
     from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
     from stepfleet.orchestrator.client.rendering import RunView as RunView
@@ -159,7 +160,7 @@ _WHERE = {
     "client.fleet": "AsyncFleet",
     "client.history.comparison": "RunComparison",
     "client.history.history": "AsyncFleetHistory RestoreOptions",
-    "client.inputs": "RunOptions SubmitOptions",
+    "client.inputs": "BatchOptions RunOptions SubmitOptions",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns",
     "continuation": "ContinuationCriteria when",

@@ -61,6 +61,10 @@ class AgentBuilder:
         """Set the instructions."""
         return self.with_fields(instructions=text)
 
+    def with_prompt(self, text: str | None) -> Self:
+        """Set the text that words a row of fields as the input, as `Classify: {description}`."""
+        return self._with_whole(prompt=text)
+
     def with_tools(self, *tools: Any) -> Self:
         """Add tools: functions with `@tool`, or references to such."""
         return self.with_fields(tools=(*self.given.get("tools", ()), *tools))

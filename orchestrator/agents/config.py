@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 
 from stepfleet.orchestrator.agents.planning.settings import Planning
+from stepfleet.orchestrator.agents.prompt import Prompt
 from stepfleet.orchestrator.agents.strategies.template import Template
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -25,6 +26,7 @@ from stepfleet.orchestrator.tools.schemas.handles import handle_of
 _SWITCH: Mapping[Any, Any] = {True: {}, False: None, "true": {}, "false": None}
 NOT_PER_RUN = (
     "name",
+    "prompt",
     "tools",
     "mcp_servers",
     "special_tools",
@@ -51,10 +53,11 @@ class AgentConfig(Record):
 
     `time_limit` and `cumulative_timeout` are seconds (the second replaces the first),
     `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
-    off. `model_attempts` bounds how often one step's model call is tried. `mcp_servers` names
-    the servers whose tools workers add. `pricing` holds prices in USD per million tokens, by model
-    or one for all, which win over the workers' own. With a `cache` policy equal requests of all
-    runs share their answers; True stands for its defaults.
+    off. `prompt` words a row of fields as the input. `model_attempts` bounds how often one step's
+    model call is tried. `mcp_servers` names the servers whose tools workers add. `pricing` holds
+    prices in USD per million tokens, by model or one for all, which win over the workers' own.
+    With a `cache` policy equal requests of all runs share their answers; True stands for its
+    defaults.
 
     With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
     ends only when the model gives its answer: by a tool, or in `native` mode as a message that
@@ -64,6 +67,7 @@ class AgentConfig(Record):
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][\w.\- ]*$")
     model: str = Field(min_length=1)
     instructions: str = ""
+    prompt: Prompt | None = None
     tools: tuple[ToolRef, ...] = ()
     mcp_servers: tuple[ToolRef, ...] = ()
     max_steps: int = Field(default=10, ge=1)

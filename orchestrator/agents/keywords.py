@@ -50,6 +50,7 @@ class RunOverrides(_ForBoth, total=False):
 class AgentKeywords(_ForBoth, total=False):
     """Arguments of `Agent` beside its own."""
 
+    prompt: str | None
     strategy_options: Mapping[str, Any]
     pricing: Mapping[str, Any]
     metadata: Mapping[str, Any]

@@ -21,6 +21,8 @@ NONE = "none"
 POLICIES = ("stop_on_any_error", "retry_tool_errors", "ignore_tool_errors", "retry_all")
 CODE = ("output_type", "criteria", "context", "subscribers", "special_tools", "middleware")
 """Arguments of `Agent` that a file names as `module:attribute`."""
+TEXTS = ("instructions", "prompt", "user_template")
+"""Fields whose text may begin with a bracket."""
 FIELDS = frozenset(AgentConfig.model_fields) - {"name"} | {*CODE, "earlier_tools"}
 
 
@@ -55,7 +57,8 @@ def from_environment(name: str, environment: Mapping[str, str]) -> dict[str, Any
             close = meant(path[0], FIELDS) or "; docs/configuration.md lists them"
             msg = f"{variable}: an agent has no field {path[0]!r}{close}"
             raise ConfigurationError(msg)
-        value: Any = _value(variable, environment[variable])
+        text = environment[variable]
+        value: Any = text if path[0] in TEXTS else _value(variable, text)
         for part in reversed(path):
             value = {part: value}
         found = layered(found, value)

@@ -7,27 +7,35 @@ import contextlib
 import hashlib
 import sqlite3
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stepfleet.orchestrator.batches.plan import Draft, Plan
-from stepfleet.orchestrator.batches.source import BatchInput, RawLine
+from stepfleet.orchestrator.batches.raw_lines import RawLine
+from stepfleet.orchestrator.batches.source import BatchInput
 from stepfleet.orchestrator.errors import ConfigurationError
 
 SHOWN = 20
+SAME_SHOWN = 3
 
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with a batch's lines: the first 20 in words, the others as a number."""
+    """What is wrong with a batch's lines: the first 20 in words, the others as a number.
+
+    The same again and again, as a field that no row has, is shown three times.
+    """
 
     shown: list[str] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
     rows: "array[int]" = field(default_factory=lambda: array("Q"))
 
     def add(self, line: RawLine, message: str) -> None:
         """Note that a line is bad."""
-        if len(self.shown) < SHOWN:
-            self.shown.append(f"line {line.number}: {message}")
+        if len(self.shown) < SHOWN and self.seen[message] < SAME_SHOWN:
+            self.seen[message] += 1
+            self.shown.append(f"{line.unit} {line.number}: {message}")
         self.rows.append(line.row)
 
     def lines(self) -> tuple[str, ...]:
@@ -57,17 +65,17 @@ def check(source: BatchInput, plan: Plan, *, skip_invalid: bool) -> Checked:
     problems = Problems()
     digest = hashlib.sha256()
     rows = 0
-    with contextlib.closing(_Ids()) as ids:
+    with contextlib.closing(_Ids(plan.rules.id_field or "id")) as ids:
         for line in source:
             rows += 1
             digest.update(line.data or b"")
             digest.update(b"\n")
             try:
-                ids.add(plan.draft(line.data), line)
+                ids.add(draft_of(plan, line), line)
             except ConfigurationError as error:
                 problems.add(line, error.message)
     if not rows:
-        raise ConfigurationError(f"{source.name} is empty; write one JSON object per line")
+        raise ConfigurationError(f"{source.name} is empty; write one {source.form}")
     total = rows - len(problems.rows)
     if problems.rows and not (skip_invalid and total):
         raise ConfigurationError(_refusal(source, problems, rows, hint=not skip_invalid))
@@ -85,10 +93,17 @@ def valid_lines(source: BatchInput, plan: Plan, checked: Checked) -> Iterator[tu
             continue
         if line.row >= checked.rows:
             break
-        yield line.row, plan.draft(line.data)
+        yield line.row, draft_of(plan, line)
     if source.version != checked.version:
         msg = f"{source.name} was changed while it was submitted; submit it again"
         raise ConfigurationError(msg)
+
+
+def draft_of(plan: Plan, line: RawLine) -> Draft:
+    """Return what becomes of a line. Raises `ConfigurationError` with what is wrong with it."""
+    if line.data is None:
+        raise ConfigurationError(line.problem)
+    return plan.draft(line.data)
 
 
 def _refusal(source: BatchInput, problems: Problems, rows: int, *, hint: bool) -> str:
@@ -101,7 +116,8 @@ def _refusal(source: BatchInput, problems: Problems, rows: int, *, hint: bool) -
 class _Ids:
     """The ids seen so far, in a temporary database that spills to disk by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.execute("PRAGMA journal_mode = OFF")
         self._seen.execute("PRAGMA synchronous = OFF")
@@ -117,8 +133,11 @@ class _Ids:
         if self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", row).rowcount:
             return
         found = self._seen.execute("SELECT line FROM ids WHERE id = ?", (line_id,)).fetchone()
-        name = "custom_id" if draft.line.model else "id"
-        msg = f"field {name!r}: {line_id!r} is the id of line {found[0]} already; ids are unique"
+        name = "custom_id" if draft.line.model else self._name
+        msg = (
+            f"field {name!r}: {line_id!r} is the id of {line.unit} {found[0]} already; ids are "
+            "unique"
+        )
         raise ConfigurationError(msg)
 
     def close(self) -> None:

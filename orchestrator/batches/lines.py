@@ -3,12 +3,14 @@
 Knows neither files nor agents: whether an agent exists and takes the overrides is decided later.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import orjson
 from pydantic import ValidationError
 
+from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.text.validation import explain_invalid
@@ -58,32 +60,63 @@ def read_object(raw: bytes) -> dict[str, Any]:
     return data
 
 
-def format_of(data: dict[str, Any]) -> LineFormat:
+def format_of(data: Mapping[str, Any]) -> LineFormat:
     """Return which of the two formats a line has."""
-    return "openai" if "custom_id" in data or "body" in data else "stepfleet"
+    is_request = "custom_id" in data or isinstance(data.get("body"), dict)
+    return "openai" if is_request else "stepfleet"
 
 
-def parse_line(data: dict[str, Any]) -> BatchLine:
-    """Read a line of our own format. Raises `ConfigurationError` that names the field."""
+def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
+    """Read a line of our own format for an agent with that `prompt`.
+
+    Raises `ConfigurationError` that names the field.
+    """
     unknown = [name for name in data if name not in FIELDS]
     if unknown:
+        name = str(unknown[0])[:60]
         msg = (
-            f"field {unknown[0]!r} is not known; a line has {', '.join(FIELDS)}: "
-            "put data of your own under 'metadata'"
+            f"field {name!r} is not known; a line has {', '.join(FIELDS)}: put data of your own "
+            "under 'metadata'. To run your own rows, give the agent a prompt that names their "
+            f"fields, as Agent(..., prompt='... {{{name}}}'), or name the field to send "
+            f"(--input-field {name}, input_field={name!r})"
         )
         raise ConfigurationError(msg)
     if "input" not in data:
         raise ConfigurationError("field 'input' is missing; write the question or task there")
-    agent = data.get("agent")
-    if agent is not None and not (isinstance(agent, str) and agent):
-        raise ConfigurationError(f"field 'agent' is {_kind(agent)}; write an agent's name")
     return BatchLine(
         line_id=parse_id(data.get("id"), "id"),
-        messages=parse_input(data["input"], "input"),
-        agent=agent,
+        messages=input_of(data["input"], "input", prompt, data),
+        agent=agent_named(data),
         metadata=parse_metadata(data.get("metadata")),
         overrides=_object(data.get("overrides"), "overrides"),
     )
+
+
+def agent_named(data: Mapping[str, Any]) -> str | None:
+    """Return the agent that a line names, if any."""
+    agent = data.get("agent")
+    if agent is not None and not (isinstance(agent, str) and agent):
+        raise ConfigurationError(f"field 'agent' is {_kind(agent)}; write an agent's name")
+    return agent
+
+
+def input_of(
+    value: Any, name: str, prompt: str | None = None, line: Mapping[str, Any] | None = None
+) -> tuple[Message, ...]:
+    """Return an input as messages: text, a conversation, or a dict.
+
+    An agent's `prompt` words a dict by its fields, and text as the field `input` beside the
+    others of its `line`. Without a prompt a dict is sent as JSON. A conversation is sent as it is.
+    """
+    if isinstance(value, dict):
+        check_nesting(value, name)
+        if prompt is None and value.keys() >= {"role", "content"}:
+            raise ConfigurationError(f"field {name!r} is one message; write a list of messages")
+        text = orjson.dumps(value).decode() if prompt is None else worded(prompt, value)
+        return parse_input(text, name)
+    if prompt is not None and isinstance(value, str):
+        return parse_input(worded(prompt, line or {name: value}), name)
+    return parse_input(value, name)
 
 
 def parse_id(value: Any, name: str) -> str | None:
@@ -108,7 +141,7 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
         check_size(len(value.encode()), INPUT_LIMIT, name)
         return (Message.user(value),)
     if not isinstance(value, list) or not value:
-        msg = f"field {name!r} is {_kind(value)}; write text or a list of messages"
+        msg = f"field {name!r} is {_kind(value)}; write text, a list of messages, or a dict"
         raise ConfigurationError(msg)
     check_nesting(value, name)
     check_size(len(orjson.dumps(value)), INPUT_LIMIT, name)

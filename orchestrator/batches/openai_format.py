@@ -7,6 +7,8 @@ that calls the model named by the line.
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.lines import BatchLine, parse_id, parse_input
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -85,7 +87,7 @@ def to_openai_line(result: AgentRunResult) -> dict[str, Any]:
     A run without an answer has an `error` and no `response`.
     """
     answered = result.status in (RunStatus.COMPLETED, RunStatus.MAX_ITERATIONS_REACHED)
-    has_answer = answered and result.output is not None
+    has_answer = answered and _content(result) is not None
     return {
         "id": f"batch_req_{result.run_id.replace('-', '')}",
         "custom_id": result.line_id or result.run_id,
@@ -157,13 +159,20 @@ def _tool_choice(choice: Any) -> str:
         raise ConfigurationError(msg) from None
 
 
+def _content(result: AgentRunResult) -> str | None:
+    """Return a run's answer as a message has it: data of an `output_type` as JSON."""
+    if result.structured is None:
+        return result.output
+    return orjson.dumps(result.structured).decode()
+
+
 def _response(result: AgentRunResult) -> dict[str, Any]:
     last = result.steps[-1] if result.steps else None
     moment = result.end_time or result.start_time
     usage = result.usage
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": result.output, "refusal": None},
+        "message": {"role": "assistant", "content": _content(result), "refusal": None},
         "logprobs": None,
         "finish_reason": _finish_reason(result),
     }
@@ -187,6 +196,8 @@ def _response(result: AgentRunResult) -> dict[str, Any]:
 def _finish_reason(result: AgentRunResult) -> str:
     if result.status is RunStatus.MAX_ITERATIONS_REACHED:
         return "length"
+    if result.structured is not None:  # given by a tool, and no call that a reader could answer
+        return "stop"
     return _REASONS.get(result.steps[-1].finish_reason, "stop") if result.steps else "stop"
 
 

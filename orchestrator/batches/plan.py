@@ -17,11 +17,10 @@ from stepfleet.orchestrator.batches.lines import (
     BatchLine,
     LineFormat,
     check_size,
-    format_of,
-    parse_line,
     read_object,
 )
 from stepfleet.orchestrator.batches.openai_format import parse_openai_line, plain_config
+from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.errors import ConfigurationError
 
 REMEMBERED = 1000
@@ -53,7 +52,7 @@ class Plan:
 
     `default` names the agent of lines that name none. `given` are agents by name; others are
     looked up by `named`, which raises `ConfigurationError` for those it does not know.
-    `overrides` hold for every line; a line's own win.
+    `overrides` hold for every line; a line's own win. `rules` say what a line is.
     """
 
     def __init__(
@@ -62,8 +61,10 @@ class Plan:
         given: Mapping[str, AgentConfig],
         named: Callable[[str], AgentConfig],
         overrides: Mapping[str, Any],
+        rules: RowRules = RowRules(),  # noqa: B008 - frozen
     ) -> None:
         self.format: LineFormat | None = None
+        self.rules = rules
         self._default = default or (next(iter(given)) if len(given) == 1 else None)
         self._given = given
         self._named = named
@@ -83,37 +84,42 @@ class Plan:
     def signature(self) -> bytes:
         """What beside the lines decides what their runs do: agents and overrides."""
         parts = sorted(([base.digest, base.overrides] for base in self._used), key=itemgetter(0))
-        return orjson.dumps([self._default, parts], option=orjson.OPT_SORT_KEYS)
+        whole = [self._default, parts, *self.rules.signature]
+        return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)
 
     @property
     def _used(self) -> list[_Base]:
         found = [base for base in self._bases.values() if isinstance(base, _Base)]
         return [*found, *self._plains.values()]
 
-    def draft(self, raw: bytes | None) -> Draft:
+    def draft(self, raw: bytes) -> Draft:
         """Return what becomes of a line. Raises `ConfigurationError` that names field and fix."""
-        if raw is None:
-            raise ConfigurationError("is longer than 4 MiB; shorten it")
         data = read_object(raw)
-        kind = format_of(data)
+        kind = self.rules.format_of(data)
         if self.format is None:
             self.format = kind
         if kind != self.format:
             msg = f"has the format {kind}, and earlier lines {self.format}; use one per file"
             raise ConfigurationError(msg)
-        line = parse_openai_line(data) if kind == "openai" else parse_line(data)
-        base = self._base_of(line)
+        if kind == "openai":
+            line = parse_openai_line(data)
+            base = self._base_of(line)
+        else:
+            base = self._base(self._name_of(self.rules.agent_of(data)))
+            line = self.rules.line_of(data, base.config.prompt)
         overrides, max_steps = self._decide(base, line.overrides)
         return Draft(line, base.config, base.digest, overrides, max_steps)
 
     def _base_of(self, line: BatchLine) -> _Base:
-        name = line.agent or self._default
-        if name is not None:
-            base = self._base(name)
-            _check_request(line, base.config)
-            return base
-        if line.model is not None:
+        if self._default is None and line.model is not None:
             return self._plain(line, line.model)
+        base = self._base(self._name_of(None))
+        _check_request(line, base.config)
+        return base
+
+    def _name_of(self, named: str | None) -> str:
+        if (name := named or self._default) is not None:
+            return name
         known = ", ".join(sorted(self._given))
         choice = f"one of {known}" if known else "an agent"
         msg = f"field 'agent' is missing; name {choice} there, or for the whole batch"

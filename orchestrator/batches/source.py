@@ -9,51 +9,40 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import orjson
-from pydantic import BaseModel
 
+from stepfleet.orchestrator.batches.raw_lines import RawLine
+from stepfleet.orchestrator.batches.readers import READERS, TABLES, check_kind, json_form
 from stepfleet.orchestrator.errors import ConfigurationError
 
-LINE_LIMIT = 4 * 1024 * 1024
-_BOM = b"\xef\xbb\xbf"
+InputFormat = Literal["jsonl", "json", "csv", "tsv", "parquet"]
 Given = str | Path | Iterable[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RawLine:
-    """One line that is not blank. `row` counts such lines from 0, `number` all lines from 1.
-
-    `data` is None for a line above 4 MiB.
-    """
-
-    row: int
-    number: int
-    data: bytes | None
 
 
 class BatchInput:
     """The lines of a batch. Close it after use."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: BinaryIO, name: str, kind: InputFormat = "jsonl") -> None:
         self.name = name
+        self.is_table = kind in TABLES
+        self.form = "row below the header" if self.is_table else "JSON object per line"
         self._file = file
+        self._read = READERS[kind]
 
     def __iter__(self) -> Iterator[RawLine]:
-        """Yield the lines from the start, however far an earlier reading came."""
+        """Yield the lines from the start, however far an earlier reading came.
+
+        Raises `ConfigurationError` where the file is no file of its format.
+        """
         self._file.seek(0)
-        row = number = 0
-        while (line := self._file.readline(LINE_LIMIT)) != b"":
-            number += 1
-            whole = line.endswith(b"\n") or len(line) < LINE_LIMIT or self._skip_rest() == 0
-            data = line.removeprefix(_BOM) if number == 1 else line
-            data = data.strip()
-            if data or not whole:
-                yield RawLine(row, number, data if whole else None)
-                row += 1
+        try:
+            check_kind(self._file)
+            yield from self._read(self._file)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.name}: {error.message}") from None
 
     @property
     def version(self) -> tuple[int, int]:
@@ -71,43 +60,44 @@ class BatchInput:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _skip_rest(self) -> int:
-        """Read to the end of an overlong line without keeping it; return its further bytes."""
-        skipped = 0
-        while (part := self._file.readline(LINE_LIMIT)) != b"":
-            skipped += len(part)
-            if part.endswith(b"\n"):
-                break
-        return skipped
 
-
-def open_input(source: Given) -> BatchInput:
+def open_input(source: Given, kind: InputFormat | None = None) -> BatchInput:
     """Open a file by its path, standard input by `-`, or objects as lines.
 
-    Raises `ConfigurationError` when there is no such file, or an object is no JSON data.
+    Without a `kind` a file's ending names its format, and JSONL is every other's. Raises
+    `ConfigurationError` when there is no such file, or an object is no JSON data.
     """
     if isinstance(source, str | Path):
-        return _open_path(str(source))
-    if not hasattr(source, "__iter__"):
-        kind = type(source).__name__
-        msg = f"field 'source' is {kind!r}; give a file's path, '-' or lines, then the agent"
+        return _open_path(str(source), kind or format_by_name(str(source)))
+    if not hasattr(source, "__iter__") or hasattr(source, "columns"):
+        kind_given = type(source).__name__
+        msg = (
+            f"field 'source' is {kind_given!r}; give a file's path, '-' or lines (of a DataFrame "
+            "df.to_dict('records')), then the agent"
+        )
         raise ConfigurationError(msg)
     return BatchInput(_spool_objects(source), "the objects given")
 
 
-def _open_path(path: str) -> BatchInput:
+def format_by_name(path: str) -> InputFormat:
+    """Return the format that a file's ending names. Pure."""
+    suffix = Path(path).suffix.lower()[1:]
+    return suffix if suffix in READERS else "jsonl"  # type: ignore[return-value]  # its keys
+
+
+def _open_path(path: str, kind: InputFormat) -> BatchInput:
     if path == "-":
-        return BatchInput(_spool(sys.stdin.buffer), "standard input")
+        return BatchInput(_spool(sys.stdin.buffer), "standard input", kind)
     try:
         file = Path(path).expanduser().open("rb")
     except OSError as error:
         why = error.strerror or error
-        msg = f"batch file {path}: {why}; name a file with one JSON object per line"
+        msg = f"batch file {path}: {why}; name a file with one JSON object per line, or a table"
         raise ConfigurationError(msg) from None
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return BatchInput(file, path)
+        return BatchInput(file, path, kind)
     with file:
-        return BatchInput(_spool(file), path)
+        return BatchInput(_spool(file), path, kind)
 
 
 def _spool(source: BinaryIO) -> BinaryIO:
@@ -132,13 +122,7 @@ def _spool_objects(objects: Iterable[Any]) -> BinaryIO:
 def _line_of(one: Any, number: int) -> bytes:
     data = {"input": one} if isinstance(one, str) else one
     try:
-        return orjson.dumps(data, default=_plain) + b"\n"
+        return orjson.dumps(data, default=json_form) + b"\n"
     except TypeError as error:
         msg = f"line {number}: is no JSON data ({error}); give dicts of text, numbers and lists"
         raise ConfigurationError(msg) from None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_defaults=True)
-    raise TypeError(f"{type(value).__name__} has no JSON form")

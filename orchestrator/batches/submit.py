@@ -7,13 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.check import Checked, Problems, check, valid_lines
 from stepfleet.orchestrator.batches.plan import Draft, Plan
-from stepfleet.orchestrator.batches.source import BatchInput, Given, open_input
+from stepfleet.orchestrator.batches.rows import RowRules
+from stepfleet.orchestrator.batches.source import BatchInput, Given, InputFormat, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.store.batches.batches import (
@@ -51,6 +52,8 @@ class BatchOrder:
     idempotency_key: str | None = None
     skip_invalid: bool = False
     name: str | None = None
+    input_format: InputFormat | None = None
+    rules: RowRules = field(default_factory=RowRules)
     on_progress: OnProgress = lambda _: None
 
 
@@ -78,9 +81,9 @@ class BatchSubmission:
         `accept` receives the agents before the first run is created and raises
         `ConfigurationError` for those that no worker could run.
         """
-        source = await asyncio.to_thread(open_input, order.source)
+        source = await asyncio.to_thread(open_input, order.source, order.input_format)
         with source:
-            plan = await self._plan(order)
+            plan = await self._plan(order, replace(order.rules, is_table=source.is_table))
             checked = await asyncio.to_thread(check, source, plan, skip_invalid=order.skip_invalid)
             await accept(plan.configs)
             manifest = await self._register(order, source, plan, checked)
@@ -114,7 +117,7 @@ class BatchSubmission:
             noting.cancel()
             await asyncio.gather(noting, return_exceptions=True)
 
-    async def _plan(self, order: BatchOrder) -> Plan:
+    async def _plan(self, order: BatchOrder, rules: RowRules) -> Plan:
         """Make the plan in a thread, as its checks run in one, and look agents up from there."""
         loop = asyncio.get_running_loop()
 
@@ -122,7 +125,7 @@ class BatchSubmission:
             return asyncio.run_coroutine_threadsafe(self._configs.named(name), loop).result()
 
         return await asyncio.to_thread(
-            Plan, order.default_agent, order.agents, named, order.overrides
+            Plan, order.default_agent, order.agents, named, order.overrides, rules
         )
 
     async def _register(

@@ -53,6 +53,19 @@ Workers = Annotated[int, typer.Option("--workers", "-w", min=1, max=256, help="W
 SkipInvalid = Annotated[
     bool, typer.Option("--skip-invalid", help="Leave out bad lines instead of refusing the file.")
 ]
+InputKind = Annotated[
+    Literal["jsonl", "json", "csv", "tsv", "parquet"] | None,
+    typer.Option("--input-format", help="Format of FILE; without it, the one its ending names."),
+]
+InputField = Annotated[
+    str | None,
+    typer.Option(
+        "--input-field", metavar="NAME", help="The field to send, for an agent without a prompt."
+    ),
+]
+IdField = Annotated[
+    str | None, typer.Option("--id-field", metavar="NAME", help="The field that is a row's id.")
+]
 OutFormat = Annotated[
     Format, typer.Option("--format", help="Format of results; auto is that of the input.")
 ]

@@ -11,6 +11,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.lines import parse_metadata
+from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
@@ -18,6 +19,7 @@ from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.follow import Steps
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
 from stepfleet.orchestrator.client.inputs import (
+    BatchOptions,
     Input,
     RunOptions,
     SubmitOptions,
@@ -127,7 +129,8 @@ class AsyncFleet:
     ) -> str:
         """Submit one run and return its id; workers start it after `delay` seconds.
 
-        `input` is text, a conversation, or another run's result, whose answer becomes the prompt.
+        `input` is text, a conversation, another run's result, whose answer becomes the prompt, or
+        a dict, worded by the agent's `prompt` (JSON without one).
         `parent` is the id of the run that this one works for. `overrides` are fields of the
         agent's configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
@@ -144,7 +147,7 @@ class AsyncFleet:
             run_id=checked_id(run_id),
             agent=config.name,
             config=config.digest,
-            messages=messages_of(input),
+            messages=messages_of(input, config.prompt),
             max_steps=config.with_overrides(own).max_steps,
             overrides=own,
             metadata=parse_metadata(dict(metadata) if metadata else None),
@@ -206,13 +209,16 @@ class AsyncFleet:
         skip_invalid: bool = False,
         name: str | None = None,
         on_progress: Callable[[int], None] | None = None,
-        **overrides: Unpack[RunOverrides],
+        **options: Unpack[BatchOptions],
     ) -> AsyncBatch:
-        """Submit a batch: a JSONL file, `-` for standard input, or dicts.
+        """Submit a batch: a file, `-` for standard input, or dicts.
 
-        Lines have `id`, `input` and optionally `agent`, `metadata` and `overrides`, or are
-        OpenAI batch requests. `agent` is for lines that name none; `agents` are further ones as
-        code, other names are those that workers announced. All lines are checked before any
+        Files are JSONL, CSV, TSV, Parquet or a JSON array, by their ending or `input_format`.
+        Lines have `id`, `input` and optionally `agent`, `metadata` and `overrides`, are OpenAI
+        batch requests, or rows of your own: their agent's `prompt` words them, or `input_field`
+        is sent; `id_field` is their id. Further options are overrides for all runs. `agent` is
+        for lines that name none; `agents` are further ones as code, other names are those that
+        workers announced. All lines are checked before any
         becomes a run; `skip_invalid` submits the good ones anyway. The same lines, agents and
         overrides, or the same `idempotency_key`, are the same batch: submitting again completes
         an interrupted submission. A few thousand creations are in flight at a time, so memory
@@ -224,6 +230,9 @@ class AsyncFleet:
         known = {key: one.config for key, one in (agents or {}).items()}
         if isinstance(agent, Agent):
             known[agent.name] = agent.config
+        overrides: dict[str, Any] = dict(options)
+        input_format = overrides.pop("input_format", None)
+        rules = RowRules(overrides.pop("input_field", None), overrides.pop("id_field", None))
         order = BatchOrder(
             source=source,
             default_agent=agent.name if isinstance(agent, Agent) else agent,
@@ -232,6 +241,8 @@ class AsyncFleet:
             idempotency_key=idempotency_key,
             skip_invalid=skip_invalid,
             name=name,
+            input_format=input_format,
+            rules=rules,
             on_progress=on_progress or (lambda _: None),
         )
         done = await client.batch_submission.submit(order, client.accept)

@@ -6,13 +6,15 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.batches.lines import parse_input
+from stepfleet.orchestrator.batches.lines import input_of, parse_input
+from stepfleet.orchestrator.batches.readers import json_form
+from stepfleet.orchestrator.batches.source import InputFormat
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 
-Input = str | Sequence[Message | Mapping[str, Any]] | AgentRunResult
+Input = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any] | AgentRunResult
 
 
 class SubmitOptions(RunOverrides, total=False):
@@ -24,21 +26,32 @@ class SubmitOptions(RunOverrides, total=False):
     parent: str | None
 
 
+class BatchOptions(RunOverrides, total=False):
+    """The options of `submit_batch` for the form of its source, and changes of all its runs."""
+
+    input_field: str | None
+    id_field: str | None
+    input_format: InputFormat | None
+
+
 class RunOptions(SubmitOptions, total=False):
     """The options of `run`: those of `submit`, and a timeout in seconds."""
 
     timeout: float | None
 
 
-def messages_of(given: Input) -> tuple[Message, ...]:
+def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:
     """Return an input as messages; a result becomes a user's message with its answer and data.
 
-    Raises `ConfigurationError` that names field and fix.
+    The agent's `prompt` words dicts, and text as their field `input`. Raises
+    `ConfigurationError` that names field and fix.
     """
     if isinstance(given, AgentRunResult):
-        return parse_input(_answer(given), "input")
+        return input_of(_answer(given), "input", prompt)
+    if isinstance(given, Mapping):
+        return input_of(_data(given), "input", prompt)
     if isinstance(given, str):
-        return parse_input(given, "input")
+        return input_of(given, "input", prompt)
     plain = [
         one.model_dump(mode="json", exclude_defaults=True) if isinstance(one, Message) else one
         for one in given
@@ -51,6 +64,13 @@ def origin_of(given: Input) -> RunOrigin | None:
     if isinstance(given, AgentRunResult):
         return RunOrigin(kind=OriginKind.RESULT, run_id=given.run_id)
     return None
+
+
+def _data(given: Mapping[str, Any]) -> Any:
+    try:
+        return orjson.loads(orjson.dumps(dict(given), default=json_form))
+    except TypeError as error:
+        raise ConfigurationError(f"field 'input' is no JSON data ({error})") from None
 
 
 def _answer(result: AgentRunResult) -> str:

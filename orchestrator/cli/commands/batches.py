@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.fleet import AsyncFleet
     from stepfleet.orchestrator.records.batch import BatchProgress
 
-InputFile = Annotated[Path, typer.Argument(metavar="FILE", help="Inputs, JSONL: a run per line.")]
+_INPUTS = "Inputs: JSONL, CSV, TSV, Parquet or a JSON array."
+InputFile = Annotated[Path, typer.Argument(metavar="FILE", help=_INPUTS)]
 
 
 def run(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Inputs, JSONL: a run per line.")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=_INPUTS)] = None,
     *,
     agents: options.AgentsRef,
     agent: options.AgentName = None,
@@ -36,6 +35,9 @@ def run(
     simulate_faults: options.SimulateFaults = None,
     data: options.Data = options.DATA_FOLDER,
     skip_invalid: options.SkipInvalid = False,
+    input_format: options.InputKind = None,
+    input_field: options.InputField = None,
+    id_field: options.IdField = None,
     output_format: options.OutFormat = "auto",
     json: options.Json = False,
     again: options.Again = False,
@@ -58,6 +60,7 @@ def run(
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
     from stepfleet.orchestrator.cli.local.simulation import simulated_as
+    from stepfleet.orchestrator.cli.results.input_file import InputForm
     from stepfleet.orchestrator.cli.run.plan import RunPlan
     from stepfleet.orchestrator.cli.run.run import run_file
 
@@ -75,6 +78,7 @@ def run(
         again=again,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
+        form=InputForm(input_format, input_field, id_field),
     )
     return run_file(plan)
 
@@ -91,16 +95,21 @@ def submit(
         typer.Option("--idempotency-key", help="The same key returns the same batch again."),
     ] = None,
     skip_invalid: options.SkipInvalid = False,
+    input_format: options.InputKind = None,
+    input_field: options.InputField = None,
+    id_field: options.IdField = None,
     output_format: options.OutFormat = "auto",
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Submit a file of inputs to a fleet, and print the batch's id."""
+    from stepfleet.orchestrator.cli.results.input_file import InputForm
     from stepfleet.orchestrator.cli.run.batches import submit_file
 
     return submit_file(
         file,
         data,
+        form=InputForm(input_format, input_field, id_field),
         agents=agents,
         agent=agent,
         out=out,

@@ -9,15 +9,38 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.lines import format_of, read_object
 from stepfleet.orchestrator.batches.openai_format import plain_config
-from stepfleet.orchestrator.batches.source import BatchInput
+from stepfleet.orchestrator.batches.source import BatchInput, InputFormat, open_input
+from stepfleet.orchestrator.client.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchFormat
+
+
+@dataclass(frozen=True, slots=True)
+class InputForm:
+    """What options say of an input file's form; `for_batch` has them for `submit_batch`."""
+
+    input_format: InputFormat | None = None
+    input_field: str | None = None
+    id_field: str | None = None
+
+    def open(self, file: Path) -> BatchInput:
+        """Open the file."""
+        return open_input(file, self.input_format)
+
+    def for_batch(self) -> BatchOptions:
+        """Return the options of `submit_batch`."""
+        return BatchOptions(
+            input_format=self.input_format, input_field=self.input_field, id_field=self.id_field
+        )
 
 
 @contextlib.contextmanager
@@ -32,11 +55,13 @@ def named_file(path: Path) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def digest_of(source: BatchInput) -> bytes:
-    """Return the content address of the lines."""
+def digest_of(source: BatchInput, form: InputForm = InputForm()) -> bytes:
+    """Return the content address of the lines and of the fields that they are read by."""
     digest = hashlib.sha256()
     for line in source:
         digest.update((line.data or b"") + b"\n")
+    if named := [form.input_field, form.id_field] if form.input_field or form.id_field else []:
+        digest.update(orjson.dumps(named))
     return digest.digest()
 
 
@@ -64,7 +89,9 @@ def configs_used(
         except ConfigurationError:
             continue
         name = data.get("agent") or default
-        if isinstance(name, str) and name in agents:
+        if not (isinstance(name, str) and name in agents):
+            name = default  # it is a field of a row, or unknown
+        if name is not None and name in agents:
             found.setdefault(name, agents[name].config)
         elif name is None and format_of(data) == "openai":
             plain = plain_config()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.cli.results.input_file import default_agent, kind_of
+from stepfleet.orchestrator.cli.results.input_file import InputForm, default_agent, kind_of
 from stepfleet.orchestrator.cli.results.result_file import (
     ResultFile,
     check_writable,
@@ -31,6 +31,7 @@ def submit_file(
     file: Path,
     data: Path,
     *,
+    form: InputForm,
     agents: str | None,
     agent: str | None,
     out: Path | None,
@@ -58,6 +59,7 @@ def submit_file(
             idempotency_key=idempotency_key,
             skip_invalid=skip_invalid,
             name=file.name,
+            **form.for_batch(),
         )
         print_skipped(batch)
         if wait:

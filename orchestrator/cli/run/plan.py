@@ -1,11 +1,12 @@
 """What a `run` command was given, the checks of it, and the commands that its messages name."""
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan
 from stepfleet.orchestrator.cli.options import DATA_FOLDER
+from stepfleet.orchestrator.cli.results.input_file import InputForm
 from stepfleet.orchestrator.cli.results.result_file import check_writable
 from stepfleet.orchestrator.cli.run.notes import Note
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -27,6 +28,7 @@ class RunPlan:
     again: bool = False
     retry_failed: bool = False
     raised: tuple[str, ...] = ()
+    form: InputForm = field(default_factory=InputForm)
 
 
 def check_options(plan: RunPlan) -> None:

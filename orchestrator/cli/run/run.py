@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.batches.source import open_input
 from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
     default_agent,
@@ -81,8 +80,8 @@ def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> str:
     """Check the models that the file's lines use, and return the identity of the command."""
     if plan.file is None:
         return ""
-    with open_input(plan.file) as source:
-        content = digest_of(source)
+    with plan.form.open(plan.file) as source:
+        content = digest_of(source, plan.form)
         used = configs_used((line.data for line in source), agents, plan.agent)
     simulate = plan.fleet.simulate
     if simulate is None:
@@ -193,6 +192,7 @@ class _Run:
             skip_invalid=self.plan.skip_invalid,
             name=self.plan.file.name,
             on_progress=lambda _: self.crew.needed.set(),
+            **self.plan.form.for_batch(),
         )
         print_skipped(batch)
         return batch

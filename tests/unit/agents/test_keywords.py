@@ -14,6 +14,7 @@ from stepfleet.orchestrator import (
     AsyncFleet,
     AsyncFleetHistory,
     AsyncFleetRuns,
+    BatchOptions,
     RestoreOptions,
     RunOptions,
     RunOverrides,
@@ -22,6 +23,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 
 FIELDS = set(AgentConfig.model_fields)
+FORM = {"input_field", "id_field", "input_format"}
 SUBMITTED = {"run_id", "metadata", "delay", "parent"}
 
 
@@ -61,6 +63,7 @@ def test_options_are_overrides_and_the_methods_own_arguments() -> None:
     overrides = set(RunOverrides.__annotations__)
     assert set(SubmitOptions.__annotations__) == overrides | SUBMITTED
     assert set(RunOptions.__annotations__) == overrides | SUBMITTED | {"timeout"}
+    assert set(BatchOptions.__annotations__) == overrides | FORM
     assert set(RestoreOptions.__annotations__) == overrides | {"run_id"}
     assert own_of(AsyncFleet.submit) == {"self", "agent", "input"} | SUBMITTED
     assert own_of(AsyncFleet.run_with_steps) == {"self", "agent", "input", "timeout"}
@@ -71,7 +74,7 @@ def test_options_are_overrides_and_the_methods_own_arguments() -> None:
     [
         (Agent, AgentKeywords),
         (AsyncFleet.submit, RunOverrides),
-        (AsyncFleet.submit_batch, RunOverrides),
+        (AsyncFleet.submit_batch, BatchOptions),
         (AsyncFleet.run, RunOptions),
         (AsyncFleet.run_with_messages, RunOptions),
         (AsyncFleet.run_with_steps, SubmitOptions),

@@ -56,10 +56,17 @@ def test_all_bad_lines_are_told_with_number_field_and_count() -> None:
 
 
 def test_at_most_twenty_problems_are_shown_and_the_others_counted() -> None:
-    said = refusal(*[{"id": n} for n in range(1, 51)])
+    said = refusal(*[{"input": "x", "overrides": {f"f{n}": 1}} for n in range(1, 51)])
     assert "line 20:" in said
     assert "line 21:" not in said
     assert "and 30 more" in said
+
+
+def test_what_is_wrong_with_every_line_is_shown_three_times() -> None:
+    said = refusal(*[{"id": n} for n in range(1, 51)])
+    assert "line 3:" in said
+    assert "line 4:" not in said
+    assert "and 47 more" in said
 
 
 def test_overrides_are_checked_against_the_agent_of_the_line() -> None:

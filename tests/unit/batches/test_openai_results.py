@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
+
 from stepfleet.orchestrator import (
     AgentRunResult,
     ErrorInfo,
@@ -58,6 +60,23 @@ def test_a_completed_run_is_a_response_with_a_chat_completion() -> None:
     }
     assert body["choices"][0]["finish_reason"] == "stop"
     assert (body["usage"]["prompt_tokens"], body["usage"]["total_tokens"]) == (3, 5)
+
+
+def test_data_of_an_output_type_is_the_content_as_json() -> None:
+    """A tool gave it, with or without a text beside it; the reader has no call to answer."""
+    by_tool = step(finish_reason=FinishReason.TOOL_CALLS)
+    data = {"category": "lämp", "score": 0.9}
+    for text in (None, "Here you are."):
+        done = ended(
+            StopReason.COMPLETED, by_tool, output=text, structured=data, schema_name="Kind"
+        )
+        line = to_openai_line(done)
+        assert line["error"] is None
+        (choice,) = line["response"]["body"]["choices"]
+        assert orjson.loads(choice["message"]["content"]) == data
+        assert choice["finish_reason"] == "stop"
+    without = ended(StopReason.ERROR, by_tool, error="no valid data", schema_name="Kind")
+    assert to_openai_line(without)["response"] is None
 
 
 def test_an_answer_that_was_cut_off_says_so() -> None:
