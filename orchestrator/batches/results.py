@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
@@ -21,25 +22,39 @@ Results = AsyncGenerator[AgentRunResult, None]
 NOT_COMPLETED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED, Lifecycle.CANCELLED})
 
 
-class Pause:
-    """Waits between polls: briefly while there is progress, up to a second without."""
+class Tick(Protocol):
+    """Learns of each poll of a wait."""
 
-    def __init__(self) -> None:
+    async def __call__(self, *, idle: bool) -> None:
+        """`idle`: nothing was found."""
+
+
+class Pause:
+    """Waits between polls: briefly while there is progress, up to a second without.
+
+    `tick` learns of each poll whether it found nothing.
+    """
+
+    def __init__(self, tick: Tick | None = None) -> None:
         self._seconds = SHORTEST_WAIT
+        self._tick = tick
 
     async def wait(self, *, idle: bool) -> None:
         """Wait; longer than the last time if nothing was found."""
         self._seconds = min(self._seconds * 1.5, LONGEST_WAIT) if idle else SHORTEST_WAIT
+        if self._tick:
+            await self._tick(idle=idle)
         await asyncio.sleep(self._seconds)
 
 
 class BatchResults:
-    """Reads the results of one batch."""
+    """Reads the results of one batch. `tick` learns of each poll whether it found nothing."""
 
-    def __init__(self, manifest: Manifest, batches: Batches, runs: Runs) -> None:
+    def __init__(self, manifest: Manifest, batches: Batches, runs: Runs, tick: Tick) -> None:
         self._manifest = manifest
         self._batches = batches
         self._runs = runs
+        self._tick = tick
 
     async def as_they_end(self, *, follow: bool, failed: bool) -> Results:
         """Yield results in the order of their ending, shard by shard.
@@ -48,7 +63,7 @@ class BatchResults:
         """
         batch_id = self._manifest.batch_id
         places: dict[int, int] = {}
-        pause = Pause()
+        pause = Pause(self._tick)
         while True:
             # In this order: what is sealed gets no more runs, and a run that is not open any
             # more is in the index when that is read afterwards.
@@ -68,7 +83,7 @@ class BatchResults:
     async def in_order(self, *, follow: bool, failed: bool) -> Results:
         """Yield results in the order of the lines; a line that was skipped is left out."""
         row = 0
-        pause = Pause()
+        pause = Pause(self._tick)
         while row < self._manifest.rows:
             over = not follow or await self._is_over()
             rows = range(row, min(row + ROWS_AT_ONCE, self._manifest.rows))

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
@@ -50,7 +50,8 @@ class AsyncBatch:
         A run that is retried while its results are followed as they end comes again.
         """
         client = await self._session.open()
-        reader = BatchResults(self._manifest, client.batches, client.runs)
+        tick = client.quiet_of_batch(self.id).tick
+        reader = BatchResults(self._manifest, client.batches, client.runs, tick)
         read = reader.in_order if ordered else reader.as_they_end
         async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
             async for result in results:
@@ -63,8 +64,9 @@ class AsyncBatch:
         `submission_stalled`, and submitting the same again creates the rest.
         Raises `TimeoutError` after `timeout` seconds; the batch goes on.
         """
+        tick = (await self._session.open()).quiet_of_batch(self.id).tick
         async with asyncio.timeout(timeout):
-            pause = Pause()
+            pause = Pause(tick)
             done = -1
             while True:
                 progress = await self.progress()
@@ -72,6 +74,27 @@ class AsyncBatch:
                     return progress
                 await pause.wait(idle=progress.done == done)
                 done = progress.done
+
+    async def watch(self, seconds: float = 0.5) -> AsyncGenerator[BatchProgress, None]:
+        """Yield the progress every `seconds`, until nothing more happens; the last one too."""
+        tick = (await self._session.open()).quiet_of_batch(self.id).tick
+        last: BatchProgress | None = None
+        while True:
+            progress = await self.progress()
+            yield progress
+            if progress.over:
+                return
+            await tick(idle=progress == last)
+            last = progress
+            await asyncio.sleep(seconds)
+
+    async def on_standstill(self, report: Callable[[str], None]) -> None:
+        """Give `report` what the log gets by default: why no run moves.
+
+        That is where a worker, a queue or an agent is missing, or a server refuses work. It gets an
+        empty text when that is over. Applies to all waits of this client.
+        """
+        (await self._session.open()).standstill.report = report
 
     async def cancel(self, on_progress: OnProgress | None = None) -> int:
         """Cancel the batch: from now on no step of it begins, and no run is created.

@@ -86,6 +86,8 @@ class Batch(_Blocking):
         return self._wrapped.skipped_count
 
     progress = blocking(AsyncBatch.progress)
+    watch = iterating(AsyncBatch.watch)
+    on_standstill = blocking(AsyncBatch.on_standstill)
     results = iterating(AsyncBatch.results)
     wait = blocking(AsyncBatch.wait)
     cancel = blocking(AsyncBatch.cancel)

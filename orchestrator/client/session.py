@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,7 @@ from stepfleet.orchestrator.batches.submit import BatchSubmission
 from stepfleet.orchestrator.client.batch_retry import BatchRetry
 from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.client.follow import Following
+from stepfleet.orchestrator.client.standstill import Quiet, Standstill
 from stepfleet.orchestrator.client.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
@@ -23,7 +24,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet_overview import workers
+from stepfleet.orchestrator.store.fleet_overview import needs_of, needs_of_batch, workers
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.runs.control import Control
@@ -51,7 +52,8 @@ class Client:
         self.submission = Submission(connection, keys, dispatch, grace=grace)
         self.batch_submission = BatchSubmission(self.batches, store.configs, self.submission)
         self.snapshots = Snapshots(connection, keys, store.configs)
-        self.watch = RunWatch(connection, keys, requests.cancel_unread)
+        self.standstill = Standstill(store, brings | {PLAIN_AGENT}, starts_workers=bool(brings))
+        self.watch = RunWatch(connection, keys, requests.cancel_unread, self._quiet)
         self.following = Following(store, self.runs, self.watch)
         self.run_import = RunImport(connection, keys, dispatch, grace=grace, retention=retention)
         self.app = app
@@ -67,8 +69,16 @@ class Client:
     async def aclose(self) -> None:
         """Disconnect."""
         await self.watch.aclose()
+        await self.standstill.aclose()
         await self.store.aclose()
         self.app.close()
+
+    def _quiet(self, waited_for: Callable[[], Sequence[str]]) -> Quiet:
+        return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()))
+
+    def quiet_of_batch(self, batch_id: str) -> Quiet:
+        """Return what reports why nothing moves to one who waits for a batch."""
+        return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id))
 
     async def config_of(self, agent: Agent | str) -> AgentConfig:
         """Return an agent's configuration. Raises `ConfigurationError` for an unknown name."""

@@ -13,7 +13,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 
+from stepfleet.orchestrator.client.standstill import Quiet
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -29,6 +31,8 @@ POLLED_PER_SECOND = 1000
 POLLED_AT_ONCE = 500
 _FIELDS = ("status", "seq", "step", "updated")
 _LEFT_FIELDS = ("want", "want_note", "token", "lease")
+SAMPLED = 50
+"""Of so many runs is read what they wait for, where nothing moves."""
 Cancel = Callable[[str, str], Awaitable[object]]
 """Repeats the cancel of a run (id, note)."""
 
@@ -85,13 +89,21 @@ class _Waiter:
 class RunWatch:
     """Watches runs for all waiters of one event loop. `aclose` fails those that still wait.
 
-    `cancel` completes a cancel that a dead worker left undone.
+    `cancel` completes a cancel that a dead worker left undone; `quiet` returns what reports why
+    none of the runs (that a function returns) moves.
     """
 
-    def __init__(self, connection: Connection, keys: Keys, cancel: Cancel) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        cancel: Cancel,
+        quiet: Callable[[Callable[[], Sequence[str]]], Quiet],
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._cancel = cancel
+        self._quiet = quiet
         self._waiters: set[_Waiter] = set()
         self._polling: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
@@ -129,6 +141,7 @@ class RunWatch:
 
     async def _poll(self) -> None:
         pause = SHORTEST_LOOK
+        quiet = self._quiet(lambda: [one.run_id for one in islice(self._waiters, SAMPLED)])
         while self._waiters:
             self._joined.clear()
             waiting = tuple(self._waiters)
@@ -140,6 +153,7 @@ class RunWatch:
             woken = sum(one.wake(positions[one.run_id]) for one in waiting)
             pause = SHORTEST_LOOK if woken else min(pause * 1.5, LONGEST_LOOK)
             least = min(max(len(positions) / POLLED_PER_SECOND, SHORTEST_LOOK), MOST_SECONDS)
+            await quiet.tick(idle=not woken)
             await self._rest(least, max(pause - least, 0.0))
 
     async def _rest(self, seconds: float, more: float) -> None:

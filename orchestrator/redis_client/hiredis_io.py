@@ -15,6 +15,7 @@ its version.
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from redis import exceptions
@@ -98,6 +99,11 @@ class _Packed:
             if not limit.expired():
                 raise
             raise exceptions.TimeoutError("Timeout writing to socket") from None
+
+    async def _send_ping(self) -> None:
+        """Take a refusal for an answer: a server that cannot write to its disk refuses PING too."""
+        with suppress(exceptions.ResponseError):
+            await super()._send_ping()  # type: ignore[misc]
 
     def pack_command(self, *args: Any) -> list[bytes]:
         packed: list[bytes] = _SERIALIZER.pack(*args)

@@ -14,6 +14,8 @@ from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 
 log = logging.getLogger(__name__)
 
+AGAIN_SECONDS = 60.0
+"""An outage that lasts is logged again after so long."""
 QUIET_SECONDS = 1.0
 """An outage is over when calls are answered and none has failed for so long."""
 
@@ -76,25 +78,34 @@ def explained(error: BaseException) -> BaseException:
         return error
     if kind is TransientError.AWAY:
         return StoreError(f"Redis cannot be reached: {error}")
-    fix = next((fix for mark, fix in _FIXES if mark in str(error)), "see what it lacks")
-    return StoreError(f"Redis refuses: {error}; {fix}")
+    return StoreError(f"Redis refuses: {error}{_fix_of(error) or '; see what it lacks'}")
+
+
+def _fix_of(error: BaseException) -> str:
+    """Return the fix of a known refusal, behind a semicolon."""
+    return next((f"; {fix}" for mark, fix in _FIXES if mark in str(error)), "")
 
 
 class OutageLog:
-    """Logs an outage when it begins and when it is over, once each. Times are monotonic."""
+    """Logs an outage as it begins, each minute of it, and its end. Times are monotonic."""
 
     def __init__(self, server: str = "Redis") -> None:
         self.current: TransientError | None = None
         self._server = server
         self._began = 0.0
         self._failed = 0.0
+        self._logged = 0.0
 
     def failed(self, kind: TransientError, error: BaseException, now: float) -> None:
         """Note that a call failed."""
-        if self.current is None:
+        begins = self.current is None
+        if begins or now - self._logged >= AGAIN_SECONDS:
+            since = "" if begins else f", for {now - self._began:.0f} s now"
+            text = f"{str(error)[:200]}{_fix_of(error)}"
+            log.warning("%s %s (%s); waiting for it%s", self._server, kind.value, text, since)
+            self._logged = now
+        if begins:
             self.current, self._began = kind, now
-            text = str(error)[:200]
-            log.warning("%s %s (%s); waiting for it", self._server, kind.value, text)
         self._failed = now
 
     def answered(self, now: float) -> None:

@@ -3,7 +3,8 @@
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import orjson
 from pydantic import Field
@@ -12,8 +13,9 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.health import server_info
+from stepfleet.orchestrator.store.health import ServerFacts, health_findings, server_info
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 
@@ -42,7 +44,8 @@ class FleetOverview(Record):
     `active` counts runs that are ready, held or waiting for a time; `queue_length` the task
     messages that wait (None where the broker does not report it); `oldest_due_seconds` how long
     the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
-    living worker serves and some need, each with the number of runs that wait for it.
+    living worker serves and some need, each with the number of runs that wait for it; `troubles`
+    what keeps all workers from their work, each with its fix.
     """
 
     redis_version: str
@@ -52,6 +55,14 @@ class FleetOverview(Record):
     workers: tuple[WorkerSeen, ...] = Field(default=())
     quarantined: int = 0
     unserved: dict[str, int] = Field(default_factory=dict)
+    troubles: tuple[str, ...] = ()
+
+
+class Need(Record):
+    """What a run waits for: a worker that serves `queue` and has `agent`."""
+
+    queue: str
+    agent: str
 
 
 _REPORTED = ("held", "slots", "agents", "queues", "tool_queues")
@@ -115,13 +126,16 @@ FORGOTTEN_SECONDS = 24 * 3600.0
 LOOKED_AT = 10_000
 """How many active runs are read, at most, where a queue has no worker."""
 TOGETHER = 500
+SAMPLED = 100
+_MOVES = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
+"""The states in which a run waits for a worker, or has one."""
 
 
 async def overview(store: OpenStore) -> FleetOverview:
     """Return the fleet at this moment."""
     info = await server_info(store.connection)
     active, oldest = await _due(store)
-    seen, waiting = await workers(store), await _waiting(store)
+    seen, (waiting, broker) = await workers(store), await _waiting(store)
     return FleetOverview(
         redis_version=str(info.get("redis_version", "unknown")),
         active=active,
@@ -130,7 +144,18 @@ async def overview(store: OpenStore) -> FleetOverview:
         workers=tuple(seen),
         quarantined=await _quarantined(store),
         unserved=await _unserved(store, seen, active if waiting is None else waiting),
+        troubles=(*_that_stop(info), *broker),
     )
+
+
+async def troubles(store: OpenStore) -> list[str]:
+    """Return what keeps all workers from their work, each with its fix."""
+    found = _that_stop(await server_info(store.connection))
+    return found if store.dispatch.in_script else [*found, *(await _waiting(store))[1]]
+
+
+def _that_stop(info: Mapping[str, Any]) -> list[str]:
+    return [one.text for one in health_findings(ServerFacts.of(info)) if one.stops]
 
 
 async def workers(store: OpenStore) -> list[WorkerSeen]:
@@ -168,6 +193,28 @@ async def _unserved(store: OpenStore, seen: Iterable[WorkerSeen], steps: int) ->
     return {queue: steps if queue == own else waits[queue] for queue in lacking}
 
 
+async def needs_of(store: OpenStore, run_ids: Sequence[str], batch: str = "") -> list[Need]:
+    """Return what these runs need, those of the `batch` only if one is given; once each."""
+    fields = ("status", "token", "batch", "agent", "waiting", "step")
+    heads = await store.connection.execute_all(
+        *(("HMGET", store.keys.run(run_id), *fields) for run_id in run_ids)
+    )
+    found = set()
+    for status, token, of, agent, text, step in heads:
+        if status in _MOVES and not token and batch in ("", of):
+            queues = {wait.queue for wait in waits_in(text or "", step or "")}
+            found |= {(queue, agent) for queue in queues or {store.settings.queue}}
+    return [Need(queue=queue, agent=agent) for queue, agent in sorted(found)]
+
+
+async def needs_of_batch(store: OpenStore, batch: str) -> list[Need]:
+    """Return what the batch's runs need, by a sample of those that wait longest."""
+    due = [store.keys.due(shard) for shard in range(store.keys.shards)]
+    last = max(SAMPLED // len(due), 2) - 1
+    found = await store.connection.execute_all(*(("ZRANGE", key, 0, last) for key in due))
+    return await needs_of(store, [one for shard in found for one in shard], batch)
+
+
 async def _waits_for_tools(store: OpenStore) -> Counter[str]:
     """Return how many runs wait for tools of each queue, among the first that are due."""
     found: Counter[str] = Counter()
@@ -183,13 +230,16 @@ async def _waits_for_tools(store: OpenStore) -> Counter[str]:
     return found
 
 
-async def _waiting(store: OpenStore) -> int | None:
+async def _waiting(store: OpenStore) -> tuple[int | None, list[str]]:
+    """Return how many messages wait, and what is wrong with a broker apart from the store."""
     try:
-        return await store.dispatch.waiting()
-    except (AgentException, RedisError):
-        raise
+        return await store.dispatch.waiting(), []
+    except (AgentException, RedisError) as error:
+        if store.dispatch.in_script:
+            raise
+        return None, [f"{str(error).rstrip('.')}. Fix: start it, or correct STEPFLEET_BROKER_URL"]
     except Exception:  # noqa: BLE001 - every broker has exceptions of its own
-        return None
+        return None, []
 
 
 async def _quarantined(store: OpenStore) -> int:

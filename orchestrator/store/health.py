@@ -13,11 +13,12 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """A defect of a set-up and its fix; `about` names the subject."""
+    """A defect of a set-up and its fix; `about` names the subject. `stops`: work stands still."""
 
     about: str
     found: str
     fix: str
+    stops: bool = False
 
     @property
     def text(self) -> str:
@@ -30,17 +31,25 @@ _WORST: dict[str, Callable[[Any], Any]] = {
     "redis_version": lambda version: version_of(str(version)),
     "aof_enabled": lambda enabled: str(enabled) != "0",
     "maxmemory_policy": lambda policy: policy == "noeviction",
+    "aof_last_write_status": lambda status: status == "ok",
+    "rdb_last_bgsave_status": lambda status: status == "ok",
+    "full": lambda full: not full,
 }
 """How to rank a judged fact: the worst server has the least."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """A server's version and the settings that matter; None where it does not report them."""
+    """A server's version, the settings that matter, and whether it takes writes.
+
+    None where it does not report them. `full`: its memory is used up; `writes`: to its disk.
+    """
 
     version: str | None = None
     append_only: bool | None = None
     eviction: str | None = None
+    full: bool | None = None
+    writes: bool | None = None
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Self:
@@ -50,6 +59,8 @@ class ServerFacts:
             version=None if version is None else str(version),
             append_only=None if append_only is None else str(append_only) != "0",
             eviction=info.get("maxmemory_policy"),
+            full=info.get("full", _is_full(info)),
+            writes=_writes(info),
         )
 
 
@@ -73,6 +84,7 @@ async def server_info(connection: Connection) -> dict[str, Any]:
 
 def worst_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one server's facts for several: those that are judged as the worst server has them."""
+    servers = [{**one, "full": _is_full(one)} if "maxmemory" in one else one for one in servers]
     found = dict(servers[0])
     for name, rank in _WORST.items():
         values = [server[name] for server in servers if server.get(name) is not None]
@@ -112,7 +124,41 @@ def health_findings(facts: ServerFacts) -> list[HealthFinding]:
                 "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
             )
         )
+    if facts.full:
+        found.append(
+            HealthFinding(
+                "memory",
+                "Redis is full: it refuses commands, and all steps wait",
+                "raise its maxmemory (redis-cli CONFIG SET maxmemory 8gb), or remove ended runs "
+                "(stepfleet purge)",
+                stops=True,
+            )
+        )
+    if facts.writes is False:
+        found.append(
+            HealthFinding(
+                "disk",
+                "Redis cannot write to its disk: it refuses commands, and all steps wait",
+                "make room on that disk, see Redis's log",
+                stops=True,
+            )
+        )
     return found
+
+
+def _is_full(info: Mapping[str, Any]) -> bool | None:
+    """Return whether a server refuses writes for lack of memory."""
+    used, most = info.get("used_memory"), info.get("maxmemory")
+    if used is None or most is None:
+        return None
+    return 0 < int(most) < int(used) - int(info.get("mem_not_counted_for_evict", 0))
+
+
+def _writes(info: Mapping[str, Any]) -> bool | None:
+    """Return whether a server's disk takes its data, by its newest attempts."""
+    states = [info.get(name) for name in ("aof_last_write_status", "rdb_last_bgsave_status")]
+    known = [str(state) == "ok" for state in states if state is not None]
+    return all(known) if known else None
 
 
 def version_of(text: str) -> tuple[int, ...]:

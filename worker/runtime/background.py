@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 FIRST_SECONDS = 60.0
 """A worker that has just started has better things to do than housekeeping."""
 PAUSE_SECONDS = 3600.0
+CHANGE_SECONDS = 1.0
+"""A worker that holds more or less than it has reported reports that so soon."""
 
 
 def background_tasks(
@@ -67,27 +70,36 @@ def background_tasks(
 async def heartbeat(
     opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery
 ) -> None:
-    """Report that this worker is alive; announce its agents again after a failover."""
+    """Report that this worker lives, and what it holds; announce agents again after a failover."""
     connection, announced = opened.connection, opened.connection.connects
+    every = opened.settings.lease / RENEWALS_PER_LEASE
+    reported, at = -1, float("-inf")
     while True:
-        with suppress(AgentException, RedisError):
-            report = {
-                "name": leases.worker,
-                "held": len(leases.steps),
-                "slots": leases.slots() if leases.slots else 0,
-                "agents": sorted(agent.name for agent in agents),
-                # Remote control may add queues later.
-                "queues": sorted(app.amqp.queues.consume_from),
-                "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
-                "seen": (await connection.now()).timestamp(),
-            }
-            shown = orjson.dumps(report).decode()
-            await connection.execute("HSET", opened.keys.of(keys.WORKERS), process_name(), shown)
-            if announced != (connects := connection.connects):
-                for agent in agents:
-                    await opened.configs.restore(agent.config)
-                announced = connects
-        await asyncio.sleep(opened.settings.lease / RENEWALS_PER_LEASE)
+        held = len(leases)
+        if held != reported or time.monotonic() - at >= every:
+            reported, at = held, time.monotonic()
+            with suppress(AgentException, RedisError):
+                await _report(opened, agents, leases, app)
+                if announced != (connects := connection.connects):
+                    for agent in agents:
+                        await opened.configs.restore(agent.config)
+                    announced = connects
+        await asyncio.sleep(min(every, CHANGE_SECONDS))
+
+
+async def _report(opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
+    report = {
+        "name": leases.worker,
+        "held": len(leases),
+        "slots": leases.slots() if leases.slots else 0,
+        "agents": sorted(agent.name for agent in agents),
+        # Remote control may add queues later.
+        "queues": sorted(app.amqp.queues.consume_from),
+        "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
+        "seen": (await opened.connection.now()).timestamp(),
+    }
+    shown = orjson.dumps(report).decode()
+    await opened.connection.execute("HSET", opened.keys.of(keys.WORKERS), process_name(), shown)
 
 
 async def keep_records(store: OpenStore) -> None:

@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 from stepfleet.orchestrator.agents.layers import PREFIX, prefix_of
 from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts, SentinelFacts
+from stepfleet.orchestrator.client.standstill import serving
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.health import ServerFacts, health_findings
 
@@ -119,6 +120,8 @@ def redis(facts: ServerFacts) -> list[Check]:
         "version": f"version {facts.version or 'unknown'}",
         "durability": "append-only file is on" if facts.append_only else "does not say",
         "eviction": facts.eviction or "does not say",
+        "memory": "does not say" if facts.full is None else "has room",
+        "disk": "does not say" if facts.writes is None else "takes data",
     }
     return [
         fail(f"Redis {about}", worried[about].found, worried[about].fix)
@@ -192,10 +195,12 @@ def quarantine(count: int, reasons: Mapping[str, int] | None = None, prefix: str
     )
 
 
-def workers(names: Sequence[str], waiting: int) -> Check:
-    """Judge whether workers are running."""
+def workers(names: Sequence[str], waiting: int, troubles: Sequence[str] = ()) -> Check:
+    """Judge whether workers are running; they cannot report while a server has `troubles`."""
     if names:
         return good("workers", f"{len(names)} alive: {', '.join(sorted(names)[:5])}")
+    if troubles:
+        return warn("workers", f"unknown: {'; '.join(troubles)}", "see above")
     return (fail if waiting else warn)(
         "workers",
         f"none alive{f', and {waiting} runs wait' if waiting else ''}",
@@ -213,11 +218,6 @@ def queues(unserved: Mapping[str, int], steps: str) -> list[Check]:
         )
         for queue, waiting in unserved.items()
     ]
-
-
-def serving(queue: str, steps: str | None = None) -> str:
-    """Return the command that starts a worker for a queue of tools, or for the queue `steps`."""
-    return "stepfleet worker --agents MODULE" + ("" if queue == steps else f" --queue {queue}")
 
 
 def _waits(queue: str, waiting: int, steps: str) -> str:

@@ -86,7 +86,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
             yield from _store(used)
             seen, announced = asyncio.run(_fleet(used))
             alive = [worker.name for worker in seen.workers if worker.alive]
-            yield checks.workers(alive, seen.active)
+            yield checks.workers(alive, seen.active, seen.troubles)
             yield from checks.queues(seen.unserved, used.queue)
             yield checks.agents([config.name for config in announced])
             configs = configs or announced

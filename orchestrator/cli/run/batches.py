@@ -25,6 +25,7 @@ from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.settings.settings import load_settings
 
 
 def submit_file(
@@ -65,7 +66,7 @@ def submit_file(
         if wait:
             notice(f"Batch {batch.id}")
             with only_writer(out):
-                return await _to_its_end(batch, out, output_format, json=json)
+                return await _to_its_end(batch, out, output_format, json=json, agents=agents)
         if json:
             print_json((await batch.progress()).to_dict())
         else:
@@ -79,7 +80,10 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
     """Show a batch's progress until it has ended; return the exit code."""
 
     async def watch(fleet: AsyncFleet) -> int:
-        return await _to_its_end(await fleet.batches.get(batch_id), None, "auto", json=json)
+        batch = await fleet.batches.get(batch_id)
+        if (await batch.progress()).over:
+            notice(f"Batch {batch_id} has ended; its results: stepfleet results {batch_id}")
+        return await _to_its_end(batch, None, "auto", json=json)
 
     return with_fleet(data, watch, waits=True)
 
@@ -133,12 +137,20 @@ def _sink(
 
 
 async def _to_its_end(
-    batch: AsyncBatch, out: Path | None, output_format: str, *, json: bool
+    batch: AsyncBatch,
+    out: Path | None,
+    output_format: str,
+    *,
+    json: bool,
+    agents: str | None = None,
 ) -> int:
-    """Follow a batch. Ctrl-C leaves it running and prints how to watch it again."""
+    """Follow a batch. Ctrl-C leaves it running and prints how to watch it again.
+
+    `agents` is what workers are to be started with where there are none.
+    """
     started = time.monotonic()
     interrupts = Interrupts()
-    with interrupts.handled(), Display() as display:
+    with interrupts.handled(), Display(advice=_advice(agents)) as display:
         interrupts.before_exit(display.leave)
         following = follow(batch, out, output_format, display)
         progress = await until_interrupted(following, interrupts)
@@ -156,10 +168,24 @@ async def _to_its_end(
     return COMPLETED if progress.ok else SOME_FAILED
 
 
+def _advice(agents: str | None) -> Callable[[str], str]:
+    """Return what turns advice on workers into a command that works in this folder."""
+    # A private server ends with its last client: a worker is no reason for it to stay.
+    command = "worker" if load_settings().redis_url else "up"
+
+    def advice(reason: str) -> str:
+        if " --queue " not in reason:
+            reason = reason.replace("stepfleet worker", f"stepfleet {command}")
+        return reason.replace("MODULE", agents or "MODULE")
+
+    return advice
+
+
 async def follow(
     batch: AsyncBatch, out: Path | None, output_format: str, display: Display
 ) -> BatchProgress:
     """Return the progress of the ended batch, after its results are in the file `out`, if any."""
+    await batch.on_standstill(display.stands_still)
     watching = asyncio.create_task(_watch(batch, display))
     try:
         if out is not None:
@@ -190,9 +216,5 @@ def print_skipped(batch: AsyncBatch) -> None:
 
 
 async def _watch(batch: AsyncBatch, display: Display) -> None:
-    while True:
-        progress = await batch.progress()
+    async for progress in batch.watch(LIVE_SECONDS):
         display.update(progress)
-        if progress.over:
-            return
-        await asyncio.sleep(LIVE_SECONDS)

@@ -64,15 +64,24 @@ class Pace:
 
 
 class Display:
-    """A batch's progress over time; `update` limits how often it is shown."""
+    """A batch's progress over time; `update` limits how often it is shown.
+
+    `advice` makes what a user here can do out of the reason for a standstill.
+    """
 
     def __init__(
-        self, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        advice: Callable[[str], str] = str,
     ) -> None:
         self._clock = clock
+        self._advice = advice
         self._started = clock()
         self._pace = Pace()
         self._shown_at = float("-inf")
+        self._reason = ""
         wanted = sys.stderr.isatty() if live is None else live
         console = screen(stderr=True)
         self._live = Live(console=console, auto_refresh=False, transient=True) if wanted else None
@@ -82,10 +91,19 @@ class Display:
         now = self._clock()
         self._pace = self._pace.with_sample(Sample(now, progress.done, progress.steps))
         if self._live:
-            self._live.update(picture(progress, self._pace, now - self._started), refresh=True)
+            shown = picture(progress, self._pace, now - self._started)
+            if self._reason:
+                shown = Group(shown, Text(self._reason, style="yellow"))
+            self._live.update(shown, refresh=True)
         elif last or now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             notice(progress_line(progress, self._pace))
+
+    def stands_still(self, reason: str) -> None:
+        """Show why nothing moves below the progress; an empty text when it moves again."""
+        was, self._reason = self._reason, self._advice(reason)
+        if reason and not self._live and self._reason != was:
+            notice(f"Nothing moves: {self._reason}")
 
     def notice(self, text: str) -> None:
         """Print a notice above the progress."""

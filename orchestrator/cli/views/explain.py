@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.doctor.checks import serving
 from stepfleet.orchestrator.cli.terminal.format import shown
+from stepfleet.orchestrator.client.standstill import serving
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,

@@ -39,6 +39,8 @@ def picture(found: Found) -> RenderableType:
     )
     if overview.quarantined:
         head.append(f", {count(overview.quarantined)} messages in quarantine", style="yellow")
+    for trouble in overview.troubles:
+        head.append(f"\n{shown(trouble, 300)}", style="red")
     for queue in overview.unserved:
         head.append(f"\nno worker serves the queue {shown(queue, 100)}", style="yellow")
         head.append(" (details: stepfleet doctor)", style="dim")
@@ -48,6 +50,7 @@ def picture(found: Found) -> RenderableType:
 def _workers(overview: FleetOverview) -> RenderableType:
     if not overview.workers:
         return Text("no workers: stepfleet worker --agents MODULE", style="yellow")
+    silent = "silent" if overview.troubles else "gone"  # they cannot report while Redis refuses
     table = Table(title="Workers", title_justify="left")
     for heading in ("worker", "state", "steps held", "slots", "agents"):
         table.add_column(heading, overflow="fold")
@@ -55,7 +58,9 @@ def _workers(overview: FleetOverview) -> RenderableType:
         ago = seconds(worker.seen_seconds_ago)
         table.add_row(
             shown(worker.name, 80),
-            Text("alive", style="green") if worker.alive else Text(f"gone for {ago}", style="red"),
+            Text("alive", style="green")
+            if worker.alive
+            else Text(f"{silent} for {ago}", style="red"),
             count(worker.held),
             count(worker.slots),
             shown(", ".join(worker.agents), 60),

@@ -64,6 +64,19 @@ def test_an_error_that_lasts_reaches_the_caller_as_it_is() -> None:
     assert explained(error) is error
 
 
+def test_a_trouble_that_lasts_is_said_again_each_minute_with_its_fix(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = OutageLog()
+    full = exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+    with caplog.at_level(logging.WARNING):
+        for second in range(150):
+            watch.failed(TransientError.REFUSES, full, float(second))
+    first, *later = (record.getMessage() for record in caplog.records)
+    assert "stepfleet purge" in first
+    assert [one.rpartition("for ")[2] for one in later] == ["60 s now", "120 s now"]
+
+
 def test_a_trouble_is_said_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
     watch = OutageLog("The broker")
     with caplog.at_level(logging.WARNING):

@@ -1,0 +1,136 @@
+"""Why nothing moves while a client waits: workers lack something, or a server is in trouble.
+
+Reads now and then, and only while a wait has no progress. Decides the text; changes nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.store.fleet_overview import Need, WorkerSeen, troubles, workers
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 3.0
+"""A wait without progress looks for the reason after so long, and again as often."""
+LOG_SECONDS = 60.0
+"""The same reason is logged again after so long, however many waits there are."""
+
+READ_SECONDS = 1.0
+"""The longest time that a wait stands still itself for the reason."""
+
+Needs = Callable[[], Awaitable[Sequence[Need]]]
+"""Reads what the runs that are waited for need."""
+
+
+def serving(queue: str, steps: str | None = None) -> str:
+    """Return the command that starts a worker for a queue of tools, or for the queue `steps`."""
+    return "stepfleet worker --agents MODULE" + ("" if queue == steps else f" --queue {queue}")
+
+
+def lacking(
+    seen: Iterable[WorkerSeen], steps: str, needs: Iterable[Need], exempt: Collection[str] = ()
+) -> str:
+    """Return what runs need and no living worker has, with the command; empty where all is there.
+
+    `steps` is the queue of steps; workers need not announce the agents in `exempt`. Pure.
+    """
+    alive = [one for one in seen if one.alive]
+    if not alive:
+        return f"no worker is alive for queue {steps}: {serving(steps, steps)}"
+    for need in needs:
+        there = [one for one in alive if one.queues is None or need.queue in one.queues]
+        if not there:
+            return f"no worker is alive for queue {need.queue}: {serving(need.queue, steps)}"
+        names = sorted({name for one in there for name in one.agents})
+        if need.agent not in (*names, *exempt):
+            found = f"no worker that is alive has agent {need.agent!r} (they have: "
+            return f"{found}{', '.join(names) or 'none'}): {serving(need.queue, steps)}"
+    return ""
+
+
+class Standstill:
+    """Finds out for all waits of a client why nothing moves, and reports it.
+
+    `report` gets the reason, and an empty text when it is over; by default it is logged. Where
+    `starts_workers`, the caller starts them: they may not be up yet.
+    """
+
+    def __init__(
+        self, store: OpenStore, exempt: Collection[str], *, starts_workers: bool = False
+    ) -> None:
+        self.report: Callable[[str], None] = self._log
+        self._store = store
+        self._exempt = exempt
+        self._starts_workers = starts_workers
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at = float("-inf")
+        self._seen: list[WorkerSeen] = []
+        self._troubles: list[str] = []
+        self._logged: dict[str, float] = {}
+
+    async def aclose(self) -> None:
+        """End what is read."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+
+    async def reason(self, needs: Needs) -> str:
+        """Return why nothing moves; empty where nothing is wrong, or that cannot be read."""
+        try:
+            if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
+                # Also without an end: a broker may swallow what is sent, and keep its thread.
+                self._reading = self._reading or asyncio.create_task(self._read())
+                await asyncio.wait([self._reading], timeout=READ_SECONDS)
+                if not self._reading.done():
+                    return "" if self._store.dispatch.in_script else "the broker does not answer"
+                self._reading = None
+            if self._troubles or self._starts_workers:
+                return "; ".join(self._troubles)
+            is_any = any(one.alive for one in self._seen)
+            wanted = await needs() if is_any else ()
+            return lacking(self._seen, self._store.settings.queue, wanted, self._exempt)
+        except (AgentException, RedisError):
+            return ""  # the connection logs an outage itself
+
+    async def _read(self) -> None:
+        with suppress(AgentException, RedisError):
+            self._troubles = await troubles(self._store)
+            self._seen = await workers(self._store)
+        self._read_at = time.monotonic()
+
+    def _log(self, reason: str) -> None:
+        now = time.monotonic()
+        if reason and now - self._logged.get(reason, float("-inf")) >= LOG_SECONDS:
+            self._logged = {
+                text: at for text, at in self._logged.items() if now - at < LOG_SECONDS
+            } | {reason: now}
+            log.warning(reason)
+
+
+class Quiet:
+    """One wait: `tick` is to be called again and again, and says whether nothing has moved."""
+
+    def __init__(self, standstill: Standstill, needs: Needs) -> None:
+        self._standstill = standstill
+        self._needs = needs
+        self._reason = ""
+        self._next = time.monotonic() + QUIET_SECONDS
+
+    async def tick(self, *, idle: bool) -> None:
+        """Report why nothing moves where that is so for a while; and once, when it moves again."""
+        reason, now = self._reason, time.monotonic()
+        if not idle:
+            reason, self._next = "", now + QUIET_SECONDS
+        elif now >= self._next:
+            reason = await self._standstill.reason(self._needs)
+            self._next = time.monotonic() + QUIET_SECONDS
+        if reason != self._reason:
+            self._reason = reason
+            self._standstill.report(reason)
