@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.strategies import StateChange as StateChange
     from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
     from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
+    from stepfleet.orchestrator.batches.tables.table import ResultTable as ResultTable
     from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
     from stepfleet.orchestrator.client.blocking import Batch as Batch
@@ -152,6 +153,7 @@ _WHERE = {
     "agents.loader": "agents_of_file builder_of",
     "agents.planning": "Planning",
     "agents.strategies": "ChainOfThought NoOp ReAct StateChange Strategy StrategyContext",
+    "batches.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
     "client.blocking": "Batch Fleet FleetBatches FleetCache FleetHistory FleetRuns",
     "client.cache": "AsyncFleetCache",

@@ -84,12 +84,14 @@ def parse_openai_line(data: dict[str, Any]) -> BatchLine:
 def to_openai_line(result: AgentRunResult) -> dict[str, Any]:
     """Return a run's line as OpenAI's batch output has it.
 
-    A run without an answer has an `error` and no `response`.
+    A run without an answer has an `error` and no `response`. The line's id names the run and, in
+    milliseconds since 1970, its end: a retry gives another one.
     """
+    ended = f"_{round(result.end_time.timestamp() * 1000):x}" if result.end_time else ""
     answered = result.status in (RunStatus.COMPLETED, RunStatus.MAX_ITERATIONS_REACHED)
     has_answer = answered and _content(result) is not None
     return {
-        "id": f"batch_req_{result.run_id.replace('-', '')}",
+        "id": f"batch_req_{result.run_id.replace('-', '')}{ended}",
         "custom_id": result.line_id or result.run_id,
         "response": _response(result) if has_answer else None,
         "error": None if has_answer else _error(result),

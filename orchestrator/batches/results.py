@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
@@ -48,9 +49,23 @@ class Pause:
 
 
 class BatchResults:
-    """Reads the results of one batch. `tick` learns of each poll whether it found nothing."""
+    """Reads the results of one batch, except those whose ends are `known` by their run ids.
 
-    def __init__(self, manifest: Manifest, batches: Batches, runs: Runs, tick: Tick) -> None:
+    `tick` learns of each poll whether it found nothing.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        batches: Batches,
+        runs: Runs,
+        tick: Tick,
+        known: Mapping[str, datetime | None] | None = None,
+    ) -> None:
+        self._known = known or {}
+        self.properties: dict[str, Any] = {}
+        """The properties of the answers' JSON Schemas, of all results that were read so far."""
+        self._schema: dict[str, Any] | None = None
         self._manifest = manifest
         self._batches = batches
         self._runs = runs
@@ -118,19 +133,34 @@ class BatchResults:
                 statuses = await self._batches.statuses(chunk)
                 pairs = zip(chunk, statuses, strict=True)
                 chunk = [run_id for run_id, status in pairs if status in NOT_COMPLETED]
+            chunk = await self._unknown(chunk)
             for result in await asyncio.gather(*(self._result(run_id) for run_id in chunk)):
                 if result is not None:
                     yield result
 
+    async def _unknown(self, run_ids: list[str]) -> list[str]:
+        asked = [run_id for run_id in run_ids if self._known.get(run_id)]
+        if not asked:
+            return run_ids
+        ends = zip(asked, await self._batches.ends(asked), strict=True)
+        same = {run_id for run_id, ended in ends if ended == self._known[run_id]}
+        return [run_id for run_id in run_ids if run_id not in same]
+
     async def _result(self, run_id: str) -> AgentRunResult | None:
         """Return an ended run's result; None when it is gone, or was retried meanwhile."""
         try:
-            result = (await self._runs.get(run_id)).result()
+            run = await self._runs.get(run_id)
+            result = run.result()
         except ConfigurationError:
             return None
         except SerializationError:
             log.exception("run %s is left out of the results", run_id)
             return None
+        schema = run.config.output_schema
+        if schema is not self._schema:
+            self._schema = schema
+            # A new object: readers notice it.
+            self.properties = {**self.properties, **(schema or {}).get("properties", {})}
         return result if result.lifecycle.is_terminal else None
 
 

@@ -8,7 +8,7 @@ import typer
 DATA_FOLDER = Path(".stepfleet")
 FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
 DEFAULT_FLOWER_PORT = 5555
-Format = Literal["auto", "stepfleet", "openai"]
+Format = Literal["auto", "jsonl", "csv", "parquet", "stepfleet", "openai"]
 
 AgentsRef = Annotated[
     str,
@@ -41,7 +41,8 @@ Data = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="Results file (JSONL), a line per run.")
+    Path | None,
+    typer.Option("--out", "-o", help="Results file: .csv, .parquet, or else JSON lines."),
 ]
 Slots = Annotated[
     int | None,
@@ -67,8 +68,19 @@ IdField = Annotated[
     str | None, typer.Option("--id-field", metavar="NAME", help="The field that is a row's id.")
 ]
 OutFormat = Annotated[
-    Format, typer.Option("--format", help="Format of results; auto is that of the input.")
+    Format,
+    typer.Option(
+        "--format", help="Format of results; auto goes by the file's name, lines by the input."
+    ),
 ]
+Fields = Annotated[
+    str | None,
+    typer.Option("--fields", metavar="NAMES", help="These fields, as id,structured.*,cost_usd."),
+]
+Slim = Annotated[
+    bool, typer.Option("--slim", help="Short lines: the answer, stop reason, error and cost.")
+]
+Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
 MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run id.")]

@@ -2,17 +2,28 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from typing import Unpack
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.check import Problems
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
+from stepfleet.orchestrator.batches.tables.arrow import require_arrow
+from stepfleet.orchestrator.batches.tables.fields import select
+from stepfleet.orchestrator.batches.tables.table import ResultTable
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.requests import Swept
 from stepfleet.orchestrator.store.runs.control import new_request
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from pyarrow import Table
+else:  # extras, which nothing imports before it needs them
+    DataFrame = Table = Any
 
 OnProgress = Callable[[int], None]
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
@@ -41,21 +52,90 @@ class AsyncBatch:
         """Return how far the batch is."""
         return await (await self._session.open()).batches.progress(self._manifest)
 
+    def run_ids(self) -> Iterator[str]:
+        """Yield the ids of the batch's runs in the order of its lines, also of skipped ones."""
+        return (run_id_of(self.id, row) for row in range(self._manifest.rows))
+
     async def results(
-        self, *, ordered: bool = False, follow: bool = True, failed: bool = False
+        self,
+        *,
+        ordered: bool = False,
+        follow: bool = True,
+        failed: bool = False,
+        known: Mapping[str, datetime | None] | None = None,
     ) -> Results:
         """Yield results as runs end, or in the order of the lines.
 
         `follow=False` stops at what has ended by now; `failed=True` leaves out completed runs.
-        A run that is retried while its results are followed as they end comes again.
+        A run that is retried while its results are followed as they end comes again. `known`
+        are the `end_time`s, by run id, of results that the caller has: those are left out.
         """
         client = await self._session.open()
         tick = client.quiet_of_batch(self.id).tick
-        reader = BatchResults(self._manifest, client.batches, client.runs, tick)
+        reader = BatchResults(self._manifest, client.batches, client.runs, tick, known)
         read = reader.in_order if ordered else reader.as_they_end
         async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
             async for result in results:
                 yield result
+
+    async def table(
+        self,
+        fields: str | Iterable[str] | None = None,
+        *,
+        ordered: bool = True,
+        follow: bool = True,
+        failed: bool = False,
+    ) -> ResultTable:
+        """Return results as the rows of a table on disk; close it in the end.
+
+        `fields` are names of a result's fields (docs/formats.md), as `id,structured.*,cost_usd`;
+        the other arguments are those of `results`. Raises `ConfigurationError` for an unknown one.
+        """
+        table = ResultTable(select(fields))
+        try:
+            client = await self._session.open()
+            tick = client.quiet_of_batch(self.id).tick
+            reader = BatchResults(self._manifest, client.batches, client.runs, tick)
+            read = reader.in_order if ordered else reader.as_they_end
+            async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
+                async for result in results:
+                    table.add(result, reader.properties)
+        except BaseException:
+            table.close()
+            raise
+        return table
+
+    async def to_arrow(
+        self,
+        fields: str | Iterable[str] | None = None,
+        *,
+        ordered: bool = True,
+        follow: bool = True,
+        failed: bool = False,
+    ) -> Table:
+        """Return results as an Arrow table, in memory; the arguments are those of `table`.
+
+        Raises `ConfigurationError` without the extra `tables`.
+        """
+        require_arrow()
+        with await self.table(fields, ordered=ordered, follow=follow, failed=failed) as table:
+            return await asyncio.to_thread(table.to_arrow)
+
+    async def to_pandas(
+        self,
+        fields: str | Iterable[str] | None = None,
+        *,
+        ordered: bool = True,
+        follow: bool = True,
+        failed: bool = False,
+    ) -> DataFrame:
+        """Return results as a pandas data frame; the arguments are those of `table`.
+
+        Raises `ConfigurationError` without the extra `tables`.
+        """
+        require_arrow("pandas")
+        with await self.table(fields, ordered=ordered, follow=follow, failed=failed) as table:
+            return await asyncio.to_thread(table.to_pandas)
 
     async def wait(self, timeout: float | None = None) -> BatchProgress:  # noqa: ASYNC109
         """Return the progress when all runs have ended.

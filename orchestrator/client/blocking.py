@@ -85,10 +85,17 @@ class Batch(_Blocking):
         """How many lines this submission left out."""
         return self._wrapped.skipped_count
 
+    def run_ids(self) -> Iterator[str]:
+        """Yield the ids of the batch's runs in the order of its lines, also of skipped ones."""
+        return self._wrapped.run_ids()
+
     progress = blocking(AsyncBatch.progress)
     watch = iterating(AsyncBatch.watch)
     on_standstill = blocking(AsyncBatch.on_standstill)
     results = iterating(AsyncBatch.results)
+    table = blocking(AsyncBatch.table)
+    to_arrow = blocking(AsyncBatch.to_arrow)
+    to_pandas = blocking(AsyncBatch.to_pandas)
     wait = blocking(AsyncBatch.wait)
     cancel = blocking(AsyncBatch.cancel)
     pause = blocking(AsyncBatch.pause)

@@ -39,6 +39,9 @@ def run(
     input_field: options.InputField = None,
     id_field: options.IdField = None,
     output_format: options.OutFormat = "auto",
+    fields: options.Fields = None,
+    slim: options.Slim = False,
+    ordered: options.Ordered = False,
     json: options.Json = False,
     again: options.Again = False,
     retry_failed: Annotated[
@@ -61,6 +64,7 @@ def run(
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
     from stepfleet.orchestrator.cli.local.simulation import simulated_as
     from stepfleet.orchestrator.cli.results.input_file import InputForm
+    from stepfleet.orchestrator.cli.results.layout import ResultOptions
     from stepfleet.orchestrator.cli.run.plan import RunPlan
     from stepfleet.orchestrator.cli.run.run import run_file
 
@@ -70,10 +74,9 @@ def run(
         batch_id=batch,
         agent=agent,
         fleet=FleetPlan(agents, workers, slots, simulated),
-        out=out,
+        results=ResultOptions(out, output_format, fields, slim, ordered),
         data=data,
         skip_invalid=skip_invalid,
-        output_format=output_format,
         json=json,
         again=again,
         retry_failed=retry_failed,
@@ -99,11 +102,15 @@ def submit(
     input_field: options.InputField = None,
     id_field: options.IdField = None,
     output_format: options.OutFormat = "auto",
+    fields: options.Fields = None,
+    slim: options.Slim = False,
+    ordered: options.Ordered = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Submit a file of inputs to a fleet, and print the batch's id."""
     from stepfleet.orchestrator.cli.results.input_file import InputForm
+    from stepfleet.orchestrator.cli.results.layout import ResultOptions
     from stepfleet.orchestrator.cli.run.batches import submit_file
 
     return submit_file(
@@ -112,11 +119,10 @@ def submit(
         form=InputForm(input_format, input_field, id_field),
         agents=agents,
         agent=agent,
-        out=out,
+        results=ResultOptions(out, output_format, fields, slim, ordered),
         wait=wait,
         idempotency_key=idempotency_key,
         skip_invalid=skip_invalid,
-        output_format=output_format,
         json=json,
     )
 
@@ -153,18 +159,21 @@ def watch(
 
 def results(
     batch: options.BatchId,
+    *,
     out: options.Out = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only runs that did not complete.")] = (
         False
     ),
-    ordered: Annotated[bool, typer.Option("--ordered", help="In input order.")] = False,
+    ordered: options.Ordered = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until all runs have ended.")] = False,
     output_format: options.OutFormat = "auto",
+    fields: options.Fields = None,
+    slim: options.Slim = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
-    """Write the results of a batch as JSON lines to the screen or a file, replaced as a whole."""
+    """Write the results of a batch to the screen or a file, which is replaced as a whole."""
+    from stepfleet.orchestrator.cli.results.layout import ResultOptions
     from stepfleet.orchestrator.cli.run.batches import write_results
 
-    return write_results(
-        batch, data, out, failed=failed, ordered=ordered, wait=wait, output_format=output_format
-    )
+    written = ResultOptions(out, output_format, fields, slim, ordered)
+    return write_results(batch, data, written, failed=failed, wait=wait)

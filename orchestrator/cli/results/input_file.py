@@ -21,7 +21,6 @@ from stepfleet.orchestrator.batches.openai_format import plain_config
 from stepfleet.orchestrator.batches.source import BatchInput, InputFormat, open_input
 from stepfleet.orchestrator.client.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.batch import BatchFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +96,3 @@ def configs_used(
             plain = plain_config()
             found.setdefault(plain.name, plain)
     return list(found.values())
-
-
-def kind_of(wanted: str, batch: BatchFormat) -> BatchFormat:
-    """Return the format of results: `wanted`, or for `auto` the batch's own. Pure."""
-    if wanted == "openai":
-        return "openai"
-    return "stepfleet" if wanted == "stepfleet" else batch

@@ -1,19 +1,15 @@
 """`stepfleet submit`, `watch` and `results`: submits a batch, follows it, writes its results."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.cli.results.input_file import InputForm, default_agent, kind_of
-from stepfleet.orchestrator.cli.results.result_file import (
-    ResultFile,
-    check_writable,
-    print_line,
-    replacing,
-)
+from stepfleet.orchestrator.cli.results.collecting import collect, collect_as_they_end
+from stepfleet.orchestrator.cli.results.input_file import InputForm, default_agent
+from stepfleet.orchestrator.cli.results.layout import ResultOptions
+from stepfleet.orchestrator.cli.results.places import check_writable
 from stepfleet.orchestrator.cli.run.locks import only_writer
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
@@ -24,7 +20,6 @@ from stepfleet.orchestrator.cli.views.batches import summary
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.settings import load_settings
 
 
@@ -35,21 +30,21 @@ def submit_file(
     form: InputForm,
     agents: str | None,
     agent: str | None,
-    out: Path | None,
+    results: ResultOptions,
     wait: bool,
     idempotency_key: str | None,
     skip_invalid: bool,
-    output_format: str,
     json: bool,
 ) -> int:
     """Submit a file's batch and print its id; with `wait`, follow it to its end.
 
     Returns the exit code. Raises `AgentException` with the fix.
     """
-    if out is not None:
+    results.check()
+    if results.out is not None:
         if not wait:
             raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
-        check_writable(out)
+        check_writable(results.out)
     known = load_agents(agents) if agents else {}
 
     async def submit(fleet: AsyncFleet) -> int:
@@ -65,8 +60,8 @@ def submit_file(
         print_skipped(batch)
         if wait:
             notice(f"Batch {batch.id}")
-            with only_writer(out):
-                return await _to_its_end(batch, out, output_format, json=json, agents=agents)
+            with only_writer(results.out):
+                return await _to_its_end(batch, results, json=json, agents=agents)
         if json:
             print_json((await batch.progress()).to_dict())
         else:
@@ -83,38 +78,30 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
         batch = await fleet.batches.get(batch_id)
         if (await batch.progress()).over:
             notice(f"Batch {batch_id} has ended; its results: stepfleet results {batch_id}")
-        return await _to_its_end(batch, None, "auto", json=json)
+        return await _to_its_end(batch, ResultOptions(), json=json)
 
     return with_fleet(data, watch, waits=True)
 
 
 def write_results(
-    batch_id: str,
-    data: Path,
-    out: Path | None,
-    *,
-    failed: bool,
-    ordered: bool,
-    wait: bool,
-    output_format: str,
+    batch_id: str, data: Path, results: ResultOptions, *, failed: bool, wait: bool
 ) -> int:
     """Write the results of a batch's ended runs; with `wait`, of all its runs as they end.
 
     Returns the exit code: 1 where results of ended runs are no longer stored.
     """
-    if out is not None:
-        check_writable(out)
+    results.check()
+    if results.out is not None:
+        check_writable(results.out)
 
     async def write(fleet: AsyncFleet) -> int:
         batch = await fleet.batches.get(batch_id)
         progress = await batch.progress()
-        written = 0
-        with only_writer(out), _sink(out, output_format, progress) as add:
-            async for result in batch.results(ordered=ordered, follow=wait, failed=failed):
-                add(result)
-                written += 1
+        layout = results.layout(progress.format)
+        with only_writer(results.out):
+            written = await collect(batch, results, layout, follow=wait, failed=failed)
         still = f"; {progress.open} runs are still open" if progress.open and not wait else ""
-        notice(f"{written} results{f' in {out}' if out else ''}{still}")
+        notice(f"{written} results{f' in {results.out}' if results.out else ''}{still}")
         ended = progress.done - progress.completed if failed else progress.done
         if written >= ended:
             return COMPLETED
@@ -124,25 +111,8 @@ def write_results(
     return with_fleet(data, write, waits=wait)
 
 
-@contextlib.contextmanager
-def _sink(
-    out: Path | None, output_format: str, progress: BatchProgress
-) -> Iterator[Callable[[AgentRunResult], None]]:
-    kind = kind_of(output_format, progress.format)
-    if out is None:
-        yield lambda result: print_line(result, kind)
-        return
-    with replacing(out, kind) as file:
-        yield file.add
-
-
 async def _to_its_end(
-    batch: AsyncBatch,
-    out: Path | None,
-    output_format: str,
-    *,
-    json: bool,
-    agents: str | None = None,
+    batch: AsyncBatch, results: ResultOptions, *, json: bool, agents: str | None = None
 ) -> int:
     """Follow a batch. Ctrl-C leaves it running and prints how to watch it again.
 
@@ -152,7 +122,7 @@ async def _to_its_end(
     interrupts = Interrupts()
     with interrupts.handled(), Display(advice=_advice(agents)) as display:
         interrupts.before_exit(display.leave)
-        following = follow(batch, out, output_format, display)
+        following = follow(batch, results, display)
         progress = await until_interrupted(following, interrupts)
     if progress is None:
         notice(f"The batch continues in the background: stepfleet watch {batch.id}")
@@ -181,22 +151,20 @@ def _advice(agents: str | None) -> Callable[[str], str]:
     return advice
 
 
-async def follow(
-    batch: AsyncBatch, out: Path | None, output_format: str, display: Display
-) -> BatchProgress:
-    """Return the progress of the ended batch, after its results are in the file `out`, if any."""
+async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) -> BatchProgress:
+    """Return the progress of the ended batch, after its results are in their file, if any."""
     await batch.on_standstill(display.stands_still)
     watching = asyncio.create_task(_watch(batch, display))
     try:
-        if out is not None:
-            kind = kind_of(output_format, (await batch.progress()).format)
-            with ResultFile(out, kind) as file:
-                async for result in batch.results():
-                    file.add(result)
+        layout = results.layout((await batch.progress()).format)
+        if results.out is not None and layout.grows:
+            await collect_as_they_end(batch, results.out, layout, ordered=results.ordered)
             watching.cancel()
         await asyncio.wait([watching])
         if not watching.cancelled():
             watching.result()
+        if results.out is not None and not layout.grows:
+            await collect(batch, results, layout, follow=False, failed=False)
     finally:
         watching.cancel()
     progress = await batch.progress()

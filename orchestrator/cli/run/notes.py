@@ -9,8 +9,9 @@ import hashlib
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -38,12 +39,13 @@ def identity(
 class Note:
     """A command's batch: its idempotency key, its results file, the command that goes on with it.
 
-    `out` is an absolute path, or empty.
+    `out` is an absolute path, or empty; `results` are the options of the file's form.
     """
 
     key: str
     out: str = ""
     command: str = ""
+    results: dict[str, Any] = field(default_factory=dict)
 
     @property
     def batch_id(self) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan
 from stepfleet.orchestrator.cli.options import DATA_FOLDER
 from stepfleet.orchestrator.cli.results.input_file import InputForm
-from stepfleet.orchestrator.cli.results.result_file import check_writable
+from stepfleet.orchestrator.cli.results.layout import ResultOptions
+from stepfleet.orchestrator.cli.results.places import check_writable
 from stepfleet.orchestrator.cli.run.notes import Note
 from stepfleet.orchestrator.errors import ConfigurationError
 
@@ -20,19 +21,24 @@ class RunPlan:
     batch_id: str | None
     agent: str | None
     fleet: FleetPlan
-    out: Path | None
+    results: ResultOptions
     data: Path
     skip_invalid: bool
-    output_format: str
     json: bool
     again: bool = False
     retry_failed: bool = False
     raised: tuple[str, ...] = ()
     form: InputForm = field(default_factory=InputForm)
 
+    @property
+    def out(self) -> Path | None:
+        """The results file."""
+        return self.results.out
+
 
 def check_options(plan: RunPlan) -> None:
     """Raise `ConfigurationError` for options that contradict each other. Pure."""
+    plan.results.check()
     if (plan.file is None) == (plan.batch_id is None):
         raise ConfigurationError("name a FILE of inputs, or --batch ID to go on with a batch")
     if plan.again and (plan.retry_failed or plan.batch_id):
@@ -58,14 +64,16 @@ def is_run_by(plan: RunPlan, batch_id: str) -> tuple[str, str]:
 def with_out(plan: RunPlan, note: Note | None) -> RunPlan:
     """Return the plan with the results file of its earlier command, where it names none.
 
-    Raises `ConfigurationError` for another file than that.
+    The file keeps its form where the plan names none. Raises `ConfigurationError` for another
+    file than that.
     """
     if note is None or not note.out or plan.again:
         return plan
-    if plan.out is None:
+    if plan.out is None or plan.out.absolute() == Path(note.out):
         check_writable(Path(note.out))
-        return replace(plan, out=Path(note.out))
-    if plan.batch_id or plan.out.absolute() == Path(note.out):
+        form = plan.results.form or note.results
+        return replace(plan, results=ResultOptions(plan.out or Path(note.out), **form))
+    if plan.batch_id:
         return plan
     msg = (
         f"batch {note.batch_id} runs this file, with --out {note.out}: leave --out out to go on "
@@ -91,5 +99,5 @@ def command_of(plan: RunPlan, *target: str) -> str:
     if fleet.simulate is not None:
         words += fleet.simulate.options
     if plan.out is not None:
-        words += ["--out", str(plan.out)]
+        words += ["--out", str(plan.out), *plan.results.words]
     return shlex.join(words) + data_option(plan)

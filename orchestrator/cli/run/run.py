@@ -18,7 +18,8 @@ from stepfleet.orchestrator.cli.results.input_file import (
     digest_of,
     named_file,
 )
-from stepfleet.orchestrator.cli.results.result_file import check_writable, is_empty
+from stepfleet.orchestrator.cli.results.layout import ResultOptions
+from stepfleet.orchestrator.cli.results.places import check_writable, is_empty
 from stepfleet.orchestrator.cli.run.batches import follow, print_skipped
 from stepfleet.orchestrator.cli.run.crew import Crew
 from stepfleet.orchestrator.cli.run.locks import only_writer
@@ -115,7 +116,7 @@ class _Run:
 
     async def _submit_and_collect(self, fleet: AsyncFleet) -> BatchProgress:
         own = self.plan.batch_id or (self.note.batch_id if self.note else "")
-        plan = replace(self.plan, out=None)
+        plan = replace(self.plan, results=ResultOptions())
         advice = Advice(lambda one: command_of(plan, "--batch", one), data_option(plan))
         private, say = self.crew.private, self.crew.display.notice
         await settle_others(fleet, own, self.notes, advice, say, private=private)
@@ -125,7 +126,7 @@ class _Run:
         if (await batch.progress()).open:
             self.crew.needed.set()
         with self.crew.display as display:
-            return await follow(batch, self.plan.out, self.plan.output_format, display)
+            return await follow(batch, self.plan.results, display)
 
     async def _known(self, fleet: AsyncFleet) -> AsyncBatch | None:
         """Return the batch that the command goes on with; None where there is none, or a part."""
@@ -217,7 +218,7 @@ class _Run:
                 "changed); name another file, or remove this one"
             )
             raise ConfigurationError(msg)
-        note = Note(new_key(), str(out.absolute()) if out else "")
+        note = Note(new_key(), str(out.absolute()) if out else "", results=self.plan.results.form)
         note = replace(note, command=command_of(self.plan, "--batch", note.batch_id))
         self.holds.enter_context(
             self.notes.working_on(note.batch_id, *is_run_by(self.plan, note.batch_id))

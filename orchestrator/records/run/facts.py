@@ -158,6 +158,10 @@ class RunFacts(Record):
     outcome: ContinuationOutcome | None = None
     lost_attempts: tuple[LostAttempt, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts as plain JSON-ready data; all names are in snake_case."""
+        return self.model_dump(mode="json", by_alias=False)
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def steps_used(self) -> int:

@@ -15,6 +15,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import flat
+from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_TIDIED = 5
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
@@ -190,6 +191,12 @@ class Batches:
         reads = (("HGET", self._keys.run(run_id), "status") for run_id in run_ids)
         replies = await self._connection.execute_all(*reads)
         return [Lifecycle(reply) if reply else None for reply in replies]
+
+    async def ends(self, run_ids: Sequence[str]) -> list[datetime | None]:
+        """Return when the runs ended; None for a run that is open, or is not there."""
+        reads = (("HGET", self._keys.run(run_id), "ended") for run_id in run_ids)
+        replies = await self._connection.execute_all(*reads)
+        return [moment(reply) if reply else None for reply in replies]
 
     @property
     def _shards(self) -> range:

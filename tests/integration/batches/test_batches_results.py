@@ -45,7 +45,7 @@ async def go_to_limit(desk: Bench, batch: AsyncBatch, row: int) -> None:
         assert (await desk.commit(claim, called(claim))).applied
 
 
-async def collect(batch: AsyncBatch, **options: bool) -> list[AgentRunResult]:
+async def collect(batch: AsyncBatch, **options: Any) -> list[AgentRunResult]:
     return [result async for result in batch.results(**options)]
 
 

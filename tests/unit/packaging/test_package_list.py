@@ -30,6 +30,8 @@ BROUGHT_ALONG = {
 EXTRAS_OF_ROOMS = {
     "orchestrator/memory/tokens.py": {"tokens"},
     "orchestrator/agents/recall/vectors.py": {"vector"},
+    "orchestrator/batches": {"tables"},
+    "orchestrator/client/batch.py": {"tables"},
     "orchestrator/dashboard": {"flower"},
     "orchestrator/cli/flower.py": {"flower"},
     "orchestrator/store/embedded/binary.py": {"local"},

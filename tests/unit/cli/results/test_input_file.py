@@ -9,7 +9,6 @@ from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
     default_agent,
     digest_of,
-    kind_of,
 )
 
 SOLVER = Agent("solver", model="openai:m")
@@ -53,9 +52,3 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     with open_input(one) as first, open_input(one) as again, open_input(two) as other:
         assert digest_of(first) == digest_of(again)
         assert digest_of(first) != digest_of(other)
-
-
-def test_results_are_in_the_batchs_own_format_unless_asked_otherwise() -> None:
-    assert kind_of("auto", "openai") == "openai"
-    assert kind_of("stepfleet", "openai") == "stepfleet"
-    assert kind_of("openai", "stepfleet") == "openai"

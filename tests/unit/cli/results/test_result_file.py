@@ -18,16 +18,22 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
-from stepfleet.orchestrator.cli.results.result_file import (
-    ResultFile,
-    check_writable,
-    is_empty,
-    replacing,
-)
-from stepfleet.orchestrator.records.batch import BatchFormat
+from stepfleet.orchestrator.cli.results.layout import Kind, Layout
+from stepfleet.orchestrator.cli.results.lines import to_line
+from stepfleet.orchestrator.cli.results.places import check_writable, is_empty, replacing
+from stepfleet.orchestrator.cli.results.result_file import ResultFile
+
+FULL, OPENAI = Layout("full"), Layout("openai")
 
 
-def result(run_id: str, line_id: str | None = None) -> AgentRunResult:
+ENDED = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+R1 = "3279d834-4597-5292-b65d-59e0a95115be"
+R2 = "28bd622f-2ee0-5044-aaf4-1f5adc5c6f3a"
+
+
+def result(
+    run_id: str, line_id: str | None = None, *, output: str = "42", ended: datetime = ENDED
+) -> AgentRunResult:
     return AgentRunResult(
         run_id=run_id,
         line_id=line_id,
@@ -35,9 +41,9 @@ def result(run_id: str, line_id: str | None = None) -> AgentRunResult:
         lifecycle=Lifecycle.COMPLETED,
         stop_reason=StopReason.COMPLETED,
         status=RunStatus.COMPLETED,
-        output="42",
-        start_time=datetime.now(UTC),
-        end_time=datetime.now(UTC),
+        output=output,
+        start_time=ENDED,
+        end_time=ended,
         max_iterations=10,
     )
 
@@ -48,7 +54,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_result_is_a_line_with_the_inputs_own_id(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with ResultFile(path, "stepfleet") as file:
+    with ResultFile(path, FULL) as file:
         file.add(result("r1", "q-7"))
 
     (line,) = lines(path)
@@ -58,7 +64,7 @@ def test_a_result_is_a_line_with_the_inputs_own_id(tmp_path: Path) -> None:
 
 def test_openai_batches_are_answered_in_their_own_format(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with ResultFile(path, "openai") as file:
+    with ResultFile(path, OPENAI) as file:
         file.add(result("r1", "q-7"))
 
     (line,) = lines(path)
@@ -66,20 +72,18 @@ def test_openai_batches_are_answered_in_their_own_format(tmp_path: Path) -> None
     assert line["response"]["body"]["choices"][0]["message"]["content"] == "42"
 
 
-@pytest.mark.parametrize("kind", ["stepfleet", "openai"])
-def test_what_is_there_already_is_kept_and_not_written_again(
-    tmp_path: Path, kind: BatchFormat
-) -> None:
+@pytest.mark.parametrize("kind", ["full", "slim", "openai"])
+def test_what_is_there_already_is_kept_and_not_written_again(tmp_path: Path, kind: Kind) -> None:
     path = tmp_path / "out.jsonl"
-    with ResultFile(path, kind) as file:
-        file.add(result("r1", "a"))
-        file.add(result("r1", "a"))
+    with ResultFile(path, Layout(kind)) as file:
+        file.add(result(R1, "a"))
+        file.add(result(R1, "a"))
     before = path.read_bytes()
 
-    with ResultFile(path, kind) as file:
+    with ResultFile(path, Layout(kind)) as file:
         assert file.count == 1
-        file.add(result("r1", "a"))
-        file.add(result("r2", "b"))
+        file.add(result(R1, "a"))
+        file.add(result(R2, "b"))
 
     assert path.read_bytes().startswith(before)
     assert len(lines(path)) == 2
@@ -87,12 +91,12 @@ def test_what_is_there_already_is_kept_and_not_written_again(
 
 def test_a_line_cut_off_by_a_crash_is_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with ResultFile(path, "stepfleet") as file:
+    with ResultFile(path, FULL) as file:
         file.add(result("r1"))
         file.add(result("r2"))
     path.write_bytes(path.read_bytes()[:-20])
 
-    with ResultFile(path, "stepfleet") as file:
+    with ResultFile(path, FULL) as file:
         assert file.count == 1
         file.add(result("r2"))
 
@@ -104,7 +108,7 @@ def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     path.write_text("dear diary\n")
 
     with pytest.raises(ConfigurationError, match="line 1 is no result"):
-        ResultFile(path, "stepfleet")
+        ResultFile(path, FULL)
 
     assert path.read_text() == "dear diary\n"
 
@@ -129,8 +133,8 @@ def test_a_replacement_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("old\n")
 
-    with replacing(path, "stepfleet") as fresh:
-        fresh.add(result("r1"))
+    with replacing(path) as fresh:
+        fresh.write(to_line(result("r1"), FULL))
         assert path.read_text() == "old\n"
 
     assert lines(path)[0]["run_id"] == "r1"
@@ -141,8 +145,8 @@ def test_a_replacement_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("old\n")
 
-    with contextlib.suppress(RuntimeError), replacing(path, "stepfleet") as fresh:
-        fresh.add(result("r1"))
+    with contextlib.suppress(RuntimeError), replacing(path) as fresh:
+        fresh.write(to_line(result("r1"), FULL))
         raise RuntimeError
 
     assert path.read_text() == "old\n"
@@ -159,11 +163,11 @@ def _open_to_all() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_open_to_all")
 def test_a_file_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
-    with ResultFile(tmp_path / "grows.jsonl", "stepfleet") as file:
+    with ResultFile(tmp_path / "grows.jsonl", FULL) as file:
         file.add(result("r1"))
     assert mode(tmp_path / "grows.jsonl") == 0o600
-    with replacing(tmp_path / "whole.jsonl", "stepfleet") as fresh:
-        fresh.add(result("r1"))
+    with replacing(tmp_path / "whole.jsonl") as fresh:
+        fresh.write(to_line(result("r1"), FULL))
         assert [mode(path) for path in tmp_path.glob(".whole*")] == [0o600]
     assert mode(tmp_path / "whole.jsonl") == 0o600
 
@@ -174,11 +178,11 @@ def test_a_file_that_was_there_keeps_its_mode(tmp_path: Path, given: int) -> Non
     path = tmp_path / "out.jsonl"
     path.touch()
     path.chmod(given)
-    with ResultFile(path, "stepfleet") as file:
+    with ResultFile(path, FULL) as file:
         file.add(result("r1"))
     assert mode(path) == given
-    with replacing(path, "stepfleet") as fresh:
-        fresh.add(result("r1"))
+    with replacing(path) as fresh:
+        fresh.write(to_line(result("r1"), FULL))
     assert mode(path) == given
 
 
@@ -188,7 +192,7 @@ def test_a_link_beside_the_file_is_not_followed(
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # it is made behind the removal
     (tmp_path / f".out.jsonl.{os.getpid()}.new").symlink_to(tmp_path / "other")
     with pytest.raises(ConfigurationError, match="cannot be written: File exists"):
-        replacing(tmp_path / "out.jsonl", "stepfleet").__enter__()
+        replacing(tmp_path / "out.jsonl").__enter__()
     assert not (tmp_path / "other").exists()
 
 
@@ -202,7 +206,7 @@ def test_a_device_without_end_is_never_read_to_go_on_from() -> None:
     check_writable(path)
     assert is_empty(path)
 
-    with ResultFile(path, "stepfleet") as file:
+    with ResultFile(path, FULL) as file:
         assert file.count == 0
         with pytest.raises(ConfigurationError, match="No space left"):
             file.add(result("r1"))
@@ -231,7 +235,7 @@ def opened(path: Path) -> ResultFile:
 
     def attempt() -> ResultFile | None:
         with contextlib.suppress(ConfigurationError):
-            return ResultFile(path, "stepfleet")
+            return ResultFile(path, FULL)
         return None
 
     found = wait_until(attempt, within=60)
@@ -244,15 +248,15 @@ def test_a_pipe_that_nobody_reads_is_told_and_nobody_waits(tmp_path: Path) -> No
     os.mkfifo(path)
 
     with pytest.raises(ConfigurationError, match="start its reader first"):
-        ResultFile(path, "stepfleet")
+        ResultFile(path, FULL)
 
 
 def test_results_for_a_device_do_not_replace_the_device(tmp_path: Path) -> None:
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
 
-    with replacing(link, "stepfleet") as sink:
-        sink.add(result("r1"))
+    with replacing(link) as sink:
+        sink.write(to_line(result("r1"), FULL))
 
     assert link.is_symlink()
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
@@ -266,8 +270,8 @@ def test_a_replacement_of_a_linked_file_keeps_the_link(tmp_path: Path) -> None:
     link = tmp_path / "out.jsonl"
     link.symlink_to(target)
 
-    with replacing(link, "stepfleet") as sink:
-        sink.add(result("r1"))
+    with replacing(link) as sink:
+        sink.write(to_line(result("r1"), FULL))
 
     assert link.is_symlink()
     assert lines(target)[0]["run_id"] == "r1"
