@@ -59,10 +59,14 @@ class BatchOrder:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A submitted batch, and the problems of the lines that were skipped."""
+    """A submitted batch, and the problems of the lines that were skipped.
+
+    `is_new` is false where all of it had been submitted, or it was cancelled, before.
+    """
 
     manifest: Manifest
     problems: Problems
+    is_new: bool
 
 
 class BatchSubmission:
@@ -89,7 +93,7 @@ class BatchSubmission:
             manifest = await self._register(order, source, plan, checked)
             if manifest.cancel_requested:
                 log.warning(_CANCELLED, manifest.batch_id)
-                return Submitted(manifest, checked.problems)
+                return Submitted(manifest, checked.problems, is_new=False)
             if not manifest.sealed:
                 for config in plan.configs:
                     await self._configs.save(config)
@@ -97,7 +101,8 @@ class BatchSubmission:
                 async with self._seen_alive(manifest.batch_id):
                     await self._create_all(order, manifest, drafts)
                 await self._batches.seal(manifest.batch_id)
-        return Submitted(manifest.model_copy(update={"sealed": True}), checked.problems)
+        whole = manifest.model_copy(update={"sealed": True})
+        return Submitted(whole, checked.problems, is_new=not manifest.sealed)
 
     @asynccontextmanager
     async def _seen_alive(self, batch_id: str) -> AsyncIterator[None]:

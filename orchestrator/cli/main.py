@@ -13,7 +13,7 @@ from stepfleet.orchestrator.cli.commands import batches, control, fleets, runs
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
 COMMANDS = (
-    *(batches.run, fleets.up, fleets.worker, fleets.flower),
+    *(batches.run, batches.ask, fleets.up, fleets.worker, fleets.flower),
     *(batches.submit, batches.status, batches.watch, batches.results),
     *(runs.show, runs.explain, runs.events),
     *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),

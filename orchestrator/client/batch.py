@@ -32,13 +32,21 @@ _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
 class AsyncBatch:
     """A batch. `skipped` lists the problems of the lines that a submission left out.
 
+    `is_new` is true where that submission created runs: false for a batch that was there before.
+
     Requests answer with the number of runs that they reached.
     """
 
     def __init__(
-        self, session: Session, manifest: Manifest, problems: Problems | None = None
+        self,
+        session: Session,
+        manifest: Manifest,
+        problems: Problems | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
         self.skipped = problems.lines() if problems else ()
+        self.is_new = is_new
         self.skipped_count = len(problems.rows) if problems else 0
         self._session = session
         self._manifest = manifest

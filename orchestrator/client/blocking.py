@@ -81,6 +81,11 @@ class Batch(_Blocking):
         return self._wrapped.skipped
 
     @property
+    def is_new(self) -> bool:
+        """Whether this submission created runs: false for a batch that was there before."""
+        return self._wrapped.is_new
+
+    @property
     def skipped_count(self) -> int:
         """How many lines this submission left out."""
         return self._wrapped.skipped_count

@@ -246,7 +246,7 @@ class AsyncFleet:
             on_progress=on_progress or (lambda _: None),
         )
         done = await client.batch_submission.submit(order, client.accept)
-        return AsyncBatch(self._session, done.manifest, done.problems)
+        return AsyncBatch(self._session, done.manifest, done.problems, is_new=done.is_new)
 
 
 def _text_of(result: AgentRunResult) -> str:

@@ -71,6 +71,7 @@ def run(
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
     plan = RunPlan(
         file=file,
+        input_name=str(file),
         batch_id=batch,
         agent=agent,
         fleet=FleetPlan(agents, workers, slots, simulated),
@@ -84,6 +85,33 @@ def run(
         form=InputForm(input_format, input_field, id_field),
     )
     return run_file(plan)
+
+
+def ask(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The question; - reads stdin.")],
+    *,
+    agents: options.MaybeAgentsRef = None,
+    simulate: options.Simulate = None,
+    simulate_latency: options.SimulateLatency = None,
+    simulate_faults: options.SimulateFaults = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Ask an agent one question, and print its answer: text while it is written on a terminal.
+
+    Uses the workers of the Redis in STEPFLEET_REDIS_URL; without it, --agents names the agent's
+    module, and a private Redis and a worker are started. Exit code 1: the run did not complete.
+    """
+    from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+    from stepfleet.orchestrator.cli.local.simulation import simulated_as
+    from stepfleet.orchestrator.cli.run.ask import Question, ask_agent, plan_for
+    from stepfleet.orchestrator.cli.views.control import standard_input
+
+    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
+    plan = plan_for(agents, FleetPlan(agents or "", 1, None, simulated), data)
+    question = standard_input() if text == "-" else text
+    return ask_agent(Question(agent, question, plan, data, json))
 
 
 def submit(
@@ -106,9 +134,13 @@ def submit(
     slim: options.Slim = False,
     ordered: options.Ordered = False,
     json: options.Json = False,
+    again: options.Again = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
-    """Submit a file of inputs to a fleet, and print the batch's id."""
+    """Submit a file of inputs to a fleet, and print the batch's id.
+
+    A file that was submitted with the same agents has its batch: only --again makes another one.
+    """
     from stepfleet.orchestrator.cli.results.input_file import InputForm
     from stepfleet.orchestrator.cli.results.layout import ResultOptions
     from stepfleet.orchestrator.cli.run.batches import submit_file
@@ -124,6 +156,7 @@ def submit(
         idempotency_key=idempotency_key,
         skip_invalid=skip_invalid,
         json=json,
+        again=again,
     )
 
 

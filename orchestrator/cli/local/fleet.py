@@ -53,7 +53,7 @@ def supervisor_of(
 
     `extra` is added to the workers' environment.
     """
-    heavy = tool_queues(load_agents(plan.agents).values())
+    heavy = tool_queues(load_agents(plan.agents).values()) if plan.workers else ()
     queues = (settings.queue, *heavy) if heavy else ()
     workers = []
     for name in (f"worker-{number + 1}" for number in range(plan.workers)):

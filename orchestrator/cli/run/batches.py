@@ -11,6 +11,7 @@ from stepfleet.orchestrator.cli.results.input_file import InputForm, default_age
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
 from stepfleet.orchestrator.cli.results.places import check_writable
 from stepfleet.orchestrator.cli.run.locks import only_writer
+from stepfleet.orchestrator.cli.run.notes import new_key
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json, screen
@@ -35,11 +36,15 @@ def submit_file(
     idempotency_key: str | None,
     skip_invalid: bool,
     json: bool,
+    again: bool = False,
 ) -> int:
     """Submit a file's batch and print its id; with `wait`, follow it to its end.
 
-    Returns the exit code. Raises `AgentException` with the fix.
+    A file that has a batch is not submitted once more, except `again`. Returns the exit code.
+    Raises `AgentException` with the fix.
     """
+    if again and idempotency_key is not None:
+        raise ConfigurationError("--again makes a key of its own; leave --idempotency-key out")
     results.check()
     if results.out is not None:
         if not wait:
@@ -52,23 +57,37 @@ def submit_file(
             file,
             default_agent(known, agent) if known else agent,
             agents=known or None,
-            idempotency_key=idempotency_key,
+            idempotency_key=new_key("submit") if again else idempotency_key,
             skip_invalid=skip_invalid,
             name=file.name,
             **form.for_batch(),
         )
         print_skipped(batch)
+        if not batch.is_new:
+            notice(already_there(await batch.progress()))
         if wait:
             notice(f"Batch {batch.id}")
-            with only_writer(results.out):
-                return await _to_its_end(batch, results, json=json, agents=agents)
+            return await _to_its_end(batch, results, json=json, agents=agents)
         if json:
-            print_json((await batch.progress()).to_dict())
+            print_json({**(await batch.progress()).to_dict(), "is_new": batch.is_new})
         else:
             screen().print(batch.id)
         return COMPLETED
 
-    return with_fleet(data, submit, warn=True, waits=wait)
+    with only_writer(results.out):
+        return with_fleet(data, submit, warn=True, waits=wait)
+
+
+def already_there(progress: BatchProgress) -> str:
+    """Return what a submission says that found its batch there. Pure."""
+    not_ok = progress.done - progress.completed
+    state = "cancelled" if progress.cancel_requested else f"{progress.open} open"
+    return (
+        f"Nothing was submitted: batch {progress.batch_id} has had these lines since "
+        f"{progress.created:%Y-%m-%d %H:%M} UTC ({progress.done} of {progress.total} ended, "
+        f"{not_ok} not completed, {state}). Results: stepfleet results {progress.batch_id}. "
+        "A new batch, paid again: --again"
+    )
 
 
 def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
@@ -98,8 +117,7 @@ def write_results(
         batch = await fleet.batches.get(batch_id)
         progress = await batch.progress()
         layout = results.layout(progress.format)
-        with only_writer(results.out):
-            written = await collect(batch, results, layout, follow=wait, failed=failed)
+        written = await collect(batch, results, layout, follow=wait, failed=failed)
         still = f"; {progress.open} runs are still open" if progress.open and not wait else ""
         notice(f"{written} results{f' in {results.out}' if results.out else ''}{still}")
         ended = progress.done - progress.completed if failed else progress.done
@@ -108,7 +126,8 @@ def write_results(
         notice(f"{ended - written} results are past retention or were removed")
         return SOME_FAILED
 
-    return with_fleet(data, write, waits=wait)
+    with only_writer(results.out):
+        return with_fleet(data, write, waits=wait)
 
 
 async def _to_its_end(

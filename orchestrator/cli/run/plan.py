@@ -15,9 +15,13 @@ from stepfleet.orchestrator.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The arguments of `run`: a file, or the id of a batch to go on with."""
+    """The arguments of `run`: a file, or the id of a batch to go on with.
+
+    `input_name` is the file as it was named; `file` may be a copy of standard input.
+    """
 
     file: Path | None
+    input_name: str
     batch_id: str | None
     agent: str | None
     fleet: FleetPlan
@@ -29,6 +33,11 @@ class RunPlan:
     retry_failed: bool = False
     raised: tuple[str, ...] = ()
     form: InputForm = field(default_factory=InputForm)
+
+    @property
+    def from_stdin(self) -> bool:
+        """Whether the inputs come from standard input."""
+        return self.input_name == "-"
 
     @property
     def out(self) -> Path | None:

@@ -20,6 +20,7 @@ from stepfleet.orchestrator.cli.results.input_file import (
 )
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
 from stepfleet.orchestrator.cli.results.places import check_writable, is_empty
+from stepfleet.orchestrator.cli.run.ask import Question, ask_agent, print_answer, text_of
 from stepfleet.orchestrator.cli.run.batches import follow, print_skipped
 from stepfleet.orchestrator.cli.run.crew import Crew
 from stepfleet.orchestrator.cli.run.locks import only_writer
@@ -43,6 +44,7 @@ from stepfleet.orchestrator.cli.views.control import overrides_of
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.settings import load_settings
 
 
@@ -57,7 +59,10 @@ def run_file(plan: RunPlan) -> int:
         same = ""
         plan = replace(plan, agent=default_agent(agents, plan.agent))
         if plan.file is not None:
-            plan = replace(plan, file=holds.enter_context(named_file(plan.file)))
+            file = holds.enter_context(named_file(plan.file))
+            plan = replace(plan, file=file)
+            if plan.from_stdin and (text := text_of(file)) is not None:
+                return ask_agent(_question(plan, agents, text))
             same = _read_input(plan, agents)
         if plan.out is not None:
             check_writable(plan.out)
@@ -75,6 +80,15 @@ def run_file(plan: RunPlan) -> int:
         private = load_settings().redis_url is None
         crew = Crew(plan.fleet, agents, folder, settings, private)
         return asyncio.run(_Run(plan, crew, notes, same, note, holds).to_its_end())
+
+
+def _question(plan: RunPlan, agents: dict[str, Agent], text: str) -> Question:
+    if plan.agent is None:
+        msg = f"--agent is missing: which of {', '.join(sorted(agents))} is the text for?"
+        raise ConfigurationError(msg)
+    if plan.out is not None:
+        raise ConfigurationError("--out is for lines of JSON; a line of text is answered here")
+    return Question(plan.agent, text, plan.fleet, plan.data, plan.json)
 
 
 def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> str:
@@ -101,6 +115,8 @@ class _Run:
     note: Note | None
     holds: contextlib.ExitStack
     last: BatchProgress | None = None
+    answer: AgentRunResult | None = None
+    """Of a single line on standard input."""
 
     async def to_its_end(self) -> int:
         """Submit or resume the batch, run it, and print its outcome; return the exit code."""
@@ -109,6 +125,8 @@ class _Run:
         if progress is None:
             self._print_interrupted()
             return INTERRUPTED
+        if self.answer is not None:
+            return print_answer(self.answer, json=self.plan.json)
         seconds = time.monotonic() - started
         print_either(progress, lambda ended: summary(ended, seconds), json=self.plan.json)
         self._print_next_commands(progress)
@@ -126,7 +144,11 @@ class _Run:
         if (await batch.progress()).open:
             self.crew.needed.set()
         with self.crew.display as display:
-            return await follow(batch, self.plan.results, display)
+            progress = await follow(batch, self.plan.results, display)
+        if self.plan.from_stdin and progress.total == 1:
+            async for result in batch.results(follow=False):
+                self.answer = result
+        return progress
 
     async def _known(self, fleet: AsyncFleet) -> AsyncBatch | None:
         """Return the batch that the command goes on with; None where there is none, or a part."""
@@ -191,7 +213,7 @@ class _Run:
             agents=self.crew.agents,
             idempotency_key=note.key,
             skip_invalid=self.plan.skip_invalid,
-            name=self.plan.file.name,
+            name="standard input" if self.plan.from_stdin else self.plan.file.name,
             on_progress=lambda _: self.crew.needed.set(),
             **self.plan.form.for_batch(),
         )

@@ -121,7 +121,7 @@ def retry_runs(
 def send_message(run_id: str, text: str, data: Path, *, raised: Sequence[str], json: bool) -> int:
     """Send an ended run a further message, `-` for standard input; return the exit code."""
     overrides = overrides_of(raised)
-    message = _standard_input() if text == "-" else text
+    message = standard_input() if text == "-" else text
 
     async def send(fleet: AsyncFleet) -> int:
         return _print_run(run_id, await fleet.runs.send(run_id, message, **overrides), json=json)
@@ -129,7 +129,8 @@ def send_message(run_id: str, text: str, data: Path, *, raised: Sequence[str], j
     return with_fleet(data, send)
 
 
-def _standard_input() -> str:
+def standard_input() -> str:
+    """Return the text on standard input. Raises `ConfigurationError` where it is not UTF-8."""
     # One byte above the limit is enough for a refusal.
     raw = sys.stdin.buffer.read(INPUT_LIMIT + 1)
     try:

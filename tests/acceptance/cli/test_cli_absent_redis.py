@@ -17,6 +17,7 @@ COMMANDS = {
     "up": ("--agents", "agents.py", "--simulate", "rules.py:rules"),
     "worker": ("--agents", "agents.py"),
     "flower": (),
+    "ask": ("solver", "hello", "--agents", "agents.py"),
     "submit": ("questions.jsonl", "--agent", "solver"),
     "watch": ("batch",),
     "status": (),

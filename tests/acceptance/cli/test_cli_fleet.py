@@ -97,6 +97,42 @@ def test_the_same_idempotency_key_is_the_same_batch(fleet: CommandLine) -> None:
     assert submitted(fleet, "key", options=options) == first
 
 
+def test_a_question_is_answered_on_standard_output_by_the_workers_that_are_there(
+    fleet: CommandLine,
+) -> None:
+    fleet.write("question", "and this?\n")
+
+    answered = fleet("ask", "solver", "what is it?")
+    piped = fleet("ask", "solver", "-", feed="question")
+    failed = fleet("ask", "solver", "forever")
+    unknown = fleet("ask", "painter", "what?")
+
+    assert (answered.returncode, answered.stdout) == (0, "answer to what is it?\n")
+    assert (piped.stdout, piped.stderr) == ("answer to and this?\n", "")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "solver did not complete (steps_limit)" in failed.stderr
+    assert "stepfleet explain " in failed.stderr
+    assert unknown.returncode == 2
+    assert "painter" in unknown.stderr
+
+
+def test_a_file_that_was_submitted_is_not_submitted_again_in_silence(fleet: CommandLine) -> None:
+    first = submitted(fleet, "only once")
+
+    again = fleet("submit", "questions.jsonl", "--agent", "solver")
+    as_data = fleet("submit", "questions.jsonl", "--agent", "solver", "--json")
+    another = fleet("submit", "questions.jsonl", "--agent", "solver", "--again")
+
+    assert again.stdout.strip() == first
+    assert f"Nothing was submitted: batch {first}" in again.stderr
+    assert f"stepfleet results {first}" in again.stderr
+    told = orjson.loads(as_data.stdout)
+    assert (told["batch_id"], told["is_new"]) == (first, False)
+    assert another.returncode == 0, another.stderr
+    assert another.stdout.strip() != first
+    assert not another.stderr
+
+
 def test_results_are_replaced_as_a_whole_and_in_input_order(fleet: CommandLine) -> None:
     batch = submitted(fleet, "slow ordered", "ordered", "ordered broken")
     fleet.write("ordered.jsonl", "something old\n")
@@ -213,6 +249,10 @@ def test_failed_runs_of_a_batch_are_retried_with_a_raised_limit(fleet: CommandLi
         (("submit", "nowhere.jsonl", "--agent", "solver"), "nowhere.jsonl"),
         (("submit", "questions.jsonl", "--agent", "painter"), "painter"),
         (("submit", "questions.jsonl", "--agent", "solver", "--out", "x"), "--wait"),
+        (
+            ("submit", "questions.jsonl", "--again", "--idempotency-key", "x"),
+            "--again makes a key of its own",
+        ),
         (("results", "b", "--out", "nowhere/x"), "cannot be written"),
     ],
 )

@@ -39,6 +39,21 @@ def test_results_into_a_pipe_reach_its_reader(stepfleet: CommandLine) -> None:
     assert sorted(orjson.loads(line)["id"] for line in said.splitlines()) == ["q0", "q1"]
 
 
+def test_one_line_on_standard_input_is_answered_on_standard_output(
+    stepfleet: CommandLine,
+) -> None:
+    stepfleet.write("text", "how are you?\n")
+    stepfleet.write("line", '{"id": "a", "input": "and you?"}\n')
+
+    text = stepfleet("run", "-", *RUN[2:], feed="text")
+    line = stepfleet("run", "-", *RUN[2:], feed="line")
+    asked = stepfleet("ask", "solver", "who?", *RUN[2:], "--json")
+
+    assert (text.returncode, text.stdout) == (0, "answer to how are you?\n"), text.stderr
+    assert (line.returncode, line.stdout) == (0, "answer to and you?\n"), line.stderr
+    assert orjson.loads(asked.stdout)["output"] == "answer to who?"
+
+
 def test_the_simulated_provider_can_be_slow_and_fail_now_and_then(stepfleet: CommandLine) -> None:
     stepfleet.write("rules.py", "def rules(request):\n    return 'an answer'\n")
     stepfleet.questions(*[f"question {n}" for n in range(12)])

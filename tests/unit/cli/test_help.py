@@ -7,7 +7,7 @@ from support.workers.warm_starts import COMMAND, run
 
 HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
 COMMANDS = (
-    *("run", "up", "worker", "flower", "submit", "status", "watch", "results"),
+    *("run", "ask", "up", "worker", "flower", "submit", "status", "watch", "results"),
     *("snapshot", "checkpoint", "restore", "fork", "compare"),
     *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor", "bench"),
 )

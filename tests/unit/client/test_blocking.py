@@ -21,7 +21,7 @@ from stepfleet.orchestrator import (
 )
 
 ONLY_ASYNCHRONOUS = {"aclose", "forget"}
-ONLY_BLOCKING = {"close", "skipped", "skipped_count"}
+ONLY_BLOCKING = {"close", "is_new", "skipped", "skipped_count"}
 PAIRS = [
     (AsyncBatch, Batch),
     (AsyncFleet, Fleet),

@@ -1,0 +1,206 @@
+"""`stepfleet ask`: one question to an agent, and its answer on standard output.
+
+It is a batch of one line, so that a question whose command was killed is treated as other batches.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
+from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+from stepfleet.orchestrator.cli.run.crew import Crew
+from stepfleet.orchestrator.cli.run.notes import Note, Notes, new_key
+from stepfleet.orchestrator.cli.run.others import Advice, settle_others
+from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
+from stepfleet.orchestrator.cli.setup.preflight import check_models
+from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
+from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
+from stepfleet.orchestrator.cli.terminal.format import shown
+from stepfleet.orchestrator.cli.terminal.output import notice, print_json
+from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A text for an agent; `fleet` has no agents' module where existing workers have the agent."""
+
+    agent: str
+    text: str
+    fleet: FleetPlan
+    data: Path
+    json: bool
+
+
+def ask_agent(question: Question) -> int:
+    """Print the agent's answer; return the exit code: 1, with the cause, for an incomplete run.
+
+    Raises `AgentException` with the fix for every user's error.
+    """
+    plan, name = question.fleet, question.agent
+    if not question.text.strip():
+        raise ConfigurationError("the question is empty; write it behind the agent's name")
+    agents = load_agents(plan.agents) if plan.agents else {}
+    if agents and name not in agents:
+        msg = f"no such agent: {name}; --agents has {', '.join(sorted(agents))}"
+        raise ConfigurationError(msg)
+    if plan.workers and plan.simulate is None:
+        check_models([agents[name].config], os.environ)
+    private = load_settings().redis_url is None
+    folder = DataFolder.prepare(question.data)
+    notes, note = Notes(folder.notes), Note(new_key("ask"))
+    with notes.working_on(note.batch_id, "", ""), local_redis(folder.root) as settings:
+        warn_of(settings.store, patience=settings.patience, prefix=settings.prefix)
+        crew = Crew(plan, agents, folder, settings, private)
+        return asyncio.run(_Asking(question, crew, notes, note).to_its_end())
+
+
+def plan_for(agents: str | None, given: FleetPlan, data: Path) -> FleetPlan:
+    """Return the `given` plan, or one without workers of its own where others do the work.
+
+    Those are the workers of the Redis in the settings, or of `stepfleet up` in the data folder.
+    Raises `ConfigurationError` where there is neither, or a simulated provider for the others.
+    """
+    configured = load_settings().redis_url is not None
+    if not configured and agents:
+        return given
+    if given.simulate is not None:
+        fix = "unset STEPFLEET_REDIS_URL" if configured else "name the agents, --agents FILE"
+        raise ConfigurationError(f"--simulate needs workers of this command: {fix}")
+    if not configured and not (data / "redis-url").exists():
+        msg = "name the agent's module, --agents FILE, or start its fleet: stepfleet up --agents"
+        raise ConfigurationError(msg)
+    return FleetPlan(agents or "", 0)
+
+
+@dataclass
+class _Asking:
+    question: Question
+    crew: Crew
+    notes: Notes
+    note: Note
+    text: StreamedText = field(default_factory=StreamedText)
+
+    async def to_its_end(self) -> int:
+        result = await self.crew.beside(self._ask, self._cancel)
+        if result is None:
+            notice("Interrupted: the question is cancelled")
+            return INTERRUPTED
+        return print_answer(result, json=self.question.json, shown_before=self._streamed)
+
+    async def _ask(self, fleet: AsyncFleet) -> AgentRunResult:
+        await self._settle(fleet)
+        question = self.question
+        known: Mapping[str, Agent] = self.crew.agents
+        overrides: Any = {"broadcast": {"include_stream_chunks": True}} if self._streams else {}
+        batch = await fleet.submit_batch(
+            [{"id": "1", "input": question.text}],
+            question.agent,
+            agents=known or None,
+            idempotency_key=self.note.key,
+            name=f"ask: {shown(question.text, 40)}",
+            **overrides,
+        )
+        self.crew.needed.set()
+        run_id = run_id_of(batch.id, 0)
+        if self._streams:
+            await self._print_text(fleet, run_id)
+        return await fleet.runs.wait(run_id)
+
+    async def _settle(self, fleet: AsyncFleet) -> None:
+        """Keep other batches out of our workers; without such, see that there are others."""
+        if self.crew.plan.workers == 0:
+            if not any(one.alive for one in (await fleet.overview()).workers):
+                msg = (
+                    "no worker is alive on this Redis: start one (stepfleet worker --agents "
+                    "MODULE), or unset STEPFLEET_REDIS_URL and name --agents for a private fleet"
+                )
+                raise ConfigurationError(msg)
+            return
+        advice = Advice(lambda one: f"stepfleet run --batch {one} --agents {self.crew.plan.agents}")
+        private, own = self.crew.private, self.note.batch_id
+        await settle_others(fleet, own, self.notes, advice, notice, private=private)
+
+    @property
+    def _streams(self) -> bool:
+        return sys.stdout.isatty() and not self.question.json
+
+    @property
+    def _streamed(self) -> str:
+        return self.text.text
+
+    async def _print_text(self, fleet: AsyncFleet, run_id: str) -> None:
+        """Print the text of each step while the model writes it."""
+        step, printed = 0, ""
+        async for event in fleet.runs.events(run_id, chunks=True):
+            if not self.text.add(event):
+                continue
+            number, text = event["payload"]["step_number"], self.text.text
+            if number != step or not text.startswith(printed):
+                sys.stdout.write("\n" if printed else "")
+                step, printed = number, ""
+            sys.stdout.write(shown(text[len(printed) :]))
+            sys.stdout.flush()
+            printed = text
+
+    async def _cancel(self, fleet: AsyncFleet) -> None:
+        with contextlib.suppress(ConfigurationError):  # it was not submitted
+            await (await fleet.batches.get(self.note.batch_id)).cancel()
+
+
+def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") -> int:
+    """Print a run's answer, or its whole result as JSON; return the exit code.
+
+    The cause of an incomplete run goes to standard error.
+    """
+    if json:
+        print_json(result.to_dict())
+    else:
+        _print_text(result, shown_before)
+    if result.status is RunStatus.COMPLETED:
+        return COMPLETED
+    cause = f": {shown(result.error)}" if result.error else ""
+    notice(f"{result.agent_name} did not complete ({result.stop_reason}){cause}")
+    notice(f"Why: stepfleet explain {result.run_id}")
+    return SOME_FAILED
+
+
+def _print_text(result: AgentRunResult, shown_before: str) -> None:
+    answer = result.output
+    if answer is None and result.structured is not None:
+        answer = orjson.dumps(result.structured).decode()
+    if answer is None or (shown_before and answer.strip() == shown_before.strip()):
+        answer = ""
+    terminal = sys.stdout.isatty()
+    text = shown(answer) if terminal else answer
+    sys.stdout.write(("\n" if shown_before else "") + text + ("\n" if text else ""))
+    sys.stdout.flush()
+
+
+def text_of(file: Path) -> str | None:
+    """Return the question in a file of inputs that is one line of plain text; else None."""
+    with file.open("rb") as opened:
+        raw = opened.read(INPUT_LIMIT + 1)
+    if len(raw) > INPUT_LIMIT:
+        return None
+    lines = [line for line in raw.splitlines() if line.strip()]
+    if len(lines) != 1 or lines[0].lstrip()[:1] in (b"{", b"["):
+        return None
+    try:
+        return lines[0].decode().strip()
+    except UnicodeDecodeError:
+        return None
