@@ -230,6 +230,11 @@ async def _waits_for_tools(store: OpenStore) -> Counter[str]:
     return found
 
 
+async def waiting_messages(store: OpenStore) -> int | None:
+    """Return how many messages wait in the queue of steps; None where the broker does not tell."""
+    return (await _waiting(store))[0]
+
+
 async def _waiting(store: OpenStore) -> tuple[int | None, list[str]]:
     """Return how many messages wait, and what is wrong with a broker apart from the store."""
     try:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import orjson
 from celery import Celery
@@ -18,6 +19,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
 from stepfleet.orchestrator.store.config_gc import forget_configs
+from stepfleet.orchestrator.store.fleet_figures import fleet_figures
 from stepfleet.orchestrator.store.fleet_overview import forget_workers
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.worker.leases.lease import Leases
@@ -63,7 +65,8 @@ def background_tasks(
         "stepfleet-batches": keep_batches(opened),
     }
     tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]
-    watches = instrumentation.background(lambda: len(leases.steps), lambda: len(leases.calls))
+    held = (lambda: len(leases.steps), lambda: len(leases.calls))
+    watches = instrumentation.background(*held, partial(fleet_figures, opened))
     return [*tasks, *(asyncio.create_task(one) for one in watches)]
 
 

@@ -10,11 +10,15 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.fleet_figures import FleetFigures
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import StepObserver, Toolbox
 from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
@@ -76,6 +80,8 @@ class ExportQueue:
                     log.exception("an observation of a step could not be exported")
 
 
+FLEET_SECONDS = 10.0
+"""How often a worker with metrics reads the figures of the fleet, and how long that may take."""
 PROBE_SECONDS = 0.5
 LAST_SECONDS = 2.0
 """How long an ending worker waits for a collector to take what is left."""
@@ -127,9 +133,15 @@ class Instrumentation:
             self._metrics.rescued(many)
 
     def background(
-        self, steps: Callable[[], float], calls: Callable[[], float]
+        self,
+        steps: Callable[[], float],
+        calls: Callable[[], float],
+        fleet: Callable[[], Awaitable[FleetFigures]],
     ) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs beside the steps; `steps` and `calls` return how many are held."""
+        """Return what runs beside the steps.
+
+        `steps` and `calls` return how many are held, `fleet` reads the figures of all workers.
+        """
         metrics, queue = self._metrics, self._queue
         if metrics is None or queue is None:
             return []
@@ -138,7 +150,7 @@ class Instrumentation:
         metrics.gauge(
             "stepfleet_telemetry_dropped", "Attempts that were not exported", lambda: queue.dropped
         )
-        return [measure_loop_lag(metrics.observe_lag)]
+        return [measure_loop_lag(metrics.observe_lag), read_fleet(fleet, metrics.show_fleet)]
 
     async def aclose(self) -> None:
         """Export what is left; what a collector does not take within two seconds is lost."""
@@ -190,3 +202,16 @@ async def measure_loop_lag(observe: Callable[[float], None]) -> None:
         due = clock() + PROBE_SECONDS
         await asyncio.sleep(PROBE_SECONDS)
         observe(max(clock() - due, 0.0))
+
+
+async def read_fleet(
+    fleet: Callable[[], Awaitable[FleetFigures]], show: Callable[[FleetFigures | None], None]
+) -> None:
+    """Show the fleet's figures, read now and then; None where the store does not answer."""
+    while True:
+        try:
+            async with asyncio.timeout(FLEET_SECONDS):
+                show(await fleet())
+        except (AgentException, RedisError, OSError):  # also a timeout
+            show(None)
+        await asyncio.sleep(FLEET_SECONDS)

@@ -5,6 +5,7 @@ values: names of agents, models and tools, codes; never runs, and never what a m
 """
 
 import logging
+import math
 from collections.abc import Callable
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
@@ -20,8 +21,11 @@ from prometheus_client import (
     start_http_server,
 )
 
-from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.records.errors import cause_of
 from stepfleet.orchestrator.records.run.results import end_state
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.fleet_figures import FleetFigures
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
@@ -40,6 +44,20 @@ SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
 LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 NEVER_RAN = frozenset({"VALIDATION_ERROR", "INVALID_FUNCTION_CALL"})
 NOT_FOUND = "TOOL_NOT_FOUND"
+
+
+FLEET = {
+    "queue_length": ("queue_length", "Messages in the queue of steps"),
+    "oldest_waiting_seconds": ("oldest_waiting_seconds", "Age of the message that is next"),
+    "overdue": ("overdue_runs", "Runs whose lease or time to begin has passed"),
+    "oldest_overdue_seconds": ("oldest_overdue_seconds", "By how much that has passed at most"),
+    "active": ("active_runs", "Runs that are neither ended nor paused"),
+    "workers": ("workers", "Workers that are alive"),
+    "slots": ("slots", "Slots of the workers that are alive"),
+    "slots_in_use": ("slots_in_use", "Steps and tool calls that they hold"),
+    "refuses": ("store_refuses", "What keeps all workers from their work: memory, disk, broker"),
+}
+"""The gauges of the fleet's figures: the same on every worker."""
 
 
 class Metrics:
@@ -72,6 +90,18 @@ class Metrics:
         self._failed = self._counter(
             "tool_execution_errors", "Calls whose tool failed or took too long", "tool", "code"
         )
+        self._failures = self._counter(
+            "stepfleet_failures",
+            "Failed attempts at steps, and runs that ended at a limit, by cause",
+            *("kind", "code", "tool", "model"),
+        )
+        self._store_up = Gauge(
+            "stepfleet_store_up", "Whether this worker reads its Redis", registry=self.registry
+        )
+        self._fleet = {
+            field: Gauge(f"stepfleet_{name}", text, registry=self.registry)
+            for field, (name, text) in FLEET.items()
+        }
         self._rescued = self._counter("stepfleet_rescued", "Overdue runs dispatched again")
         self._lag = Histogram(
             "stepfleet_loop_lag_seconds",
@@ -96,6 +126,13 @@ class Metrics:
         if name not in self._gauges:
             self._gauges[name] = Gauge(name, text, registry=self.registry)
         self._gauges[name].set_function(value)
+
+    def show_fleet(self, figures: FleetFigures | None) -> None:
+        """Show the figures of the fleet; None where they could not be read."""
+        self._store_up.set(figures is not None)
+        for name, gauge in self._fleet.items():
+            value = getattr(figures, name, None)
+            gauge.set(math.nan if value is None else value)
 
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""
@@ -141,6 +178,8 @@ class Metrics:
             self._steps.labels(agent, "dropped").inc()
             return
         self._steps.labels(agent, verdict.move.value).inc()
+        if cause := _cause(verdict, observed.claim.config.model):
+            self._failures.labels(*cause).inc()
         if verdict.logged:
             self._cost.labels(agent).inc(verdict.logged.result.cost_usd)
             if verdict.logged.result.cached:
@@ -185,3 +224,18 @@ class Metrics:
 
     def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=SECONDS, registry=self.registry)
+
+
+def _cause(verdict: Verdict, model: str) -> tuple[str, str, str, str] | None:
+    """Return kind, code, tool and model of a failure; None where there is none.
+
+    Never its text, nor a tool's name that the model made up: labels have few values.
+    """
+    if verdict.failure is not None:
+        cause = cause_of(verdict.failure, model)
+        tool = "unknown" if cause.code == NOT_FOUND else cause.tool
+        return cause.kind, cause.code or "", tool or "", cause.model or ""
+    reason = verdict.stop_reason if verdict.move is Move.FINISH else None
+    if reason is None or end_state(reason) in (Lifecycle.COMPLETED, Lifecycle.CANCELLED):
+        return None
+    return reason.value, "", "", model

@@ -203,6 +203,7 @@ def test_metrics_count_what_was_done(
     assert told["stepfleet_steps_total", "clerk", "retry"] == 1
     assert told["stepfleet_rescued_total",] >= 1
     assert told["stepfleet_telemetry_dropped",] == 0
+    assert told["stepfleet_store_up",] == 1
     wait_until(
         lambda: scraped(port)["stepfleet_loop_lag_seconds_count",] > 0, within=LONG, what="a look"
     )

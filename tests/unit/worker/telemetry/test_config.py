@@ -93,7 +93,7 @@ toolbox = object()
 assert around.observers() == ()
 assert around.toolbox(toolbox) is toolbox
 assert type(around.models()).__name__ == "Models"
-assert around.background(float, float) == []
+assert around.background(float, float, None) == []
 asyncio.run(around.aclose())
 print([name for name in sys.modules if name.startswith(("prometheus_client",
        "opentelemetry.exporter", "opentelemetry.sdk.trace", "stepfleet.worker.telemetry.spans",

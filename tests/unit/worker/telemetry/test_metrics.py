@@ -2,14 +2,16 @@
 
 import errno
 import logging
+import math
 
 import pytest
 from support.runs.seen_steps import SECOND, a_model_call, a_tool_call, a_verdict, an_attempt
 from support.servers.redis_servers import listener
 
-from stepfleet.orchestrator import StopReason
+from stepfleet.orchestrator import ErrorInfo, ErrorType, StopReason
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.store.fleet_figures import FleetFigures
 from stepfleet.worker.telemetry import metrics as module
 from stepfleet.worker.telemetry.metrics import Metrics
 from stepfleet.worker.telemetry.observations import CANCELLED, RefusalObservation
@@ -34,6 +36,42 @@ def test_runs_are_counted_by_agent_and_end(metrics: Metrics) -> None:
     assert value(metrics, "stepfleet_steps_total", agent="clerk", move="finish") == 1
     assert value(metrics, "stepfleet_steps_total", agent="clerk", move="dropped") == 1
     assert value(metrics, "stepfleet_cost_usd_total", agent="clerk") == 0.5
+
+
+def test_failures_are_counted_by_cause_and_never_by_text(metrics: Metrics) -> None:
+    tool = ErrorInfo(
+        type=ErrorType.TOOL, code="TOOL_EXECUTION_ERROR", message="gadget 17", tool_name="add"
+    )
+    made_up = ErrorInfo(
+        type=ErrorType.TOOL, code="TOOL_NOT_FOUND", message="no such tool", tool_name="made-up"
+    )
+    for failure in (tool, made_up):
+        metrics.export(an_attempt(a_verdict(Move.RETRY, logged=False, failure=failure)))
+    stopped = a_verdict(Move.FINISH, stop_reason=StopReason.STEPS_LIMIT)
+    metrics.export(an_attempt(stopped))
+    metrics.export(an_attempt(a_verdict(Move.FINISH, stop_reason=StopReason.COMPLETED)))
+    counted = [
+        (sample.labels["kind"], sample.labels["tool"], bool(sample.labels["model"]), sample.value)
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "stepfleet_failures_total"
+    ]
+    assert sorted(counted) == [
+        ("steps_limit", "", True, 1),
+        ("tool", "add", False, 1),
+        ("tool", "unknown", False, 1),
+    ]
+
+
+def test_the_fleets_figures_are_unknown_while_the_store_is_away(metrics: Metrics) -> None:
+    given = dict.fromkeys(FleetFigures.model_fields, 3)
+    metrics.show_fleet(FleetFigures.model_validate({**given, "queue_length": None}))
+    assert value(metrics, "stepfleet_workers") == value(metrics, "stepfleet_overdue_runs") == 3
+    assert math.isnan(value(metrics, "stepfleet_queue_length") or 0)
+    assert value(metrics, "stepfleet_store_up") == 1
+    metrics.show_fleet(None)
+    assert math.isnan(value(metrics, "stepfleet_workers") or 0)
+    assert value(metrics, "stepfleet_store_up") == 0
 
 
 def test_model_calls_are_timed_and_their_failures_counted_by_type(metrics: Metrics) -> None:

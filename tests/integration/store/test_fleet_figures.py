@@ -1,0 +1,39 @@
+"""The figures of the fleet that metrics show, on a real Redis."""
+
+from collections.abc import Callable
+
+from support.servers.redis_servers import RedisServer
+
+from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.fleet_figures import fleet_figures
+from stepfleet.orchestrator.store.opening.opening import open_store
+
+AGENT = Agent("clerk", model="openai:m")
+
+
+async def test_runs_that_nobody_takes_wait_and_are_overdue_after_the_grace(
+    own_redis: Callable[..., RedisServer],
+) -> None:
+    settings = load_settings(redis_url=own_redis().url, grace=0.2, prefix="dev:")
+    store = await open_store(settings)
+    try:
+        nothing = await fleet_figures(store)
+        assert (nothing.queue_length, nothing.oldest_waiting_seconds) == (0, 0.0)
+        assert (nothing.active, nothing.overdue, nothing.workers, nothing.refuses) == (0, 0, 0, 0)
+        async with AsyncFleet(settings=settings) as fleet:
+            for _ in range(3):
+                await fleet.submit(AGENT, "hello")
+        began = (await store.connection.read_clock()).timestamp()
+        while (await fleet_figures(store)).overdue < 3:
+            assert (await store.connection.read_clock()).timestamp() < began + 60
+        found = await fleet_figures(store)
+        assert (found.queue_length, found.active, found.overdue) == (3, 3, 3)
+        assert found.oldest_waiting_seconds is not None
+        assert found.oldest_waiting_seconds >= found.oldest_overdue_seconds + 0.1 > 0.1
+        await store.connection.execute("RPUSH", "dev:stepfleet", "no message of ours")
+        assert (await fleet_figures(store)).oldest_waiting_seconds is None
+        await store.connection.execute("CONFIG", "SET", "maxmemory", "1mb")
+        assert (await fleet_figures(store)).refuses == 1
+    finally:
+        await store.aclose()
