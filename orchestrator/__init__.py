@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.strategies import StateChange as StateChange
     from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
     from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
+    from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
+    from stepfleet.orchestrator.batches.failures import Failures as Failures
     from stepfleet.orchestrator.batches.tables.table import ResultTable as ResultTable
     from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
@@ -103,6 +105,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.responses import LLMResponse as LLMResponse
     from stepfleet.orchestrator.records.responses import ModelRequest as ModelRequest
     from stepfleet.orchestrator.records.responses import ModelSettings as ModelSettings
+    from stepfleet.orchestrator.records.run.causes import FailedRun as FailedRun
+    from stepfleet.orchestrator.records.run.causes import LastError as LastError
     from stepfleet.orchestrator.records.run.report import DebugSummary as DebugSummary
     from stepfleet.orchestrator.records.run.results import AgentRunResult as AgentRunResult
     from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
@@ -153,6 +157,7 @@ _WHERE = {
     "agents.loader": "agents_of_file builder_of",
     "agents.planning": "Planning",
     "agents.strategies": "ChainOfThought NoOp ReAct StateChange Strategy StrategyContext",
+    "batches.failures": "FailureGroup Failures",
     "batches.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
     "client.blocking": "Batch Fleet FleetBatches FleetCache FleetHistory FleetRuns",
@@ -186,6 +191,7 @@ _WHERE = {
         "ContinuationDecision ContinuationEvaluation ContinuationOutcome StopReason"
     ),
     "records.responses": "LLMResponse ModelRequest ModelSettings",
+    "records.run.causes": "FailedRun LastError",
     "records.run.report": "DebugSummary",
     "records.run.results": "AgentRunResult RunStatus",
     "records.run.trace": "AgentTrace",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.runs.reading import Runs
 
@@ -20,7 +20,6 @@ LONGEST_WAIT = 1.0
 READ_AT_ONCE = 100
 ROWS_AT_ONCE = 500
 Results = AsyncGenerator[AgentRunResult, None]
-NOT_COMPLETED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED, Lifecycle.CANCELLED})
 
 
 class Tick(Protocol):

@@ -83,6 +83,13 @@ Slim = Annotated[
 Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
+RunOrLine = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run id, or a line's id in --batch or a new batch."),
+]
+BatchOfLine = Annotated[
+    str | None, typer.Option("--batch", "-b", help="The batch in which RUN is a line's id.")
+]
 MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run id.")]
 OfBatch = Annotated[str | None, typer.Option("--batch", "-b", help="All runs of this batch.")]
 Raised = Annotated[

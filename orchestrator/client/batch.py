@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.check import Problems
+from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
+from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.batches.tables.arrow import require_arrow
 from stepfleet.orchestrator.batches.tables.fields import select
 from stepfleet.orchestrator.batches.tables.table import ResultTable
@@ -217,19 +219,49 @@ class AsyncBatch:
         self,
         on_progress: OnProgress | None = None,
         *,
+        where: str | Sequence[str] = (),
         failed_only: bool = True,
         **overrides: Unpack[RunOverrides],
     ) -> int:
         """Retry runs that did not complete; their committed steps are kept.
 
-        `failed_only=False` retries cancelled runs too. `overrides` raise limits and the
-        like. Runs that would end at once again are left alone; when that holds for all,
-        `ConfigurationError` says why. `on_progress` receives the number of rows so far;
+        `where` takes those that its conditions select, as `error~"no such product",tool=stock`
+        or the `where` of a group of `failures`: fields `error`, `code`, `tool`, `model`, `step`,
+        `stop_reason`, `cause`, `agent`, with `=` or, for a part, `~`. `failed_only=False` retries
+        cancelled runs too, as does a condition on `cause` or `stop_reason`. `overrides` raise
+        limits and the like. Runs that would end at once again are left alone; when that holds for
+        all, `ConfigurationError` says why. `on_progress` receives the number of rows so far;
         a repeated request goes on where an interrupted one ended.
         """
-        wanted = _RETRIED if failed_only else _RETRIED | {Lifecycle.CANCELLED}
+        selection = Selection.parse(where)
+        also_cancelled = selection.with_cancelled or not failed_only
+        wanted = _RETRIED | {Lifecycle.CANCELLED} if also_cancelled else _RETRIED
         retries = (await self._session.open()).retries
-        return await retries.retry(self._manifest, wanted, overrides, on_progress or _ignore)
+        return await retries.retry(
+            self._manifest, wanted, overrides, on_progress or _ignore, selection
+        )
+
+    async def failures(
+        self, on_progress: OnProgress | None = None, *, limit: int | None = None
+    ) -> Failures:
+        """Return the runs that did not complete by cause, with counts and an example of each.
+
+        Reads only such runs, at most `limit` of them, page by page. `on_progress` receives the
+        number of rows so far.
+        """
+        client = await self._session.open()
+        progress = await client.batches.progress(self._manifest)
+        count = FailureCount()
+        not_completed = progress.done - progress.completed
+        pages = failed_in(self._manifest, client.batches, client.failed, on_progress or _ignore)
+        if not_completed:
+            async with contextlib.aclosing(pages):
+                async for page in pages:
+                    for run in page:
+                        count.add(run)
+                    if limit is not None and count.read >= limit:
+                        break
+        return count.failures(self.id, not_completed)
 
 
 class AsyncFleetBatches:

@@ -4,12 +4,13 @@ A retried run is active, so a repeated request goes on where an interrupted one 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import read_overrides, with_stored_overrides
+from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.control import RunControl, ensure_known, ensure_retryable
 from stepfleet.orchestrator.client.resumable import Changes, changes_of
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -21,7 +22,15 @@ from stepfleet.orchestrator.store.lua import load
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.records.codec import Fields
 from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
-from stepfleet.orchestrator.store.runs.reading import EndedRuns, StoredRun, ended_run
+from stepfleet.orchestrator.store.runs.failed import FailedRuns
+from stepfleet.orchestrator.store.runs.reading import (
+    EndedRuns,
+    Found,
+    StoredRun,
+    ended_run,
+    in_parts,
+    steps_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +38,7 @@ ROWS = 500
 """Rows whose statuses are read at once."""
 RUNS = 100
 """Runs that are read, and retried, at once."""
-STEPS = 500
-"""Steps of their logs that are in memory at once, unless one run has more."""
 _SHARED = 100
-_Found = tuple[str, Fields]
 
 
 @dataclass(slots=True)
@@ -55,9 +61,15 @@ class BatchRetry:
     """Retries the ended runs of a batch."""
 
     def __init__(
-        self, store: OpenStore, batches: Batches, control: Control, runs: RunControl
+        self,
+        store: OpenStore,
+        batches: Batches,
+        control: Control,
+        runs: RunControl,
+        failed: FailedRuns,
     ) -> None:
         self._store = store
+        self._failed = failed
         self._batches = batches
         self._control = control
         self._runs = runs
@@ -69,8 +81,9 @@ class BatchRetry:
         wanted: frozenset[Lifecycle],
         overrides: Mapping[str, Any],
         on_rows: Callable[[int], None],
+        selection: Selection,
     ) -> int:
-        """Retry the runs whose status is `wanted`; return how many.
+        """Retry the selected runs whose status is `wanted`; return how many.
 
         Runs that would end at once again are left alone. Raises `ConfigurationError`, with the
         reason of the first, when that holds for all.
@@ -83,6 +96,9 @@ class BatchRetry:
             statuses = await self._batches.statuses(run_ids)
             pairs = zip(run_ids, statuses, strict=True)
             ended = [run_id for run_id, status in pairs if status in wanted]
+            if selection.conditions and ended:
+                found = await self._failed.read(ended)
+                ended = [run.run_id for run in found if selection.selects(run)]
             for at in range(0, len(ended), RUNS):
                 await self._page(request, ended[at : at + RUNS])
             on_rows(last)
@@ -94,17 +110,17 @@ class BatchRetry:
 
     async def _page(self, request: _Retry, run_ids: Sequence[str]) -> None:
         headers = await self._ended.headers(run_ids)
-        for part in _parts(list(zip(run_ids, headers, strict=True))):
+        for part in in_parts(zip(run_ids, headers, strict=True)):
             revised = await self._revised(request, part)
             results = await self._control.retry_all(revised)
             for (run, _), result in zip(revised, results, strict=True):
                 await self._note(request, run.run_id, result)
 
     async def _revised(
-        self, request: _Retry, found: Sequence[_Found]
+        self, request: _Retry, found: Sequence[Found]
     ) -> list[tuple[StoredRun, Revision]]:
         """Return the revisions of the runs that are still ended and may be retried."""
-        logs = await self._ended.logs([(one, _steps(header)) for one, header in found])
+        logs = await self._ended.logs([(one, steps_of(header)) for one, header in found])
         now = await self._batches.now()
         revised = []
         for (run_id, header), steps in zip(found, logs, strict=True):
@@ -143,21 +159,3 @@ class BatchRetry:
             request.retried += ensure_known(result, run_id).outcome is ControlOutcome.RETRIED
         except ConfigurationError as error:
             request.refuse(error)
-
-
-def _steps(header: Fields) -> int:
-    return int(header.get("step", "0"))
-
-
-def _parts(found: Sequence[_Found]) -> Iterator[list[_Found]]:
-    """Yield runs in parts whose logs have `STEPS` steps together at the most, or one run each."""
-    part: list[_Found] = []
-    steps = 0
-    for one in found:
-        steps += _steps(one[1])
-        if part and steps > STEPS:
-            yield part
-            part, steps = [], _steps(one[1])
-        part.append(one)
-    if part:
-        yield part

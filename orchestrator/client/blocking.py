@@ -106,6 +106,7 @@ class Batch(_Blocking):
     pause = blocking(AsyncBatch.pause)
     resume = blocking(AsyncBatch.resume)
     retry = blocking(AsyncBatch.retry)
+    failures = blocking(AsyncBatch.failures)
 
 
 class FleetBatches(_Blocking):
@@ -149,6 +150,7 @@ class FleetRuns(_Blocking):
     log and streamed text, `display` for a chat window.
     """
 
+    find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
     result = blocking(AsyncFleetRuns.result)
     wait = blocking(AsyncFleetRuns.wait)

@@ -34,6 +34,8 @@ Windows = AsyncGenerator[tuple[UIMessage, ...], None]
 
 _ENDS = tuple(one.value for one in Lifecycle if one.is_terminal)
 _INPUT = "input:"
+_BATCHES = 5
+"""The newest batches, which are searched for a line."""
 
 
 class AsyncFleetRuns:
@@ -59,6 +61,28 @@ class AsyncFleetRuns:
             return run
         await client.control.cancel_quietly(run_id, run.header.get("want_note", ""))
         return await client.runs.get(run_id)
+
+    async def find(self, text: str, batch: str | None = None) -> str:
+        """Return the id of the run that `text` names: its own id, or that of its batch's line.
+
+        A line is looked up in `batch`, else in the newest batch, else in the few before it.
+        Raises `ConfigurationError` where there is none, or where several of these have it.
+        """
+        client = await self._session.open()
+        if await client.batches.statuses([text]) != [None]:
+            return text
+        if batch is None:
+            newest = await client.batches.newest(_BATCHES)
+            searched = [await client.batches.get(one.batch_id) for one in newest]
+        else:
+            searched = [await client.batches.get(batch)]
+        found: list[tuple[str, str]] = []
+        for manifest in searched:
+            if run_id := await client.batches.run_of_line(manifest, text):
+                found.append((manifest.batch_id, run_id))
+            if found and manifest is searched[0]:
+                break
+        return _the_only(found, text, batch)
 
     async def result(self, run_id: str) -> AgentRunResult:
         """Return a run's result, as far as it has come."""
@@ -208,6 +232,20 @@ class AsyncFleetRuns:
             if on_progress is not None:
                 on_progress(done)
         return done
+
+
+def _the_only(found: Sequence[tuple[str, str]], text: str, batch: str | None) -> str:
+    """Return the run that was found. Raises `ConfigurationError` for none or several."""
+    match found:
+        case [(_, run_id)]:
+            return run_id
+        case []:
+            where = f"batch {batch} has no line" if batch else "no run, and no line of a new batch,"
+            msg = f"{where} has the id {text!r}; ended runs are removed after the retention time"
+        case _:
+            names = ", ".join(f"{run_id} (batch {batch_id})" for batch_id, run_id in found)
+            msg = f"several batches have a line {text!r}: {names}; name the run, or the batch"
+    raise ConfigurationError(msg)
 
 
 def inputs_of(run: StoredRun) -> dict[int, tuple[Message, ...]]:

@@ -28,6 +28,7 @@ from stepfleet.orchestrator.store.fleet_overview import needs_of, needs_of_batch
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.runs.control import Control
+from stepfleet.orchestrator.store.runs.failed import FailedRuns
 from stepfleet.orchestrator.store.runs.import_run import RunImport
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.snapshots import Snapshots
@@ -48,7 +49,8 @@ class Client:
         self.control = RunControl(self.runs, requests, app)
         self.batches = Batches(connection, keys, retention=retention)
         self.requests = BatchRequests(connection, keys, dispatch, self.batches, grace=grace)
-        self.retries = BatchRetry(store, self.batches, requests, self.control)
+        self.failed = FailedRuns(connection, keys, store.configs)
+        self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)
         self.submission = Submission(connection, keys, dispatch, grace=grace)
         self.batch_submission = BatchSubmission(self.batches, store.configs, self.submission)
         self.snapshots = Snapshots(connection, keys, store.configs)

@@ -132,6 +132,14 @@ class Cause(Record):
         named = "\0".join(part or "" for part in parts)
         return hashlib.sha256(named.encode(errors="replace")).hexdigest()[:10]
 
+    def __str__(self) -> str:
+        """Return the place and the text on one line."""
+        if not (self.code or self.text):
+            return f"{self.kind}, without an error"
+        code = f" error ({self.code})" if self.code else ""
+        place = f"tool {self.tool!r}" if self.tool else f"{self.kind}{code}"
+        return f"{place}: {self.text}" if self.text else place
+
 
 def cause_of(error: ErrorInfo, model: str | None = None) -> Cause:
     """Return the cause of a failure; `model` is the run's, and left out where a tool failed."""

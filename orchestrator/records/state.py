@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorContext
@@ -40,6 +40,7 @@ class Lifecycle(StrEnum):
 TERMINAL = frozenset(
     {Lifecycle.COMPLETED, Lifecycle.FAILED, Lifecycle.CANCELLED, Lifecycle.STOPPED}
 )
+NOT_COMPLETED = TERMINAL - {Lifecycle.COMPLETED}
 
 
 class StateInfo(Record):
@@ -67,6 +68,20 @@ class StateInfo(Record):
     def at(self, moment: datetime) -> "StateInfo":
         """Return a copy that describes `moment`."""
         return self.model_copy(update={"updated_at": moment})
+
+
+class _ExecutionNumber(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    execution: int = 1
+
+
+class HandOff(Record):
+    """A stored state of which only the number of its execution is read."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    info: _ExecutionNumber
 
 
 class LastStep(Record):

@@ -36,6 +36,13 @@ class FinishReason(StrEnum):
     OTHER = "other"
 
 
+class StepErrors(Record):
+    """What went wrong in a step."""
+
+    step: int
+    errors: tuple[ErrorInfo, ...] = ()
+
+
 class StepResult(Record):
     """One think-act cycle: one model call and its tool calls.
 
@@ -136,3 +143,16 @@ class StepMessages(Record):
     committed_at: str | None = None
     progress: _Unread | None = None
     remembered: _Unread | None = None
+
+
+class _ReadErrors(StepErrors):
+    model_config = ConfigDict(extra="ignore")
+
+
+class LoggedErrors(Record):
+    """A logged step as failures are counted: its number, execution and errors."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    result: _ReadErrors
+    execution: int = 1

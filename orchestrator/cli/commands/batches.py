@@ -1,17 +1,14 @@
-"""`stepfleet run`, `submit`, `status`, `watch`, `results`."""
+"""`stepfleet run`, `submit`, `status`, `watch`, `failures`, `results`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from stepfleet.orchestrator.cli import options
-
-if TYPE_CHECKING:
-    from stepfleet.orchestrator.client.fleet import AsyncFleet
-    from stepfleet.orchestrator.records.batch import BatchProgress
 
 _INPUTS = "Inputs: JSONL, CSV, TSV, Parquet or a JSON array."
 InputFile = Annotated[Path, typer.Argument(metavar="FILE", help=_INPUTS)]
@@ -167,16 +164,19 @@ def status(
 ) -> None:
     """Show a batch, or the fleet and its newest batches."""
     from stepfleet.orchestrator.cli.setup.with_fleet import show
-    from stepfleet.orchestrator.cli.views import batches, fleet
+    from stepfleet.orchestrator.cli.views import batches, failures, fleet
 
     if batch is None:
         show(data, fleet.read, fleet.picture, json=json, as_data=fleet.as_data)
         return
 
-    async def read(client: "AsyncFleet") -> "BatchProgress":
-        return await (await client.batches.get(batch)).progress()
-
-    show(data, read, batches.summary, json=json)
+    show(
+        data,
+        partial(failures.read_status, batch),
+        lambda found: batches.summary(*found),
+        json=json,
+        as_data=lambda found: failures.with_causes(*found),
+    )
 
 
 def watch(
@@ -188,6 +188,19 @@ def watch(
     from stepfleet.orchestrator.cli.run.batches import watch_batch
 
     return watch_batch(batch, data, json=json)
+
+
+def failures(
+    batch: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A batch id; else the newest that failed.")
+    ] = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Group a batch's runs that did not complete by cause, with the command that retries each."""
+    from stepfleet.orchestrator.cli.views.failures import show_failures
+
+    return show_failures(batch, data, json=json)
 
 
 def results(

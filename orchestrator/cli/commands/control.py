@@ -12,19 +12,31 @@ WholeFleet = Annotated[bool, typer.Option("--all", help="The whole fleet.")]
 
 
 def retry(
-    run: options.MaybeRunId = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="A run id, or a line's id in --batch or a new batch."),
+    ] = None,
     batch: options.OfBatch = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="The batch's runs that did not complete.")
     ] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help='Only those failed runs: error~"no such product", tool=stock, step=3, cause=KEY.',
+        ),
+    ] = None,
     raised: options.Raised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Continue ended runs at their failed step; completed steps are kept."""
-    from stepfleet.orchestrator.cli.views.control import retry_runs
+    from stepfleet.orchestrator.cli.views.control import Retries, retry_runs
 
-    return retry_runs(run, batch, data, failed=failed, raised=raised or [], json=json)
+    target = Retries(run, batch, failed=failed, where=tuple(where or ()))
+    return retry_runs(target, data, raised=raised or [], json=json)
 
 
 def send(

@@ -19,7 +19,9 @@ At = Annotated[int | None, typer.Option("--at", min=0, help="After so many steps
 
 
 def show(
-    run: options.RunId,
+    run: options.RunOrLine,
+    *,
+    batch: options.BatchOfLine = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten texts.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="The conversation, as in a chat.")] = False,
     follow: Annotated[
@@ -37,25 +39,27 @@ def show(
     from stepfleet.orchestrator.cli.views import runs
 
     if follow:
-        chats.follow_conversation(run, data, json=json, full=full)
+        chats.follow_conversation(run, batch, data, json=json, full=full)
     elif chat:
         view = partial(chats.whole_view, full=full)
-        with_fleet.show(data, lambda fleet: fleet.runs.view(run), view, json=json)
+        with_fleet.show(data, partial(runs.read_view, run, batch), view, json=json)
     else:
         picture = partial(runs.picture, full=full, debug=debug)
-        with_fleet.show(data, partial(runs.read, run), picture, json=json, as_data=runs.as_data)
+        read = partial(runs.read, run, batch)
+        with_fleet.show(data, read, picture, json=json, as_data=runs.as_data)
 
 
 def explain(
-    run: options.RunId,
+    run: options.RunOrLine,
+    batch: options.BatchOfLine = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Explain why a run stopped or continues: every criterion with its numbers."""
+    """Explain why a run stopped or continues: its cause, every criterion with its numbers."""
     from stepfleet.orchestrator.cli.setup import with_fleet
     from stepfleet.orchestrator.cli.views import explain, runs
 
-    read = partial(runs.read_explanation, run)
+    read = partial(runs.read_explanation, run, batch)
     with_fleet.show(data, read, explain.picture, json=json)
 
 

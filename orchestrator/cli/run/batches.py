@@ -1,11 +1,14 @@
 """`stepfleet submit`, `watch` and `results`: submits a batch, follows it, writes its results."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli.results.collecting import collect, collect_as_they_end
 from stepfleet.orchestrator.cli.results.input_file import InputForm, default_agent
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
@@ -18,10 +21,19 @@ from stepfleet.orchestrator.cli.terminal.output import notice, print_either, pri
 from stepfleet.orchestrator.cli.terminal.progress import LIVE_SECONDS, Display
 from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.views.batches import summary
+from stepfleet.orchestrator.cli.views.failures import causes_of, with_causes
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.settings.settings import load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A batch that was followed to its end."""
+
+    progress: BatchProgress
+    failures: Failures
 
 
 def submit_file(
@@ -142,12 +154,12 @@ async def _to_its_end(
     with interrupts.handled(), Display(advice=_advice(agents)) as display:
         interrupts.before_exit(display.leave)
         following = follow(batch, results, display)
-        progress = await until_interrupted(following, interrupts)
-    if progress is None:
+        ended = await until_interrupted(following, interrupts)
+    if ended is None:
         notice(f"The batch continues in the background: stepfleet watch {batch.id}")
         return INTERRUPTED
-    seconds = time.monotonic() - started
-    print_either(progress, lambda ended: summary(ended, seconds), json=json)
+    progress = ended.progress
+    print_ended(ended, time.monotonic() - started, json=json)
     if progress.submission_stalled:
         notice(
             f"Submission incomplete: {progress.submitted} of {progress.total} lines, and no "
@@ -170,10 +182,11 @@ def _advice(agents: str | None) -> Callable[[str], str]:
     return advice
 
 
-async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) -> BatchProgress:
-    """Return the progress of the ended batch, after its results are in their file, if any."""
+async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) -> Ended:
+    """Return how the batch ended, after its results are in their file, if any."""
     await batch.on_standstill(display.stands_still)
     watching = asyncio.create_task(_watch(batch, display))
+    counting = asyncio.create_task(_count_failures(batch, display))
     try:
         layout = results.layout((await batch.progress()).format)
         if results.out is not None and layout.grows:
@@ -186,9 +199,20 @@ async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) ->
             await collect(batch, results, layout, follow=False, failed=False)
     finally:
         watching.cancel()
+        counting.cancel()
     progress = await batch.progress()
     display.update(progress, last=True)
-    return progress
+    return Ended(progress, await causes_of(batch, progress))
+
+
+def print_ended(ended: Ended, seconds: float, *, json: bool) -> None:
+    """Print how a batch ended after so many seconds."""
+    print_either(
+        ended,
+        lambda one: summary(one.progress, one.failures, seconds),
+        json=json,
+        as_data=lambda one: with_causes(one.progress, one.failures),
+    )
 
 
 def print_skipped(batch: AsyncBatch) -> None:
@@ -200,6 +224,14 @@ def print_skipped(batch: AsyncBatch) -> None:
         notice(f"  {problem}")
     if batch.skipped_count > len(batch.skipped):
         notice(f"  and {batch.skipped_count - len(batch.skipped)} more")
+
+
+async def _count_failures(batch: AsyncBatch, display: Display) -> None:
+    """Count failures for a live display as they come; the outcome is counted anew."""
+    if display.is_live:
+        with contextlib.suppress(StoreError):  # whoever watches the progress reports it
+            async for result in batch.results(failed=True):
+                display.count(result)
 
 
 async def _watch(batch: AsyncBatch, display: Display) -> None:

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.cli.results.input_file import (
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
 from stepfleet.orchestrator.cli.results.places import check_writable, is_empty
 from stepfleet.orchestrator.cli.run.ask import Question, ask_agent, print_answer, text_of
-from stepfleet.orchestrator.cli.run.batches import follow, print_skipped
+from stepfleet.orchestrator.cli.run.batches import Ended, follow, print_ended, print_skipped
 from stepfleet.orchestrator.cli.run.crew import Crew
 from stepfleet.orchestrator.cli.run.locks import only_writer
 from stepfleet.orchestrator.cli.run.notes import Note, Notes, identity, new_key
@@ -38,8 +38,7 @@ from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.preflight import check_models
 from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, code_of
-from stepfleet.orchestrator.cli.terminal.output import notice, print_either
-from stepfleet.orchestrator.cli.views.batches import summary
+from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.views.control import overrides_of
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -121,18 +120,18 @@ class _Run:
     async def to_its_end(self) -> int:
         """Submit or resume the batch, run it, and print its outcome; return the exit code."""
         started = time.monotonic()
-        progress = await self.crew.beside(self._submit_and_collect, self._pause)
-        if progress is None:
+        ended = await self.crew.beside(self._submit_and_collect, self._pause)
+        if ended is None:
             self._print_interrupted()
             return INTERRUPTED
         if self.answer is not None:
             return print_answer(self.answer, json=self.plan.json)
         seconds = time.monotonic() - started
-        print_either(progress, lambda ended: summary(ended, seconds), json=self.plan.json)
-        self._print_next_commands(progress)
-        return code_of(completed=progress.completed, total=progress.total)
+        print_ended(ended, seconds, json=self.plan.json)
+        self._print_next_commands(ended.progress)
+        return code_of(completed=ended.progress.completed, total=ended.progress.total)
 
-    async def _submit_and_collect(self, fleet: AsyncFleet) -> BatchProgress:
+    async def _submit_and_collect(self, fleet: AsyncFleet) -> Ended:
         own = self.plan.batch_id or (self.note.batch_id if self.note else "")
         plan = replace(self.plan, results=ResultOptions())
         advice = Advice(lambda one: command_of(plan, "--batch", one), data_option(plan))
@@ -144,11 +143,11 @@ class _Run:
         if (await batch.progress()).open:
             self.crew.needed.set()
         with self.crew.display as display:
-            progress = await follow(batch, self.plan.results, display)
-        if self.plan.from_stdin and progress.total == 1:
+            ended = await follow(batch, self.plan.results, display)
+        if self.plan.from_stdin and ended.progress.total == 1:
             async for result in batch.results(follow=False):
                 self.answer = result
-        return progress
+        return ended
 
     async def _known(self, fleet: AsyncFleet) -> AsyncBatch | None:
         """Return the batch that the command goes on with; None where there is none, or a part."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from rich.console import Console, RenderableType
 _FILE_WIDTH = 160
 """Characters in a line where there is no terminal that tells its width."""
 
+NOTICE_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -58,6 +60,19 @@ def notice(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def every_second(text: Callable[[int], str]) -> Callable[[int], None]:
+    """Return a callback that prints a notice about so many rows, at most once a second."""
+    last = time.monotonic()
+
+    def report(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > NOTICE_SECONDS:
+            last = time.monotonic()
+            notice(text(rows))
+
+    return report
 
 
 def _write(line: bytes) -> None:

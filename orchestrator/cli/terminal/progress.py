@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,13 +12,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from stepfleet.orchestrator.batches.failures import FailureCount, FailureGroup, failure_of
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.output import notice, screen
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 LIVE_SECONDS = 0.5
 PLAIN_SECONDS = 5.0
 _BAR_WIDTH = 40
+_CAUSE = 160
+TOP = 3
+"""Causes that are shown with the progress and the outcome of a batch."""
 WINDOW_SECONDS = 30.0
 
 
@@ -79,6 +84,7 @@ class Display:
         self._clock = clock
         self._advice = advice
         self._started = clock()
+        self._seen = FailureCount()
         self._pace = Pace()
         self._shown_at = float("-inf")
         self._reason = ""
@@ -91,7 +97,7 @@ class Display:
         now = self._clock()
         self._pace = self._pace.with_sample(Sample(now, progress.done, progress.steps))
         if self._live:
-            shown = picture(progress, self._pace, now - self._started)
+            shown = picture(progress, self._pace, now - self._started, self._causes(progress))
             if self._reason:
                 shown = Group(shown, Text(self._reason, style="yellow"))
             self._live.update(shown, refresh=True)
@@ -104,6 +110,19 @@ class Display:
         was, self._reason = self._reason, self._advice(reason)
         if reason and not self._live and self._reason != was:
             notice(f"Nothing moves: {self._reason}")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the progress is shown anew at each change, on a terminal."""
+        return self._live is not None
+
+    def count(self, result: AgentRunResult) -> None:
+        """Count a result by its cause, if it did not complete; counted anew after a retry."""
+        if failure := failure_of(result):
+            self._seen.add(failure)
+
+    def _causes(self, progress: BatchProgress) -> Sequence[FailureGroup]:
+        return self._seen.failures(progress.batch_id, 0).groups[:TOP]
 
     def notice(self, text: str) -> None:
         """Print a notice above the progress."""
@@ -127,8 +146,10 @@ class Display:
             self._live.stop()
 
 
-def picture(progress: BatchProgress, pace: Pace, elapsed: float) -> RenderableType:
-    """Return a running batch as a terminal shows it. Pure."""
+def picture(
+    progress: BatchProgress, pace: Pace, elapsed: float, causes: Sequence[FailureGroup] = ()
+) -> RenderableType:
+    """Return a running batch as a terminal shows it, with its top causes so far. Pure."""
     head = Table.grid(padding=(0, 1))
     head.add_row(
         Text(shown(progress.agent or "batch", 30), style="bold"),
@@ -153,7 +174,12 @@ def picture(progress: BatchProgress, pace: Pace, elapsed: float) -> RenderableTy
         f"{count(progress.tokens)} tokens  {usd(progress.cost_usd)}",
         style="dim",
     )
-    return Group(head, states, spent)
+    return Group(head, states, spent, *cause_lines(causes))
+
+
+def cause_lines(causes: Iterable[FailureGroup]) -> list[RenderableType]:
+    """Return causes with their counts, a line each. Pure."""
+    return [Text(f"{count(one.runs):>7}  {shown(str(one.cause), _CAUSE)}") for one in causes]
 
 
 def progress_line(progress: BatchProgress, pace: Pace) -> str:

@@ -6,15 +6,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.progress import submission_state
+from stepfleet.orchestrator.cli.views.failures import top
 from stepfleet.orchestrator.records.batch import BatchProgress
 
 _ID_CHARACTERS = 60
 
 
-def summary(progress: BatchProgress, wall_seconds: float | None = None) -> RenderableType:
-    """Return the outcome of a batch by status and stop reason, and its cost."""
+def summary(
+    progress: BatchProgress, failures: Failures, wall_seconds: float | None = None
+) -> RenderableType:
+    """Return the outcome of a batch by status, stop reason and top causes, and its cost."""
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -48,7 +52,7 @@ def summary(progress: BatchProgress, wall_seconds: float | None = None) -> Rende
         table.add_row("attempts not committed", count(progress.lost))
     if wall_seconds is not None:
         table.add_row("wall time", seconds(wall_seconds))
-    return Group(Text(f"Batch {progress.batch_id}"), table)
+    return Group(Text(f"Batch {progress.batch_id}"), table, *top(failures))
 
 
 def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:

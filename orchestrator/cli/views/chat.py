@@ -76,13 +76,16 @@ def _banner(banner: ErrorBanner) -> Text:
     return Text(f"failed{where}{kind}: {shown(banner.message)}", style="bold red")
 
 
-def follow_conversation(run_id: str, data: Path, *, json: bool, full: bool) -> None:
+def follow_conversation(
+    named: str, batch: str | None, data: Path, *, json: bool, full: bool
+) -> None:
     """Print a run's conversation as it grows, until the run has ended.
 
     With `json`, each line is the list of all messages at that moment.
     """
 
     async def follow(fleet: AsyncFleet) -> None:
+        run_id = await fleet.runs.find(named, batch)
         windows = fleet.runs.display(run_id, continuation=True)
         if json:
             async for messages in windows:

@@ -2,24 +2,23 @@
 
 import re
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
+from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import count
-from stepfleet.orchestrator.cli.terminal.output import notice, print_outcome
-from stepfleet.orchestrator.client.batch import OnProgress
+from stepfleet.orchestrator.cli.terminal.output import every_second, print_outcome
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
-NOTICE_SECONDS = 1.0
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _TIME = re.compile(r"(\d{1,9})([smhdw]?)")
 _DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}
@@ -86,34 +85,49 @@ def request(
             return _print_run(run_id, await getattr(fleet.runs, verb)(run_id), json=json)
         batch = await fleet.batches.get(str(batch_id))
         # A request is in force at once, for runs that are not yet updated too.
-        report = _every_second(lambda rows: f"{verb}: in force; {rows} rows updated so far")
+        report = every_second(lambda rows: f"{verb}: in force; {rows} rows updated so far")
         return _print_batch(verb, batch, await getattr(batch, verb)(report), json=json)
 
     return with_fleet(data, send)
 
 
-def retry_runs(
-    run_id: str | None,
-    batch_id: str | None,
-    data: Path,
-    *,
-    failed: bool,
-    raised: Sequence[str],
-    json: bool,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """What is to be retried: a run, a line's run, or a batch's runs that did not complete."""
+
+    run: str | None
+    batch: str | None
+    failed: bool
+    where: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` unless it names one run, or runs of a batch. Pure."""
+        if self.run is not None and (self.failed or self.where):
+            raise ConfigurationError("--failed and --where are for a batch; leave RUN out")
+        if self.run is None:
+            check_target(self.run, self.batch)
+            if not (self.failed or self.where):
+                msg = (
+                    "retrying a batch needs --failed, for all its runs that did not complete, or "
+                    "--where for some of them: 'stepfleet failures ID' shows them by cause"
+                )
+                raise ConfigurationError(msg)
+            Selection.parse(self.where)
+
+
+def retry_runs(target: Retries, data: Path, *, raised: Sequence[str], json: bool) -> int:
     """Retry an ended run, or a batch's, with the overrides; return the exit code."""
-    check_target(run_id, batch_id)
-    if batch_id is not None and not failed:
-        msg = "retrying a batch needs --failed: its runs that did not complete are retried"
-        raise ConfigurationError(msg)
+    target.check()
     overrides = overrides_of(raised)
 
     async def retry(fleet: AsyncFleet) -> int:
-        if run_id is not None:
+        if target.run is not None:
+            run_id = await fleet.runs.find(target.run, target.batch)
             return _print_run(run_id, await fleet.runs.retry(run_id, **overrides), json=json)
-        batch = await fleet.batches.get(str(batch_id))
-        report = _every_second(lambda rows: f"retry: {rows} rows examined so far")
-        return _print_batch("retry", batch, await batch.retry(report, **overrides), json=json)
+        batch = await fleet.batches.get(str(target.batch))
+        report = every_second(lambda rows: f"retry: {rows} rows examined so far")
+        number = await batch.retry(report, where=target.where, **overrides)
+        return _print_batch("retry", batch, number, json=json)
 
     return with_fleet(data, retry)
 
@@ -161,19 +175,6 @@ def _print_batch(verb: str, batch: AsyncBatch, number: int, *, json: bool) -> in
     text = f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}"
     print_outcome({"batch_id": batch.id, "request": verb, "runs": number}, text, json=json)
     return COMPLETED
-
-
-def _every_second(text: Callable[[int], str]) -> OnProgress:
-    """Return a callback that prints a notice about so many rows, at most once a second."""
-    last = time.monotonic()
-
-    def report(rows: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > NOTICE_SECONDS:
-            last = time.monotonic()
-            notice(text(rows))
-
-    return report
 
 
 def _detail(result: ControlResult) -> str:

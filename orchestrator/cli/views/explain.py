@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.outcome import (
     ContinuationOutcome,
     StopReason,
 )
+from stepfleet.orchestrator.records.run.causes import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.fleet_overview import WorkerSeen
@@ -83,7 +84,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a run is where it is."""
+    """Why a run is where it is. `cause` is the error behind its end, if there is one."""
 
     run_id: str
     agent: str
@@ -92,6 +93,9 @@ class Explanation:
     steps: int
     resolved_by: str | None
     says: str
+    cause: str | None
+    batch_id: str | None
+    line_id: str | None
     awaited: tuple[AwaitedTool, ...]
     criteria: tuple[Judged, ...]
 
@@ -106,6 +110,7 @@ def explain(result: AgentRunResult, awaited: tuple[AwaitedTool, ...] = ()) -> Ex
     `awaited` are the tools that it waits for.
     """
     outcome = result.outcome
+    why = explains(result.stop_reason, result.last_error) if result.stop_reason else None
     return Explanation(
         run_id=result.run_id,
         agent=result.agent_name,
@@ -114,6 +119,9 @@ def explain(result: AgentRunResult, awaited: tuple[AwaitedTool, ...] = ()) -> Ex
         steps=result.steps_used,
         resolved_by=outcome.resolved_by if outcome else None,
         says=_says(result, outcome),
+        cause=str(why) if why else None,
+        batch_id=result.batch_id,
+        line_id=result.line_id,
         criteria=_judged(outcome) if outcome else (),
         awaited=awaited,
     )
@@ -153,6 +161,12 @@ def picture(explanation: Explanation) -> RenderableType:
     head.append(shown(explanation.says), style="")
     steps = "1 step" if explanation.steps == 1 else f"{explanation.steps} steps"
     head.append(f" ({steps})", style="dim")
+    if explanation.cause:
+        head.append("\nCause: ", style="bold")
+        head.append(shown(explanation.cause), style="red")
+    if explanation.line_id:
+        line = shown(explanation.line_id, 60)
+        head.append(f"\nLine {line} of batch {explanation.batch_id}", style="dim")
     for tool in explanation.awaited:
         head.append(f"\nIt waits for {tool.text}", style="" if tool.served else "yellow")
     if not explanation.criteria:

@@ -17,15 +17,16 @@ from stepfleet.orchestrator.cli.views.explain import (
 )
 from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
 
 
-async def read(run_id: str, fleet: AsyncFleet) -> Found:
-    """Return a run and the tools that it waits for."""
-    run = await fleet.runs.show(run_id)
+async def read(named: str, batch: str | None, fleet: AsyncFleet) -> Found:
+    """Return the run, or the run of that line, and the tools that it waits for."""
+    run = await fleet.runs.show(await fleet.runs.find(named, batch))
     awaited = awaited_tools(run)
     # The workers are needed only where a tool is awaited.
     return run, judged(awaited, (await fleet.overview()).workers) if awaited else ()
@@ -44,9 +45,14 @@ def picture(found: Found, *, full: bool, debug: bool = False) -> RenderableType:
     return trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=awaited)
 
 
-async def read_explanation(run_id: str, fleet: AsyncFleet) -> Explanation:
+async def read_view(named: str, batch: str | None, fleet: AsyncFleet) -> RunView:
+    """Return the chat window of the run, or of the run of that line."""
+    return await fleet.runs.view(await fleet.runs.find(named, batch))
+
+
+async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> Explanation:
     """Return why a run stopped or continues."""
-    run, awaited = await read(run_id, fleet)
+    run, awaited = await read(named, batch, fleet)
     return explain(run.result(), awaited)
 
 

@@ -51,6 +51,8 @@ def trace(
         parts.append(_lost(result.lost_attempts))
     if result.error:
         parts.append(_labelled("error", result.error, limit, "red"))
+    elif result.last_error:
+        parts.append(_labelled("last error", str(result.last_error), limit, "red"))
     if debug and result.outcome:
         parts += [_traceback(one.traceback) for one in result.outcome.broken]
     if result.output is not None:

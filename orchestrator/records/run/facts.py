@@ -9,8 +9,9 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, computed_field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.errors import Cause, ErrorInfo
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
+from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -126,6 +127,7 @@ class RunFacts(Record):
 
     Times are UTC; `duration_seconds` is `end_time - start_time`. `error` is set exactly when
     the status is `error`. `stop_reason` and `status` are None while the run is active.
+    `last_error` is the newest error of the execution's steps where the run did not complete.
     `structured` is JSON data that fits the schema of the name `schema_name`; the schema itself
     is never part of a result.
     """
@@ -135,6 +137,7 @@ class RunFacts(Record):
 
     run_id: str
     agent_name: str
+    model: str | None = None
     lifecycle: Lifecycle
     stop_reason: StopReason | None = None
     status: RunStatus | None = None
@@ -148,6 +151,7 @@ class RunFacts(Record):
     start_time: datetime
     end_time: datetime | None = None
     error: str | None = None
+    last_error: LastError | None = None
     max_iterations: int
     batch_id: str | None = None
     line_id: str | None = None
@@ -201,6 +205,13 @@ class RunFacts(Record):
     def saved_usd(self) -> float:
         """The known cost of the calls that the response cache answered (USD)."""
         return sum(step.cache.saved_usd for step in self.steps if step.cache)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why the run ended without completing; None while it is active and where it completed."""
+        if self.stop_reason is None or self.status is RunStatus.COMPLETED:
+            return None
+        return cause_of_end(self.stop_reason, self.error, self.last_error, self.model)
 
     @property
     def last_failure(self) -> ErrorInfo | None:

@@ -17,17 +17,10 @@ from stepfleet.orchestrator.records.run.trace_steps import (
     one_line,
 )
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
+from stepfleet.orchestrator.records.steps import FinishReason, StepErrors, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
-
-
-class StepErrors(Record):
-    """What went wrong in a step."""
-
-    step: int
-    errors: tuple[ErrorInfo, ...]
 
 
 class DebugSummary(Record):

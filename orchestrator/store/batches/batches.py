@@ -18,6 +18,8 @@ from stepfleet.orchestrator.store.lua import flat
 from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_TIDIED = 5
+ROWS = 500
+"""Rows whose runs are looked at together."""
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
 
 
@@ -197,6 +199,17 @@ class Batches:
         reads = (("HGET", self._keys.run(run_id), "ended") for run_id in run_ids)
         replies = await self._connection.execute_all(*reads)
         return [moment(reply) if reply else None for reply in replies]
+
+    async def run_of_line(self, manifest: Manifest, line_id: str) -> str | None:
+        """Return the run of the line with that id; None if the batch has none (any more)."""
+        for first in range(0, manifest.rows, ROWS):
+            rows = range(first, min(first + ROWS, manifest.rows))
+            run_ids = [run_id_of(manifest.batch_id, row) for row in rows]
+            reads = (("HGET", self._keys.run(run_id), "line") for run_id in run_ids)
+            lines = await self._connection.execute_all(*reads)
+            if line_id in lines:
+                return run_ids[lines.index(line_id)]
+        return None
 
     @property
     def _shards(self) -> range:

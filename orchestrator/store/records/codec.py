@@ -18,8 +18,8 @@ from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.state import AgentState, Lifecycle, ToolResults
-from stepfleet.orchestrator.records.steps import LoggedStep, StepMessages
+from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults
+from stepfleet.orchestrator.records.steps import LoggedErrors, LoggedStep, StepMessages
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 
@@ -147,6 +147,16 @@ def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCal
 def _steps(fields: Fields, first: int) -> list[bytes]:
     numbers = sorted(int(name) for name in fields if name.isdigit())
     return [unpacked(fields[str(number)]) for number in numbers if number >= first]
+
+
+def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]]:
+    """Return the number of a run's newest execution, and the errors of all its steps.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    with _reading():
+        execution = HandOff.from_json(unpacked(header["slim"])).info.execution
+        return execution, [LoggedErrors.from_json(step) for step in _steps(fields, 0)]
 
 
 def load_outcome(stored: str | None) -> ContinuationOutcome | None:

@@ -1,6 +1,6 @@
 """Runs as their callers read them: from anywhere, while they run and after."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,8 +11,14 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.causes import LastError, last_error
 from stepfleet.orchestrator.records.run.facts import RunOrigin
-from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt, run_status
+from stepfleet.orchestrator.records.run.results import (
+    AgentRunResult,
+    LostAttempt,
+    RunStatus,
+    run_status,
+)
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -31,6 +37,12 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
 )
 from stepfleet.orchestrator.store.records.events import load_events
+
+STEPS = 500
+"""Steps of many runs' logs that are in memory at once, unless one run has more."""
+Found = tuple[str, Fields]
+"""A run's id and fields of its header."""
+_WITHOUT_ERROR = frozenset({None, RunStatus.COMPLETED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +75,14 @@ class StoredRun:
         reason = StopReason(header["stop_reason"]) if header.get("stop_reason") else None
         ended = header.get("ended")
         started = header.get("execution_started") or header["created"]
+        status = run_status(reason) if reason else None
         return AgentRunResult(
             run_id=self.run_id,
             agent_name=self.agent,
+            model=self.config.model,
             lifecycle=state.status,
             stop_reason=reason,
-            status=run_status(reason) if reason else None,
+            status=status,
             output=state.last_output,
             structured=state.answer.structured if state.answer else None,
             schema_name=state.answer.schema_name if state.answer else None,
@@ -79,6 +93,7 @@ class StoredRun:
             start_time=moment(started),
             end_time=moment(ended) if ended else None,
             error=header.get("error") or None,
+            last_error=None if status in _WITHOUT_ERROR else self._last_error(),
             max_iterations=self.config.max_steps,
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,
@@ -89,6 +104,17 @@ class StoredRun:
             outcome=state.last_continuation_outcome,
             lost_attempts=tuple(lost.estimated_by(steps) for lost in self.lost),
         )
+
+    def _last_error(self) -> LastError | None:
+        execution = self.state.info.execution
+        steps = [logged.result for logged in self.log if logged.execution == execution]
+        return last_error(steps, open_attempts(self.header, self.lost))
+
+
+def open_attempts(header: Fields, lost: Iterable[LostAttempt]) -> list[LostAttempt]:
+    """Return the attempts at the step that a run could not make in its time."""
+    in_time = header.get("stop_reason") != StopReason.TIME_LIMIT
+    return [] if in_time else [one for one in lost if one.step > steps_of(header)]
 
 
 class Runs:
@@ -185,17 +211,15 @@ class EndedRuns:
         self._connection = connection
         self._keys = keys
 
-    async def headers(self, run_ids: Sequence[str]) -> list[Fields]:
-        """Return the fields of headers that a retry needs; {} for a run that is not there."""
+    async def headers(
+        self, run_ids: Sequence[str], fields: Sequence[str] = _RETRY_FIELDS
+    ) -> list[Fields]:
+        """Return those fields of headers; {} for a run that is not there."""
         replies = await self._connection.execute_all(
-            *(("HMGET", self._keys.run(run_id), *_RETRY_FIELDS) for run_id in run_ids)
+            *(("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
         )
         return [
-            {
-                name: value
-                for name, value in zip(_RETRY_FIELDS, reply, strict=True)
-                if value is not None
-            }
+            {name: value for name, value in zip(fields, reply, strict=True) if value is not None}
             for reply in replies
         ]
 
@@ -229,6 +253,25 @@ def ended_run(run_id: str, header: Fields, log: Fields, config: AgentConfig) -> 
         lost=(),
         first=first,
     )
+
+
+def steps_of(header: Fields) -> int:
+    """Return how many steps a run with that header has committed."""
+    return int(header.get("step", "0"))
+
+
+def in_parts(found: Iterable[Found]) -> Iterator[list[Found]]:
+    """Yield runs in parts whose logs have `STEPS` steps together at the most, or one run each."""
+    part: list[Found] = []
+    steps = 0
+    for one in found:
+        steps += steps_of(one[1])
+        if part and steps > STEPS:
+            yield part
+            part, steps = [], steps_of(one[1])
+        part.append(one)
+    if part:
+        yield part
 
 
 def _by_number(reply: Sequence[str | None]) -> Fields:

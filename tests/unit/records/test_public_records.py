@@ -13,6 +13,15 @@ from stepfleet.orchestrator.records.state import StateInfo
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 INFO = StateInfo(id="r1", started_at=NOW, updated_at=NOW)
 CONFIG = package.AgentConfig(name="plain", model="openai:none")
+FAILED: dict[str, Any] = {
+    "run_id": "r1",
+    "agent": "plain",
+    "model": "m",
+    "stop_reason": "steps_limit",
+    "step": 2,
+    "text": "no such product 'x'",
+    "cause": {"kind": "tool", "tool": "stock", "text": "no such product"},
+}
 GIVEN: dict[str, dict[str, Any]] = {
     "Action": {"tool_name": "look", "tool_call_id": "c1", "arguments": {"a": 1}},
     "AgentCheckpoint": {
@@ -48,7 +57,17 @@ GIVEN: dict[str, dict[str, Any]] = {
         "max_iterations": 3,
     },
     "ErrorInfo": {"type": "model", "code": "OPENAI_ERROR", "message": "it is down"},
+    "FailedRun": FAILED,
+    "FailureGroup": {
+        "cause": FAILED["cause"],
+        "runs": 3,
+        "steps": {2: 2, 3: 1},
+        "limits": {"max_steps": 16},
+        "example": FAILED,
+    },
+    "Failures": {"batch_id": "b1", "not_completed": 4, "read": 4},
     "FinalAnswer": {"answer": "Oslo", "structured": {"city": "Oslo"}},
+    "LastError": {"type": "tool", "code": "TOOL_EXECUTION_ERROR", "message": "no", "step": 2},
     "LLMResponse": {"content": "hi"},
     "Message": {"role": "user", "content": [{"text": "hi"}]},
     "LoggedStep": {"result": {"step": 1, "started_at": NOW}, "committed_at": NOW},

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from stepfleet.orchestrator import BatchProgress
+from stepfleet.orchestrator import BatchProgress, Failures
 from stepfleet.orchestrator.cli.terminal.exit_codes import code_of
 from stepfleet.orchestrator.cli.terminal.progress import (
     PLAIN_SECONDS,
@@ -64,10 +64,12 @@ def test_the_live_picture_has_counts_rate_tokens_cost_and_eta() -> None:
 
 
 def test_the_summary_counts_by_status_and_by_stop_reason() -> None:
-    text = text_of(summary(progress(), wall_seconds=61.0))
+    none = Failures(batch_id="b1", not_completed=0, read=0)
+    text = text_of(summary(progress(), none, wall_seconds=61.0))
 
     for part in ("completed", "stop reason error", "3,456", "$0.0123", "1 min 01 s"):
         assert part in text
+    assert "Causes" not in text
 
 
 def test_the_list_has_a_row_per_batch() -> None:

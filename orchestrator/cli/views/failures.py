@@ -1,0 +1,138 @@
+"""A batch's failures by cause, as a terminal shows them, with the command that retries each."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from stepfleet.orchestrator.batches.failures import FailureGroup, Failures
+from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
+from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
+from stepfleet.orchestrator.cli.terminal.format import count, shown
+from stepfleet.orchestrator.cli.terminal.output import every_second, print_either
+from stepfleet.orchestrator.cli.terminal.progress import TOP, cause_lines
+from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.batch import BatchProgress
+
+MOST_SHOWN = 20
+READ = 2_000
+"""Runs that are read for a summary at the most."""
+_LINE = 160
+
+
+def show_failures(batch_id: str | None, data: Any, *, json: bool) -> int:
+    """Print the failures of a batch, or of the newest one that has some; return the exit code."""
+
+    async def read(fleet: AsyncFleet) -> Failures:
+        batch = await fleet.batches.get(batch_id or await _newest(fleet))
+        report = every_second(lambda rows: f"failures: {count(rows)} rows examined so far")
+        return await batch.failures(report)
+
+    failures = with_fleet(data, read)
+    print_either(failures, picture, json=json, as_data=as_data)
+    return SOME_FAILED if failures.not_completed else COMPLETED
+
+
+async def _newest(fleet: AsyncFleet) -> str:
+    newest = await fleet.batches.newest()
+    failed = (one.batch_id for one in newest if one.done > one.completed)
+    if (batch_id := next(failed, None)) is None:
+        raise ConfigurationError("no batch has runs that did not complete; name one by its id")
+    return batch_id
+
+
+async def read_status(batch_id: str, fleet: AsyncFleet) -> tuple[BatchProgress, Failures]:
+    """Return the progress of a batch, and its failures by cause as far as a summary needs them."""
+    batch = await fleet.batches.get(batch_id)
+    progress = await batch.progress()
+    return progress, await causes_of(batch, progress)
+
+
+async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
+    """Return the failures of a batch for its summary."""
+    if progress.done == progress.completed:
+        return Failures(batch_id=batch.id, not_completed=0, read=0)
+    return await batch.failures(limit=READ)
+
+
+def command(failures: Failures, group: FailureGroup) -> str:
+    """Return the command that retries the runs of a group. Pure."""
+    raised = "".join(f" --raise {name}={value:g}" for name, value in group.limits.items())
+    return f"stepfleet retry --batch {failures.batch_id} --where {group.where}{raised}"
+
+
+def as_data(failures: Failures) -> dict[str, Any]:
+    """Return the failures as JSON-ready data; each group has its `retry` command. Pure."""
+    data = failures.to_dict()
+    for found, group in zip(data["groups"], failures.groups, strict=True):
+        found["retry"] = command(failures, group)
+    return data
+
+
+def with_causes(progress: BatchProgress, failures: Failures) -> dict[str, Any]:
+    """Return a batch's progress as JSON-ready data, with its top `causes`. Pure."""
+    causes = [
+        {"runs": group.runs, **group.cause.to_dict(), "example": group.example.run_id}
+        for group in failures.groups[:TOP]
+    ]
+    return {**progress.to_dict(), "causes": causes, "causes_of": failures.read}
+
+
+def top(failures: Failures) -> Iterator[RenderableType]:
+    """Yield the top causes, a line each, and the command for the rest. Pure."""
+    if not failures.groups:
+        return
+    part = failures.read < failures.not_completed
+    yield Text(f"Causes{_of_part(failures) if part else ''}:")
+    yield from cause_lines(failures.groups[:TOP])
+    yield Text(f"All, and how to retry each: stepfleet failures {failures.batch_id}")
+
+
+def picture(failures: Failures) -> RenderableType:
+    """Return the failures, the most frequent first. Pure."""
+    if not failures.not_completed:
+        return Text(f"Batch {failures.batch_id}: no run has failed")
+    parts: list[RenderableType] = [
+        Text(
+            f"Batch {failures.batch_id}: {count(failures.not_completed)} runs did not complete, "
+            f"{count(failures.read)} were read, {count(len(failures.groups))} causes"
+        )
+    ]
+    for group in failures.groups[:MOST_SHOWN]:
+        parts += ["", *_group(failures, group)]
+    hidden = sum(group.runs for group in failures.groups[MOST_SHOWN:]) + failures.ungrouped
+    if hidden:
+        more = f"{count(hidden)} runs of more causes: stepfleet failures {failures.batch_id} --json"
+        parts += ["", Text(more)]
+    return Group(*parts)
+
+
+def _group(failures: Failures, group: FailureGroup) -> Iterator[RenderableType]:
+    head = Text(f"{count(group.runs):>7}  ")
+    head.append(shown(str(group.cause), _LINE), style="bold red")
+    yield head
+    places = [_counted("step", group.steps), _counted("", group.models)]
+    yield Text(f"         {_counted('', group.stop_reasons)}; {'; '.join(places)}", style="dim")
+    example = group.example
+    line = f"line {shown(example.line_id, 60)}, " if example.line_id else ""
+    said = f": {shown(example.text, _LINE)}" if example.text else ""
+    yield Text(f"         e.g. {line}run {example.run_id}{said}")
+    # Not broken into lines: it is copied.
+    retry = f"         {command(failures, group)}"
+    yield Text(retry, style="cyan", no_wrap=True, overflow="ignore")
+
+
+def _counted(label: str, counts: Mapping[Any, int], most: int = 3) -> str:
+    """Return names with their counts, or a single name alone."""
+    names = [f"{label} {shown(str(name), 60)}".strip() for name in counts]
+    if len(names) == 1:
+        return names[0]
+    pairs = zip(names, counts.values(), strict=True)
+    listed = [f"{name} ({count(number)})" for name, number in pairs]
+    return ", ".join(listed[:most]) + (" ..." if len(listed) > most else "")
+
+
+def _of_part(failures: Failures) -> str:
+    return f" (of {count(failures.read)} of {count(failures.not_completed)} runs)"
