@@ -129,6 +129,7 @@ def _journal(failed: LoggedStep) -> list[str]:
         usage_estimated=result.usage_estimated,
         model=result.model or "",
         finish_reason=result.finish_reason,
+        reasoning=failed.messages[0].reasoning,
         remembered=remembered,
         cache=result.cache,
     )

@@ -371,4 +371,4 @@ def _messages(attempt: Answered | Interrupted) -> tuple[Message, ...]:
     calls: tuple[ToolCall, ...] = response.tool_calls or ()
     answers = (Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True))
     shown = media_messages(attempt.records)
-    return (Message.assistant(response.content, calls), *answers, *shown)
+    return (Message.assistant(response.as_content, calls), *answers, *shown)

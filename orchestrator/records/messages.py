@@ -22,6 +22,13 @@ class Role(StrEnum):
 ADDED = "added_by"
 """Metadata of a user message that no user wrote: a reminder, a note, a request to go on."""
 
+REASONING = "reasoning"
+"""The kind of a block that goes back to its provider as it came: signed or encrypted reasoning.
+
+`{"reasoning": {"provider", "at", "data"}}`; `at` is its place: the number of texts and calls of the
+answer before it. Other providers do not get it.
+"""
+
 Block = dict[str, Any]
 Content = str | list[Block]
 
@@ -56,9 +63,9 @@ class Message(Record):
         return cls(role=Role.USER, content=content, metadata={ADDED: by})
 
     @classmethod
-    def assistant(cls, text: str, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
+    def assistant(cls, content: Content, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
         """Return an assistant message with its tool calls."""
-        return cls(role=Role.ASSISTANT, content=text, tool_calls=tool_calls)
+        return cls(role=Role.ASSISTANT, content=content, tool_calls=tool_calls)
 
     @classmethod
     def tool(cls, call: ToolCall, text: str) -> "Message":
@@ -71,6 +78,14 @@ class Message(Record):
         if isinstance(self.content, str):
             return self.content
         return "".join(str(block["text"]) for block in self.content if "text" in block)
+
+    @property
+    def reasoning(self) -> tuple[Block, ...]:
+        """The blocks of reasoning in the content."""
+        content = self.content
+        if isinstance(content, str):
+            return ()
+        return tuple(block for block in content if REASONING in block)
 
     def has_role(self, *roles: Role | str) -> bool:
         """Return whether the message's role is any of `roles`."""

@@ -7,17 +7,25 @@ from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.messages import Block, Content, Message
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class ModelSettings(Record):
     """How a model is called. None means: the provider's (or the environment's) own default.
 
     `timeout` is in seconds for the whole call. `api_key_env` names the environment variable
-    that holds the key on the worker; a key itself never enters a record.
+    that holds the key on the worker; a key itself never enters a record. `reasoning_budget` is in
+    tokens; 0, like the effort `none`, switches reasoning off. `service_tier` is the provider's own
+    word. `prompt_cache` marks the prompt's stable parts for providers that cache only marked ones.
     """
 
     base_url: str | None = None
@@ -31,6 +39,10 @@ class ModelSettings(Record):
     seed: int | None = None
     stream: bool = False
     extra_body: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: ReasoningEffort | None = Field(default=None, exclude_if=operator.not_)
+    reasoning_budget: int | None = Field(default=None, ge=0, exclude_if=_is_none)
+    service_tier: str | None = Field(default=None, min_length=1, exclude_if=operator.not_)
+    prompt_cache: bool = Field(default=True, exclude_if=bool)
 
 
 class OutputFormat(Record):
@@ -63,7 +75,9 @@ class LLMResponse(Record):
 
     A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
     policy before the call. `cache` is set where the response cache
-    took part. `raw` is the provider's payload for hooks in the same process; it is never stored.
+    took part. `reasoning` has the blocks that go back to the provider unchanged (see
+    `records.messages.REASONING`). `raw` is the provider's payload for hooks in the same process; it
+    is never stored.
     """
 
     content: str = ""
@@ -72,9 +86,17 @@ class LLMResponse(Record):
     usage_estimated: bool = Field(default=False, exclude_if=operator.not_)
     model: str = ""
     finish_reason: FinishReason = FinishReason.STOP
+    reasoning: tuple[Block, ...] = Field(default=(), exclude_if=operator.not_)
     remembered: Remembered | None = None
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)
+
+    @property
+    def as_content(self) -> Content:
+        """The content of the conversation's message: the text, after the reasoning if there is."""
+        if not self.reasoning:
+            return self.content
+        return [*self.reasoning, *([{"text": self.content}] if self.content else [])]
 
 
 class AgentFinish(Record):

@@ -27,9 +27,10 @@ class CacheUse(Record):
 class UsageStats(Record):
     """Token counts of one call or of a sum of calls.
 
-    `cached_tokens` and `reasoning_tokens` are parts of the prompt and completion counts that
-    some providers report; they are never added to the total again. `llm_calls` were made;
-    `cached_calls` were answered from the response cache instead, and have no tokens.
+    `cached_tokens` (read from the provider's prompt cache) and `cache_write_tokens` (written to it)
+    are parts of the prompt count, `reasoning_tokens` of the completion count, and `audio_tokens` of
+    both; they are never added to the total again. `llm_calls` were made; `cached_calls` were
+    answered from the response cache instead, and have no tokens.
     """
 
     prompt_tokens: int = 0
@@ -39,6 +40,8 @@ class UsageStats(Record):
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     cached_calls: int = Field(default=0, exclude_if=operator.not_)
+    cache_write_tokens: int = Field(default=0, exclude_if=operator.not_)
+    audio_tokens: int = Field(default=0, exclude_if=operator.not_)
 
     def __add__(self, other: "UsageStats") -> "UsageStats":
         """Return the sum, field by field."""
@@ -50,6 +53,8 @@ class UsageStats(Record):
             cached_tokens=self.cached_tokens + other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cached_calls=self.cached_calls + other.cached_calls,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            audio_tokens=self.audio_tokens + other.audio_tokens,
         )
 
     def __sub__(self, other: "UsageStats") -> "UsageStats":

@@ -15,9 +15,12 @@ from stepfleet.orchestrator import (
     ModelSettings,
 )
 from stepfleet.orchestrator.errors import ModelTimeoutError
+from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.openai.chat import OpenAI
+from stepfleet.worker.models.http_model import HttpModel
+from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
+from stepfleet.worker.models.providers import service_model
 
 HELLO = {"choices": [{"index": 0, "delta": {"content": "hello"}, "finish_reason": "stop"}]}
 
@@ -49,10 +52,12 @@ async def connections() -> AsyncIterator[Connections]:
     await connections.aclose()
 
 
-@pytest.fixture(params=[OpenAI, Subclassed, OfItsOwn])
+@pytest.fixture(params=[HttpModel, Subclassed, OfItsOwn])
 def llm(request: pytest.FixtureRequest, connections: Connections) -> LLM:
     kind: Callable[..., LLM] = request.param
-    return kind(connections, environment={}) if kind is OpenAI else kind()
+    if kind is HttpModel:
+        return service_model("openai", connections, environment={})
+    return kind()
 
 
 def question(server: RawModelServer) -> ModelRequest:
@@ -92,7 +97,7 @@ async def test_a_worker_calls_it(llm: LLM, server: RawModelServer) -> None:
     assert response.model
 
 
-class Hanging(OpenAI):
+class Hanging(HttpModel):
     async def generate(self, request: ModelRequest) -> LLMResponse:
         await asyncio.Event().wait()
         raise AssertionError(request)
@@ -103,6 +108,7 @@ async def test_a_subclass_of_the_built_in_adapter_is_held_to_the_deadline_too(
 ) -> None:
     request = ModelRequest(model="m", messages=(), settings=ModelSettings(timeout=0.05))
     models = Models()
+    hanging = Hanging(SERVICES["openai"], CHAT_COMPLETIONS, connections, environment={})
     with pytest.raises(ModelTimeoutError):
-        await models.generate(request, llm=Hanging(connections, environment={}))
+        await models.generate(request, llm=hanging)
     await models.aclose()

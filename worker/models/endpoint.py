@@ -1,8 +1,8 @@
 """Decides the address and the key of a call, from settings and environment. Pure.
 
-A key is sent only where it belongs: the default key goes to OpenAI, to the address that the
-worker's own environment names, and to this machine. An agent that names another address names
-the variable of its key as well.
+A key is sent only where it belongs: a provider's default key goes to that provider, to the address
+that the worker's own environment names, and to this machine. An agent that names another address
+names the variable of its key as well.
 """
 
 import functools
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.models.services import SERVICES, Api, Service
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.text.redaction import name_secret
 
-OPENAI_URL = "https://api.openai.com/v1"
-_OPENAI_HOSTS = re.compile(r"(?:[^.]+\.)?api\.openai\.com")
 _AZURE_HOSTS = re.compile(r"[^.]+\.openai\.azure\.com")
-_KEY = "OPENAI_API_KEY"
 _SWITCH = "STEPFLEET_ALLOW_MODEL_REQUESTS"
 _OFF = {"0", "false", "no", "off"}
+_JSON: Mapping[str, str] = {"content-type": "application/json"}
 
 
 class ModelSetupError(ModelError):
@@ -40,32 +39,43 @@ class Endpoint:
     official: bool
     headers: Mapping[str, str] = field(repr=False)
     key: str | None = field(default=None, repr=False)
+    variable: str = ""
+    """The variable that has the key, or should have it."""
 
 
-def endpoint_of(settings: ModelSettings, environment: Mapping[str, str]) -> Endpoint:
-    """Return the endpoint of chat completions.
+def endpoint_of(
+    settings: ModelSettings,
+    environment: Mapping[str, str],
+    service: Service = SERVICES["openai"],
+    *,
+    path: str = "/chat/completions",
+    headers: Mapping[str, str] = _JSON,
+) -> Endpoint:
+    """Return where `service` answers `path`; `headers` are those of every call to it.
 
     Raises `ModelSetupError` for an unusable address, a missing key, or when
     STEPFLEET_ALLOW_MODEL_REQUESTS=0 allows only this machine's own addresses.
     """
-    own = environment.get("OPENAI_BASE_URL") or OPENAI_URL
+    own = service.own_url(environment)
     base = (settings.base_url or own).rstrip("/")
-    host = _host_of(base)
+    host = _host_of(base, " or ".join(service.url_variables))
     local = is_loopback(host)
     if not local and environment.get(_SWITCH, "1").strip().lower() in _OFF:
         msg = f"a request to {host} is not allowed: {_SWITCH}=0 admits only loopback addresses"
         raise ModelSetupError(msg)
-    openai = base.startswith("https:") and _OPENAI_HOSTS.fullmatch(host) is not None
-    official = openai or _AZURE_HOSTS.fullmatch(host) is not None
-    trusted = openai or local or base == own.rstrip("/")
-    key = _key(settings.api_key_env, environment, trusted=trusted, required=base == OPENAI_URL)
-    headers = {"content-type": "application/json"}
+    is_own = service.is_own(base, host)
+    trusted = is_own or local or base == own
+    required = service.needs_key and base == service.url
+    key = _key(settings.api_key_env, environment, service, trusted=trusted, required=required)
+    found = dict(headers)
     if key:
-        headers["authorization"] = f"Bearer {key}"
+        found["authorization"] = f"Bearer {key}"
     organization = settings.organization or (trusted and environment.get("OPENAI_ORG_ID"))
-    if organization:
-        headers["openai-organization"] = _header(organization, "settings.organization")
-    return Endpoint(f"{base}/chat/completions", host, official, headers, key)
+    if organization and service.api is Api.CHAT:
+        found["openai-organization"] = _header(organization, "settings.organization")
+    official = is_own or _AZURE_HOSTS.fullmatch(host) is not None
+    variable = settings.api_key_env or " or ".join(service.key_variables)
+    return Endpoint(f"{base}{path}", host, official, found, key, variable)
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,18 +90,19 @@ def is_loopback(host: str) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _host_of(base: str) -> str:
+def _host_of(base: str, variable: str) -> str:
+    where = f"settings.base_url (or {variable})" if variable else "settings.base_url"
     try:
         parts = urlsplit(base)
         host, _ = parts.hostname, parts.port
     except ValueError:
         host, parts = None, urlsplit("")
     if parts.scheme not in {"http", "https"} or not host:
-        msg = "settings.base_url (or OPENAI_BASE_URL) must look like https://host/v1"
+        msg = f"{where} must look like https://host/v1"
         raise ModelSetupError(msg)
     if parts.username or parts.password or parts.query or parts.fragment:
         msg = (
-            f"settings.base_url (or OPENAI_BASE_URL) for {host} must have no user, password, query "
+            f"{where} for {host} must have no user, password, query "
             "or fragment; put the key into a variable and name it in settings.api_key_env"
         )
         raise ModelSetupError(msg)
@@ -99,15 +110,21 @@ def _host_of(base: str) -> str:
 
 
 def _key(
-    variable: str | None, environment: Mapping[str, str], *, trusted: bool, required: bool
+    variable: str | None,
+    environment: Mapping[str, str],
+    service: Service,
+    *,
+    trusted: bool,
+    required: bool,
 ) -> str | None:
-    name = variable or _KEY
-    key = environment.get(name, "").strip() if variable or trusted else ""
-    if key:
-        name_secret(name)
-        return _header(key, name)
+    names = (variable,) if variable else service.key_variables if trusted else ()
+    for name in names:
+        if key := environment.get(name, "").strip():
+            name_secret(name)
+            return _header(key, name)
     if variable or required:
-        msg = f"no API key: set the variable {name} in the workers' environment"
+        named = variable or service.key_variables[0]
+        msg = f"no API key: set the variable {named} in the workers' environment"
         raise ModelSetupError(
             msg + ("" if variable else ", or settings.base_url to another server")
         )

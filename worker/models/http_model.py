@@ -6,12 +6,9 @@ retries: a transient failure is only marked as such.
 
 import asyncio
 import contextlib
-import email.utils
-import math
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
@@ -19,48 +16,13 @@ import aiohttp
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.models.services import Service
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.endpoint import Endpoint
-
-_LONGEST_MESSAGE = 600
-_LOOKS_LIKE_A_KEY = re.compile(r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|Bearer \S+")
-
-
-def redact(text: str, key: str | None) -> str:
-    """Return `text` without the key or what looks like one, cut to a bounded length."""
-    if key:
-        text = text.replace(key, "[key]")
-    text = text[: 8 * _LONGEST_MESSAGE]  # a foreign text may have megabytes
-    text = _LOOKS_LIKE_A_KEY.sub("[key]", text)
-    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " [cut]"
-
-
-def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds that the provider asks to wait: milliseconds, seconds or an HTTP date."""
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        return milliseconds / 1000
-    text = headers.get("retry-after")
-    if text is None or (seconds := _number(text)) is not None:
-        return seconds if text is not None else None
-    try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - now).total_seconds())
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return max(0.0, value) if value is not None and math.isfinite(value) else None
-
+from stepfleet.worker.models.endpoint import Endpoint, endpoint_of
+from stepfleet.worker.models.failures import failed_event, redact, refusal
 
 _FIELDS = (b":", b"event:", b"id:", b"retry:")
 
@@ -146,19 +108,21 @@ class StreamedAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one provider's requests and answers look: pure functions.
+    """How the requests and answers of one protocol look: pure functions.
 
-    `failure` returns the failure inside a 200 answer, if there is one.
+    Requests go to `path` of the service, with `headers`. `parse` reads an unstreamed body;
+    `response` gets what it returned, or a stream's payload, and the name of the requested model.
+    `failed` says whether a 200 answer is a failure.
     """
 
-    endpoint: Callable[[ModelSettings, Mapping[str, str]], Endpoint]
+    path: str
     body: Callable[[ModelRequest, Endpoint], bytes]
     parse: Callable[[bytes], dict[str, Any]]
     stream: Callable[[], StreamedAnswer]
     usage: Callable[[Any], UsageStats | None]
     response: Callable[[dict[str, Any], str], LLMResponse]
-    failure: Callable[[dict[str, Any], Endpoint], ModelError | None]
-    refusal: Callable[[int, Mapping[str, str], bytes, Endpoint, datetime], ModelError]
+    failed: Callable[[dict[str, Any]], bool]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -176,7 +140,7 @@ class Received:
 
 
 class HttpModel(LLM):
-    """Models of one provider over HTTP.
+    """Models of one service, which speaks the protocol of `format`.
 
     `connections` are shared and stay the caller's to close. `environment` (the process's own by
     default) has addresses and keys where the request's settings name none. `response_limit` is in
@@ -185,12 +149,14 @@ class HttpModel(LLM):
 
     def __init__(
         self,
+        service: Service,
         format: Format,  # noqa: A002 - the field's word
         connections: Connections,
         *,
         environment: Mapping[str, str] | None = None,
         response_limit: int = RESPONSE_LIMIT,
     ) -> None:
+        self._service = service
         self._format = format
         self._connections = connections
         self._environment = os.environ if environment is None else environment
@@ -262,7 +228,13 @@ class HttpModel(LLM):
         # The environment of a process stays as it is; reading it costs at every step.
         key = (settings.base_url, settings.api_key_env, settings.organization)
         if key not in self._endpoints:
-            self._endpoints[key] = self._format.endpoint(settings, self._environment)
+            self._endpoints[key] = endpoint_of(
+                settings,
+                self._environment,
+                self._service,
+                path=self._format.path,
+                headers={"content-type": "application/json", **self._format.headers},
+            )
         return self._endpoints[key]
 
     async def _exchange(
@@ -286,8 +258,8 @@ class HttpModel(LLM):
                 received.usage = self._format.usage(payload.get("usage"))
         finally:
             response.release()
-        if failure := self._format.failure(payload, endpoint):
-            raise failure
+        if self._format.failed(payload):
+            raise failed_event(payload, host=endpoint.host, key=endpoint.key)
         return payload
 
     async def _assemble(
@@ -331,9 +303,14 @@ class HttpModel(LLM):
             body += part
             if len(body) >= _ERROR_LIMIT:
                 break
-        now = datetime.now(UTC)
-        return self._format.refusal(
-            response.status, response.headers, body[:_ERROR_LIMIT], endpoint, now
+        return refusal(
+            response.status,
+            response.headers,
+            body[:_ERROR_LIMIT],
+            host=endpoint.host,
+            key=endpoint.key,
+            now=datetime.now(UTC),
+            variable=endpoint.variable,
         )
 
 

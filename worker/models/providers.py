@@ -7,23 +7,26 @@ in as objects.
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from typing import Any, Protocol, runtime_checkable
 
 from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.models.services import SERVICES, Api
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
-from stepfleet.worker.models.http_model import RESPONSE_LIMIT
-from stepfleet.worker.models.openai.chat import OpenAI
+from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
+from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
 
 ENTRY_POINTS = "stepfleet.models"
 """Packages add providers by entry points of this group: `name = "package:factory"`."""
 
 ProviderFactory = Callable[[], LLM]
+FORMATS: Mapping[Api, Format] = {Api.CHAT: CHAT_COMPLETIONS}
 
 
 @runtime_checkable
@@ -38,10 +41,10 @@ class StreamsText(Protocol):
 
 
 class Models:
-    """Every model that this worker can call; `openai` is built in.
+    """Every model that this worker can call; the services of `orchestrator.models` are built in.
 
     `providers` maps further prefixes to functions that make an `LLM` (once, at first use);
-    they win over entry points and over the built-in one. `connections` limits the open HTTP
+    they win over entry points and over the built-in ones. `connections` limits the open HTTP
     connections (0: no limit), `response_limit` an answer's bytes. `environment` replaces the
     process's own. Belongs to the event loop that first calls it.
     """
@@ -55,10 +58,12 @@ class Models:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._connections = Connections(connections)
+        options = {"environment": environment, "response_limit": response_limit}
         self._factories: dict[str, ProviderFactory] = {
-            "openai": lambda: OpenAI(
-                self._connections, environment=environment, response_limit=response_limit
-            ),
+            **{
+                name: partial(service_model, name, self._connections, **options)
+                for name in SERVICES
+            },
             **(providers or {}),
         }
         self._made: dict[str, LLM] = {}
@@ -123,6 +128,12 @@ class Models:
         return llm
 
 
+def service_model(name: str, connections: Connections, **options: Any) -> HttpModel:
+    """Return the models of the service `name`; `options` are those of `HttpModel`."""
+    service = SERVICES[name]
+    return HttpModel(service, FORMATS[service.api], connections, **options)
+
+
 def generate_sync(request: ModelRequest, *, llm: LLM | None = None) -> LLMResponse:
     """Make one model call from code without an event loop; same results and exceptions.
 
@@ -153,7 +164,7 @@ async def _guarded(
     kind = type(llm).__name__
     seconds = request.settings.timeout
     try:
-        if type(llm) is OpenAI:  # keeps the deadline itself, and two cost twice
+        if type(llm) is HttpModel:  # keeps the deadline itself, and two cost twice
             response: Any = await _call(llm, request, on_text)
         else:
             async with asyncio.timeout(seconds):
@@ -168,8 +179,8 @@ async def _guarded(
     if not isinstance(response, LLMResponse):
         msg = f"model {kind} returned a {type(response).__name__}: generate must return LLMResponse"
         raise ModelError(msg)
-    # What OpenAI's adapter has parsed is valid Unicode already.
-    answer = response if type(llm) is OpenAI else storable(response)
+    # Texts that a format has parsed are valid Unicode already.
+    answer = response if type(llm) is HttpModel else storable(response)
     if answer.model:
         return answer
     return answer.model_copy(update={"model": request.model})

@@ -25,20 +25,25 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Price(Record):
-    """USD per million tokens. `cached_input` holds for prompt tokens read from a cache.
+    """USD per million tokens.
 
-    Without it, cached tokens cost as much as other prompt tokens.
+    `cached_input` holds for prompt tokens read from the provider's prompt cache, `cache_write` for
+    those written to it; without them such tokens cost as much as other prompt tokens.
     """
 
     input: Amount
     output: Amount
     cached_input: Amount | None = None
+    cache_write: Amount | None = None
 
     def cost(self, usage: UsageStats) -> float:
         """Return the cost of `usage` in USD."""
         cached = min(usage.cached_tokens, usage.prompt_tokens)
+        written = min(usage.cache_write_tokens, usage.prompt_tokens - cached)
         cached_price = self.input if self.cached_input is None else self.cached_input
-        prompt = (usage.prompt_tokens - cached) * self.input + cached * cached_price
+        write_price = self.input if self.cache_write is None else self.cache_write
+        prompt = (usage.prompt_tokens - cached - written) * self.input
+        prompt += cached * cached_price + written * write_price
         return (prompt + usage.completion_tokens * self.output) / _PER
 
 

@@ -26,7 +26,8 @@ from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.openai.chat import OpenAI
+from stepfleet.worker.models.http_model import HttpModel
+from stepfleet.worker.models.providers import service_model
 from stepfleet.worker.runtime.inline import InlineWorker
 
 
@@ -37,9 +38,9 @@ async def server() -> AsyncIterator[RawModelServer]:
 
 
 @pytest.fixture
-async def openai() -> AsyncIterator[OpenAI]:
+async def openai() -> AsyncIterator[HttpModel]:
     connections = Connections()
-    yield OpenAI(connections, environment={})
+    yield service_model("openai", connections, environment={})
     await connections.aclose()
 
 
@@ -116,7 +117,7 @@ async def test_the_answers_of_two_calls_stand_behind_the_assistant_in_call_order
     ],
 )
 async def test_arguments_of_calls_never_become_text_of_the_history(
-    redis_url: str, server: RawModelServer, openai: OpenAI, content: str | None, stored: str
+    redis_url: str, server: RawModelServer, openai: HttpModel, content: str | None, stored: str
 ) -> None:
     """MSG-12, MSG-13, MSG-14, MSG-15, MSG-16: null, empty, leaked and real text beside a call."""
     server.answers(
@@ -136,7 +137,7 @@ async def test_arguments_of_calls_never_become_text_of_the_history(
 
 
 async def test_a_call_without_an_id_gets_one_that_its_answer_bears_too(
-    redis_url: str, server: RawModelServer, openai: OpenAI
+    redis_url: str, server: RawModelServer, openai: HttpModel
 ) -> None:
     """TOOL-08: equal in call, answer and record, after a reload."""
     nameless = wire_call('{"what": "a"}')
@@ -155,7 +156,7 @@ async def test_a_call_without_an_id_gets_one_that_its_answer_bears_too(
 
 
 async def test_the_same_agent_takes_the_same_steps_with_another_provider(
-    redis_url: str, server: RawModelServer, openai: OpenAI
+    redis_url: str, server: RawModelServer, openai: HttpModel
 ) -> None:
     """LLM-05: only the model's name differs; the steps are told apart by nothing else."""
     answers = (completion("Looking.", tool_calls=[wire_call('{"what": "a"}')]), completion("It."))
@@ -181,7 +182,7 @@ async def test_the_same_agent_takes_the_same_steps_with_another_provider(
 
 
 async def test_each_agent_has_its_own_model_address_and_output_limit(
-    redis_url: str, openai: OpenAI
+    redis_url: str, openai: HttpModel
 ) -> None:
     """LLM-19: two agents of one worker, as two servers see them."""
     async with RawModelServer().running() as one, RawModelServer().running() as other:
@@ -199,7 +200,7 @@ async def test_each_agent_has_its_own_model_address_and_output_limit(
 
 
 async def test_a_stored_run_replays_through_two_adapters(
-    redis_url: str, server: RawModelServer, openai: OpenAI
+    redis_url: str, server: RawModelServer, openai: HttpModel
 ) -> None:
     """MSG-07, LLM-05: the conversation that Redis keeps is no provider's own."""
     script = (call(("look", {"what": "a"}), text="looking"), say("done"))
@@ -218,7 +219,7 @@ async def test_a_stored_run_replays_through_two_adapters(
 
 
 async def test_blocks_and_metadata_are_stored_as_they_came_and_metadata_is_not_sent(
-    redis_url: str, server: RawModelServer, openai: OpenAI
+    redis_url: str, server: RawModelServer, openai: HttpModel
 ) -> None:
     """MSG-06, MSG-17: through a client, Redis, a whole step and the model's wire."""
     hologram = {"hologram": {"x": [1, None]}}

@@ -38,7 +38,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.worker.models import Models, generate_sync
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.openai.chat import OpenAI
+from stepfleet.worker.models.providers import service_model
 
 KEY = "test-secret-key"
 LIMIT = 256 * 1024
@@ -411,7 +411,7 @@ async def test_cookies_of_one_run_are_not_sent_by_another(
 
 async def test_a_proxy_is_used_for_what_is_not_on_this_machine(server: RawModelServer) -> None:
     connections = Connections(proxies={"http": server.base_url.removesuffix("/v1")})
-    llm = OpenAI(connections, environment={})
+    llm = service_model("openai", connections, environment={})
     server.answers(completion("through"))
     request = question(server)
     settings = request.settings.model_copy(update={"base_url": "http://models.test/v1"})

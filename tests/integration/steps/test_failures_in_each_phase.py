@@ -33,7 +33,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.openai.chat import OpenAI
+from stepfleet.worker.models.providers import service_model
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.step import run_step
 
@@ -359,7 +359,7 @@ async def test_a_model_that_is_silent_or_speaks_nonsense_fails_the_step_and_no_m
     async with RawModelServer().running() as server:
         server.answers(script, completion("late"))
         settings = ModelSettings(base_url=server.base_url, timeout=seconds)
-        model = OpenAI(connections, environment={})
+        model = service_model("openai", connections, environment={})
         agent = Agent("wired", model=model, settings=settings, model_attempts=1)
         async with bench(redis_url, agent) as desk:
             run_id = await desk.create()

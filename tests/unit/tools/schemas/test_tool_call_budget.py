@@ -15,7 +15,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
     load_bounded,
     plain_json,
 )
-from stepfleet.worker.models.http_model import redact
+from stepfleet.worker.models.failures import redact
 from stepfleet.worker.models.lenient_json import read_json
 
 MEGABYTE = 1024 * 1024

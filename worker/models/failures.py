@@ -1,14 +1,16 @@
-"""Translates errors of OpenAI-compatible services into the exception tree. Pure.
+"""Translates the errors of services into the exception tree. Pure.
 
-OpenAI distinguishes failures by `code` and `type`. Compatible servers use codes of their own,
-repeat the status there, or give the reason in the message alone. Codes win over the status; the
-message counts only where both leave the matter open. The code then decides what is transient.
+Services distinguish failures by `code`, `type` or `status`. Compatible servers use codes of their
+own, repeat the status there, or give the reason in the message alone. Codes win over the status;
+the message counts only where both leave the matter open. The code then decides what is transient.
 Messages are bounded and never contain the key.
 """
 
+import email.utils
+import math
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +18,43 @@ import orjson
 
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
-from stepfleet.worker.models.http_model import redact, retry_after
+
+_LONGEST_MESSAGE = 600
+_LOOKS_LIKE_A_KEY = re.compile(r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|Bearer \S+")
+
+
+def redact(text: str, key: str | None) -> str:
+    """Return `text` without the key or what looks like one, cut to a bounded length."""
+    if key:
+        text = text.replace(key, "[key]")
+    text = text[: 8 * _LONGEST_MESSAGE]  # a foreign text may have megabytes
+    text = _LOOKS_LIKE_A_KEY.sub("[key]", text)
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " [cut]"
+
+
+def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
+    """Return the seconds that the provider asks to wait: milliseconds, seconds or an HTTP date."""
+    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+        return milliseconds / 1000
+    text = headers.get("retry-after")
+    if text is None or (seconds := _number(text)) is not None:
+        return seconds if text is not None else None
+    try:
+        moment = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - now).total_seconds())
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return max(0.0, value) if value is not None and math.isfinite(value) else None
+
 
 _SERVER_ERRORS, _LAST_STATUS = 500, 599
 _CODES = {
@@ -85,8 +123,7 @@ _LIMIT = re.compile(
     re.IGNORECASE,
 )
 _HINTS = {
-    HTTPStatus.UNAUTHORIZED: "check the variable that settings.api_key_env names"
-    " (OPENAI_API_KEY if it names none) on the workers",
+    HTTPStatus.UNAUTHORIZED: "check the variable {variable} on the workers",
     HTTPStatus.FORBIDDEN: "check what the key may use",
     HTTPStatus.NOT_FOUND: "check the agent's model and settings.base_url",
 }
@@ -100,28 +137,32 @@ def refusal(
     host: str,
     key: str | None,
     now: datetime,
+    variable: str = "of the key",
 ) -> ModelError:
     """Return the failure of an answer with `status` (not 2xx).
 
     `now` turns a Retry-After date into seconds; `key` is cut out of the provider's message.
+    `variable` is the one that should have the key.
     """
     error = _error_of(body)
     message = redact(str(error.get("message") or f"status {status}"), key)
-    return _failure(status, error, message, host, retry_after(headers, now))
+    text = _answered(host, status, message).replace("{variable}", variable)
+    return _failure(status, error, message, text, retry_after(headers, now))
 
 
 def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> ModelError:
     """Return the failure of an error inside a 200 answer or a stream."""
     error = _as_error(payload)
     message = redact(str(error.get("message") or "an error without a message"), key)
-    return _failure(_status_of(error.get("code")), error, message, host, None)
+    status = _status_of(error.get("code"))
+    text = f"{host} failed: {message}" if status is None else _answered(host, status, message)
+    return _failure(status, error, message, text, None)
 
 
 def _failure(
-    status: int | None, error: dict[str, Any], message: str, host: str, wait: float | None
+    status: int | None, error: dict[str, Any], message: str, text: str, wait: float | None
 ) -> ModelError:
     words = _words_of(error)
-    text = f"{host} failed: {message}" if status is None else _answered(host, status, message)
     if words & _TOO_LONG_CODES or (status in _TOO_LONG_STATUSES and _TOO_LONG.search(message)):
         return ContextWindowError(text, limit=_window(error, message))
     code = _code_of(status, words, error, message)

@@ -6,8 +6,7 @@ import pytest
 
 from stepfleet.orchestrator import ErrorType
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
-from stepfleet.worker.models.http_model import redact, retry_after
-from stepfleet.worker.models.openai.errors import failed_event, refusal
+from stepfleet.worker.models.failures import failed_event, redact, refusal, retry_after
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = "my-very-secret-key"
@@ -15,7 +14,9 @@ KEY = "my-very-secret-key"
 
 def refuse(status: int, body: Any = b"", headers: dict[str, str] | None = None) -> ModelError:
     data = body if isinstance(body, bytes) else orjson.dumps(body)
-    return refusal(status, headers or {}, data, host="api.test", key=KEY, now=NOW)
+    return refusal(
+        status, headers or {}, data, host="api.test", key=KEY, now=NOW, variable="OPENAI_API_KEY"
+    )
 
 
 def error(message: str = "no", **fields: Any) -> dict[str, Any]:

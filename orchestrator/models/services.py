@@ -1,0 +1,83 @@
+"""Services of models: the address of each provider, and the variables that open it. Pure data.
+
+A provider is one entry here; one with a protocol of its own has a format in `worker.models` too.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Api(StrEnum):
+    """How a service is called."""
+
+    CHAT = "chat completions"
+    MESSAGES = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One provider's service, as the worker's environment describes it.
+
+    `url` is its address unless a variable of `url_variables` or an agent's `settings.base_url`
+    names another; "" stands for none. The first variable of `key_variables` that is set has the
+    key, which goes to hosts that `hosts` fits, to `url`, and to the address in the variable.
+    `needs_key` says whether `url` refuses calls without one.
+    """
+
+    api: Api
+    url: str = ""
+    url_variables: tuple[str, ...] = ()
+    key_variables: tuple[str, ...] = ()
+    hosts: str = ""
+    needs_key: bool = True
+
+    def own_url(self, environment: Mapping[str, str]) -> str:
+        """Return the address that the environment names, else the provider's; "" for none."""
+        named = (environment.get(name, "") for name in self.url_variables)
+        return (next(filter(None, named), "") or self.url).rstrip("/")
+
+    def is_own(self, base: str, host: str) -> bool:
+        """Return whether an address is the provider's: HTTPS, and one of its hosts."""
+        known = self.hosts and re.fullmatch(self.hosts, host)
+        return bool(known) and base.startswith("https:")
+
+
+def _compatible(url: str, key: str = "", *, variable: str = "") -> Service:
+    """Return a service of OpenAI's protocol."""
+    return Service(
+        Api.CHAT,
+        url,
+        url_variables=(variable,) if variable else (),
+        key_variables=(key,) if key else (),
+        needs_key=bool(key),
+    )
+
+
+SERVICES: Mapping[str, Service] = {
+    "openai": Service(
+        Api.CHAT,
+        "https://api.openai.com/v1",
+        ("OPENAI_BASE_URL",),
+        ("OPENAI_API_KEY",),
+        r"(?:[^.]+\.)?api\.openai\.com",
+    ),
+    "anthropic": Service(
+        Api.MESSAGES,
+        "https://api.anthropic.com",
+        ("ANTHROPIC_BASE_URL",),
+        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+        r"(?:[^.]+\.)?anthropic\.com",
+    ),
+    "compatible": Service(Api.CHAT, needs_key=False),
+    "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
+    "groq": _compatible("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+    "litellm": _compatible("http://localhost:4000/v1", variable="LITELLM_BASE_URL"),
+    "llamacpp": _compatible("http://localhost:8080/v1", variable="LLAMACPP_BASE_URL"),
+    "mistral": _compatible("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+    "ollama": _compatible("http://localhost:11434/v1", variable="OLLAMA_BASE_URL"),
+    "openrouter": _compatible("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "vllm": _compatible("http://localhost:8000/v1", variable="VLLM_BASE_URL"),
+}
+"""Services by the prefix of a model's name."""
