@@ -44,15 +44,20 @@ class Service:
         return bool(known) and base.startswith("https:")
 
 
-def _compatible(url: str, key: str = "", *, variable: str = "") -> Service:
+def _compatible(url: str, variable: str, key: str = "") -> Service:
     """Return a service of OpenAI's protocol."""
-    return Service(
-        Api.CHAT,
-        url,
-        url_variables=(variable,) if variable else (),
-        key_variables=(key,) if key else (),
-        needs_key=bool(key),
-    )
+    keys = (key,) if key else ()
+    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key))
+
+
+def environment_of(root: str) -> dict[str, str]:
+    """Return the variables that send the calls of all services to one server at `root`."""
+    found: dict[str, str] = {}
+    for service in SERVICES.values():
+        path = "" if service.api is Api.MESSAGES else "/v1"
+        found |= dict.fromkeys(service.url_variables, f"{root}{path}")
+        found |= dict.fromkeys(service.key_variables[:1], "simulated")
+    return found
 
 
 SERVICES: Mapping[str, Service] = {
@@ -70,14 +75,16 @@ SERVICES: Mapping[str, Service] = {
         ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
         r"(?:[^.]+\.)?anthropic\.com",
     ),
-    "compatible": Service(Api.CHAT, needs_key=False),
-    "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
-    "groq": _compatible("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
-    "litellm": _compatible("http://localhost:4000/v1", variable="LITELLM_BASE_URL"),
-    "llamacpp": _compatible("http://localhost:8080/v1", variable="LLAMACPP_BASE_URL"),
-    "mistral": _compatible("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
-    "ollama": _compatible("http://localhost:11434/v1", variable="OLLAMA_BASE_URL"),
-    "openrouter": _compatible("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
-    "vllm": _compatible("http://localhost:8000/v1", variable="VLLM_BASE_URL"),
+    "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
+    "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_BASE_URL", "DEEPSEEK_API_KEY"),
+    "groq": _compatible("https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY"),
+    "litellm": _compatible("http://localhost:4000/v1", "LITELLM_BASE_URL"),
+    "llamacpp": _compatible("http://localhost:8080/v1", "LLAMACPP_BASE_URL"),
+    "mistral": _compatible("https://api.mistral.ai/v1", "MISTRAL_BASE_URL", "MISTRAL_API_KEY"),
+    "ollama": _compatible("http://localhost:11434/v1", "OLLAMA_BASE_URL"),
+    "openrouter": _compatible(
+        "https://openrouter.ai/api/v1", "OPENROUTER_BASE_URL", "OPENROUTER_API_KEY"
+    ),
+    "vllm": _compatible("http://localhost:8000/v1", "VLLM_BASE_URL"),
 }
 """Services by the prefix of a model's name."""

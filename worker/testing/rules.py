@@ -6,11 +6,11 @@ from typing import cast
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.references import load_file, load_module
-from stepfleet.worker.testing.openai.answers import failing, refusing, replying
 from stepfleet.worker.testing.openai.conversation import Violation, violation_in
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind, Faults
 from stepfleet.worker.testing.scenario.replies import Answer, Reply
+from stepfleet.worker.testing.wire import CHAT, Wire
 
 Said = Reply | Fault | str
 Rules = Callable[[RequestRecord], Said]
@@ -80,26 +80,28 @@ def load_rules(reference: str) -> Rules:
     return cast("Rules", rules)
 
 
-def decide(request: RequestRecord, rules: Rules, faults: Faults) -> tuple[Answer, Violation | None]:
+def decide(
+    request: RequestRecord, rules: Rules, faults: Faults, wire: Wire = CHAT
+) -> tuple[Answer, Violation | None]:
     """Return the answer, and what was wrong with the request or with the rules."""
     violation = violation_in(dict(request.body), request.key)
     if violation is not None:
-        return refusing(violation), violation
+        return wire.refusing(violation), violation
     fault = faults.decide(request.key, request.turn, request.attempt)
     try:
         reply = rules(request)
     except Exception as error:  # noqa: BLE001 - rules are foreign code; the log shows what they raise
         violation = Violation("rules", f"{type(error).__name__}: {error}")
-        return refusing(violation), violation
-    return _answer(request, reply, fault), None
+        return wire.refusing(violation), violation
+    return _answer(request, reply, fault, wire), None
 
 
-def _answer(request: RequestRecord, reply: Said, fault: Fault | None) -> Answer:
+def _answer(request: RequestRecord, reply: Said, fault: Fault | None, wire: Wire) -> Answer:
     if isinstance(reply, Fault):
         fault, reply = fault or reply, Reply("")
     reply = Reply(reply) if isinstance(reply, str) else reply
     if fault is None:
-        return replying(request, reply)
+        return wire.replying(request, reply)
     if fault.kind is FaultKind.MISSING_USAGE:
         reply = replace(reply, send_usage=False)
-    return failing(fault, replying(request, reply))
+    return wire.failing(fault, wire.replying(request, reply))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.models.services import environment_of
 
 WORKER = "stepfleet.worker"
 WATCHDOG = "stepfleet.orchestrator.cli.local.watchdog"
@@ -70,11 +71,8 @@ def worker_environment(
 
 def simulated_environment(base_url: str) -> dict[str, str]:
     """Return the variables that send model calls to a simulated provider, and nowhere else."""
-    return {
-        "OPENAI_BASE_URL": base_url,
-        "OPENAI_API_KEY": "simulated",
-        "STEPFLEET_ALLOW_MODEL_REQUESTS": "0",
-    }
+    root = base_url.removesuffix("/v1")
+    return {**environment_of(root), "STEPFLEET_ALLOW_MODEL_REQUESTS": "0"}
 
 
 def slots_of(pool: str, wanted: int | None) -> int | None:

@@ -5,17 +5,13 @@ A malformed answer is a transient failure: the same request usually gets a sound
 
 from typing import Any, TypeGuard
 
-import orjson
-
-from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.lenient_json import read_json
+from stepfleet.worker.models.bodies import malformed
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
@@ -35,17 +31,6 @@ _REASONS = {
     "safety": FinishReason.CONTENT_FILTER,
     "error": FinishReason.ERROR,
 }
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in `body`. Nesting is bounded by the parser (1,024 levels)."""
-    try:
-        payload = read_json(body)
-    except orjson.JSONDecodeError as error:
-        raise malformed(f"the body is not JSON ({error})") from None
-    if not isinstance(payload, dict):
-        raise malformed("the body is not a JSON object")
-    return payload
 
 
 def parse_completion(payload: dict[str, Any], default_model: str) -> LLMResponse:
@@ -99,12 +84,6 @@ def usage_of(usage: Any) -> UsageStats | None:
         cached_tokens=_detail(usage, "prompt_tokens_details", "cached_tokens"),
         reasoning_tokens=_detail(usage, "completion_tokens_details", "reasoning_tokens"),
     )
-
-
-def malformed(what: str) -> ModelError:
-    """Return the transient failure of an answer that cannot be read."""
-    msg = f"the model's answer is malformed: {what}"
-    return ModelError(msg, retryable=True, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
 
 
 def _is_name(model: Any) -> TypeGuard[str]:

@@ -3,10 +3,11 @@
 from typing import Any
 
 from stepfleet.orchestrator.records.responses import ModelRequest
+from stepfleet.worker.models.bodies import encode, parse_body
 from stepfleet.worker.models.endpoint import Endpoint
 from stepfleet.worker.models.http_model import Format
-from stepfleet.worker.models.openai.answer import parse_body, parse_completion, usage_of
-from stepfleet.worker.models.openai.request import encode, request_body
+from stepfleet.worker.models.openai.answer import parse_completion, usage_of
+from stepfleet.worker.models.openai.request import request_body
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 
 

@@ -4,28 +4,23 @@ Only roles, text, media and calls are sent; a message's metadata never is.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.records.messages import Block, Content, Message, Role
+from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.worker.models.bodies import NO_NAME, media_of, safe_name
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_NO_NAME = "unnamed_tool"
-_NAME_LENGTH = 64
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # What strict mode's documentation names; a schema with any other keyword is sent without it.
 _STRICT_KEYWORDS = frozenset(
     ("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
      "$ref", "$defs", "definitions", "title", "description")
 )  # fmt: skip
-_MEDIA_TYPES = {"pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown"}
 
 
 def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
@@ -52,15 +47,6 @@ def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
     return body | request.settings.extra_body
-
-
-def encode(body: dict[str, Any]) -> bytes:
-    """Return the body as JSON. Lone surrogates and integers above 64 bits are kept, escaped."""
-    try:
-        # Copied: what orjson returns keeps 4 KiB, however short it is, and a call may be long.
-        return bytes(memoryview(orjson.dumps(body)))
-    except TypeError:
-        return json.dumps(body, separators=(",", ":")).encode()
 
 
 def tool_choice(choice: str) -> str | dict[str, Any]:
@@ -135,7 +121,7 @@ def _assistant(message: Message, content: Content) -> dict[str, Any]:
 
 
 def _named(message: Message, wire: dict[str, Any]) -> dict[str, Any]:
-    return wire | {"name": _safe_name(message.name)} if message.name else wire
+    return wire | {"name": safe_name(message.name)} if message.name else wire
 
 
 def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -143,14 +129,8 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": call_id,
         "type": "function",
-        "function": {"name": _safe_name(name) or _NO_NAME, "arguments": text},
+        "function": {"name": safe_name(name) or NO_NAME, "arguments": text},
     }
-
-
-@lru_cache(maxsize=1024)
-def _safe_name(name: str) -> str:
-    # A name that the service refuses would end the run at its next step, whoever made it up.
-    return _NOT_IN_A_NAME.sub("_", name)[:_NAME_LENGTH]
 
 
 def _as_text(arguments: dict[str, Any]) -> str:
@@ -179,7 +159,8 @@ def _content(content: Content) -> str | list[dict[str, Any]]:
     """Return plain text as text (which every server reads), anything else as parts."""
     if isinstance(content, str):
         return content
-    parts = [_part(block) for block in content]
+    # Reasoning goes only to providers that made it.
+    parts = [_part(block) for block in content if REASONING not in block]
     if all(part.get("type") == "text" for part in parts):
         return "".join(str(part.get("text", "")) for part in parts)
     return parts
@@ -193,28 +174,12 @@ def _part(block: Block) -> dict[str, Any]:
         return {"type": "text", "text": block["text"]}
     if "json" in block:
         return {"type": "text", "text": json.dumps(block["json"], ensure_ascii=False)}
+    media = media_of(block)
+    if media is None:
+        return block
     if "image" in block:
-        return {"type": "image_url", "image_url": {"url": _address(block["image"], "image")}}
-    if "document" in block:
-        document = block["document"]
-        data = _address(document, "document")
-        return {
-            "type": "file",
-            "file": {"filename": document.get("name", "document"), "file_data": data},
-        }
-    return block
-
-
-def _address(media: dict[str, Any], kind: str) -> str:
-    """Return the address of an image or document: its URL, or its base64 bytes as a data URL."""
-    source = media.get("source", {})
-    if "url" in source:
-        return str(source["url"])
-    form = str(media.get("format", "png" if kind == "image" else "pdf"))
-    media_type = (
-        f"image/{form}" if kind == "image" else _MEDIA_TYPES.get(form, f"application/{form}")
-    )
-    return f"data:{media_type};base64,{source.get('bytes', '')}"
+        return {"type": "image_url", "image_url": {"url": media.address}}
+    return {"type": "file", "file": {"filename": media.name, "file_data": media.address}}
 
 
 def response_format(output: OutputFormat) -> dict[str, Any]:
@@ -225,7 +190,7 @@ def response_format(output: OutputFormat) -> dict[str, Any]:
     """
     if output.json_schema is None:
         return {"type": "json_object"}
-    name = _safe_name(output.name) or "response"
+    name = safe_name(output.name) or "response"
     return {
         "type": "json_schema",
         "json_schema": {

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.models.bodies import malformed
 from stepfleet.worker.models.lenient_json import read_json
-from stepfleet.worker.models.openai.answer import malformed
 
 _DONE = b"[DONE]"
 _LONGEST_NAME = 1024

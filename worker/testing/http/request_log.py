@@ -62,15 +62,27 @@ class RequestLog:
         return dict(self._outcomes.copy())
 
     def begin(
-        self, key: str, turn: int, body: dict[str, Any], headers: Mapping[str, str]
+        self,
+        key: str,
+        turn: int,
+        body: dict[str, Any],
+        headers: Mapping[str, str],
+        sent: dict[str, Any] | None = None,
     ) -> RequestRecord:
-        """Record a request that has arrived whole."""
+        """Record a request that has arrived whole; `sent` is its body where `body` is another."""
         self._attempts[key, turn] += 1
         self.total += 1
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         request = RequestRecord(
-            self.total, key, turn, self._attempts[key, turn], body, headers, time.monotonic()
+            self.total,
+            key,
+            turn,
+            self._attempts[key, turn],
+            body,
+            headers,
+            time.monotonic(),
+            sent=body if sent is None else sent,
         )
         self._open[request.number] = request
         return request

@@ -5,21 +5,24 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from stepfleet.worker.testing.anthropic.answers import PATH as MESSAGES
+from stepfleet.worker.testing.anthropic.answers import messages_wire
 from stepfleet.worker.testing.http.request_log import RequestLog, without_secrets
-from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at, refusing
-from stepfleet.worker.testing.openai.conversation import Violation, turn_of
+from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at
+from stepfleet.worker.testing.openai.conversation import turn_of
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.rules import Rules, decide
 from stepfleet.worker.testing.scenario.faults import Faults
 from stepfleet.worker.testing.scenario.latency import Latency
 from stepfleet.worker.testing.scenario.replies import Answer, Ending
+from stepfleet.worker.testing.wire import CHAT, MisfitError, Wire
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -95,12 +98,15 @@ class Endpoint:
     latency: Latency
     log: RequestLog
     key: Callable[[dict[str, Any]], str]
+    wires: dict[str, Wire] = field(
+        default_factory=lambda: {COMPLETIONS: CHAT, MESSAGES: messages_wire()}
+    )
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request."""
         path = request.path.rstrip("/")
-        if path == COMPLETIONS and request.method == "POST":
-            return await self._complete(request)
+        if path in self.wires and request.method == "POST":
+            return await self._complete(request, self.wires[path])
         if request.method == "GET" and (models := models_at(path)):
             return _json(models)
         if path == "/stats" and request.method == "GET":
@@ -110,16 +116,17 @@ class Endpoint:
             HTTPStatus.NOT_FOUND,
         )
 
-    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = _parsed(await request.content.read())  # request.read() refuses large ones
-        if body is None:
-            violation = Violation("body", "is not a JSON object")
-            self.log.refuse(violation)
-            return await send(request, refusing(violation))
-        headers = without_secrets(request.headers)
-        record = self.log.begin(self.key(body), turn_of(body), body, headers)
+    async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:
         try:
-            answer, violation_found = decide(record, self.rules, self.faults)
+            sent = _parsed(await request.content.read())  # request.read() refuses large ones
+            body = wire.conversation(sent)
+        except MisfitError as error:
+            self.log.refuse(error.violation)
+            return await send(request, wire.refusing(error.violation))
+        headers = without_secrets(request.headers)
+        record = self.log.begin(self.key(body), turn_of(body), body, headers, sent)
+        try:
+            answer, violation_found = decide(record, self.rules, self.faults, wire)
             if violation_found is not None:
                 self.log.refuse(violation_found)
             await self._wait(record, answer)
@@ -152,12 +159,14 @@ class Endpoint:
         }
 
 
-def _parsed(raw: bytes) -> dict[str, Any] | None:
+def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return None
-    return body if isinstance(body, dict) else None
+        body = None
+    if not isinstance(body, dict):
+        raise MisfitError("body", "is not a JSON object")
+    return body
 
 
 def _json(payload: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

@@ -82,6 +82,11 @@ def refusing(violation: Violation) -> Answer:
 def failing(fault: Fault, sound: Answer) -> Answer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
     answer = _refused(fault) if fault.kind in _REFUSALS else _spoiled(fault, sound)
+    return delayed(fault, answer)
+
+
+def delayed(fault: Fault, answer: Answer) -> Answer:
+    """Return the answer of a fault with its outcome, its wait and its `Retry-After`."""
     if fault.retry_after is not None:
         headers = {**answer.headers, "Retry-After": f"{fault.retry_after:g}"}
         answer = replace(answer, headers=headers)

@@ -53,13 +53,13 @@ class Completion:
 
     def _choices(self) -> Iterator[dict[str, Any]]:
         yield _choice({"role": "assistant", "content": "", **self.reply.extra})
-        for piece in _pieces(self.reply.content or "", self.reply.piece):
+        for piece in pieces_of(self.reply.content or "", self.reply.piece):
             yield _choice({"content": piece})
         for index, call in self._calls():
             function = call["function"]
             opening = {**call, "function": {**function, "arguments": ""}}
             yield _choice({"tool_calls": [{"index": index, **opening}]})
-            for piece in _pieces(function["arguments"], self.reply.piece):
+            for piece in pieces_of(function["arguments"], self.reply.piece):
                 yield _choice({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
         yield _choice({}, self.reply.ends_with)
 
@@ -121,5 +121,6 @@ def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str
     return {"index": 0, "delta": delta, "finish_reason": finish_reason}
 
 
-def _pieces(text: str, size: int) -> Iterator[str]:
+def pieces_of(text: str, size: int) -> Iterator[str]:
+    """Return the text in pieces of `size` characters."""
     return (text[start : start + size] for start in range(0, len(text), size))

@@ -42,6 +42,8 @@ class RequestRecord:
     status: int | None = None
     usage: Usage | None = None
     violation: str | None = None
+    sent: Mapping[str, Any] = field(default_factory=dict)
+    """The body as it was sent; `body` is that of chat completions for every protocol."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 class Ending(StrEnum):
@@ -106,7 +107,8 @@ class Reply:
     for equal requests, where it is None, and left out with `send_usage=False`. `latency` (seconds
     before the answer) replaces the server's; `pause` is the seconds between the events of a
     stream, and `piece` the characters of content and arguments in each. `extra` adds fields to
-    the message, such as `refusal`. `quirks` are departures from OpenAI's own form.
+    the message, such as `refusal`. `reasoning` is sent signed where the protocol has it. `quirks`
+    are departures from OpenAI's own form.
     """
 
     content: str | None = None
@@ -119,6 +121,7 @@ class Reply:
     pause: float = 0.0
     piece: int = 24
     extra: Mapping[str, Any] = field(default_factory=dict)
+    reasoning: str | None = None
     quirks: tuple[Quirk, ...] = ()
 
     def __post_init__(self) -> None:

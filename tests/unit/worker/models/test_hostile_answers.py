@@ -14,8 +14,9 @@ import pytest
 from support.servers.raw_model_server import completion_body
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.worker.models.bodies import parse_body
 from stepfleet.worker.models.lenient_json import MENDED_BYTES, MOST_SIGNS, read_json
-from stepfleet.worker.models.openai.answer import parse_body, parse_completion
+from stepfleet.worker.models.openai.answer import parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 
 BOUND_SECONDS = 3.0

@@ -7,9 +7,9 @@ from support.servers.raw_model_server import completion_body
 from stepfleet.orchestrator import FinishReason, LLMResponse, UsageStats
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.models.bodies import parse_body
 from stepfleet.worker.models.openai.answer import (
     finish_reason,
-    parse_body,
     parse_completion,
     usage_of,
 )

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, Role, ToolCall, ToolSpec
+from stepfleet.worker.models.bodies import encode
 from stepfleet.worker.models.openai.request import (
-    encode,
     request_body,
     tool_choice,
     wire_messages,

@@ -1,0 +1,108 @@
+"""What the bodies of all protocols have in common: JSON, names of tools, media. Pure."""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.messages import REASONING, Block, Message
+from stepfleet.worker.models.lenient_json import read_json
+
+NO_NAME = "unnamed_tool"
+_NAME_LENGTH = 64
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_MEDIA_TYPES = {
+    "jpg": "image/jpeg",
+    "pdf": "application/pdf",
+    "txt": "text/plain",
+    "md": "text/markdown",
+}
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    """Return the body as JSON. Lone surrogates and integers above 64 bits are kept, escaped."""
+    try:
+        # Copied: what orjson returns keeps 4 KiB, however short it is, and a call may be long.
+        return bytes(memoryview(orjson.dumps(body)))
+    except TypeError:
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`. Nesting is bounded by the parser (1,024 levels)."""
+    try:
+        payload = read_json(body)
+    except orjson.JSONDecodeError as error:
+        raise malformed(f"the body is not JSON ({error})") from None
+    if not isinstance(payload, dict):
+        raise malformed("the body is not a JSON object")
+    return payload
+
+
+def malformed(what: str) -> ModelError:
+    """Return the transient failure of an answer that cannot be read."""
+    msg = f"the model's answer is malformed: {what}"
+    return ModelError(msg, retryable=True, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+
+
+@lru_cache(maxsize=1024)
+def safe_name(name: str) -> str:
+    """Return the name of a tool or author with the characters that services take."""
+    # A name that the service refuses would end the run at its next step, whoever made it up.
+    return _NOT_IN_A_NAME.sub("_", name)[:_NAME_LENGTH]
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image or document: base64 `data`, or its `url`; one of them is ""."""
+
+    media_type: str
+    data: str
+    url: str
+    name: str
+
+    @property
+    def address(self) -> str:
+        """Its URL, or its bytes as a data URL."""
+        return self.url or f"data:{self.media_type};base64,{self.data}"
+
+
+def media_of(block: Block) -> Media | None:
+    """Return the image or document of a block; None for a block of another kind."""
+    for kind, usual in (("image", "png"), ("document", "pdf")):
+        media = block.get(kind)
+        if isinstance(media, dict):
+            source = media.get("source", {})
+            form = str(media.get("format", usual))
+            other = f"image/{form}" if kind == "image" else f"application/{form}"
+            return Media(
+                media_type=_MEDIA_TYPES.get(form, other),
+                data=str(source.get("bytes", "")),
+                url=str(source.get("url", "")),
+                name=str(media.get("name", "document")),
+            )
+    return None
+
+
+def reasoning_of(message: Message, provider: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return place and data of each block of reasoning that this provider made, in order."""
+    blocks = [block[REASONING] for block in message.reasoning]
+    return [(one["at"], one["data"]) for one in blocks if one.get("provider") == provider]
+
+
+def reasoning_block(provider: str, at: int, data: dict[str, Any]) -> Block:
+    """Return the block of an answer's reasoning; `at` is its place (see `REASONING`)."""
+    return {REASONING: {"provider": provider, "at": at, "data": data}}
+
+
+def with_reasoning(items: list[Any], reasoning: list[tuple[int, dict[str, Any]]]) -> list[Any]:
+    """Return the texts and calls of an answer with its reasoning at its places."""
+    merged = list(items)
+    for before, (at, data) in enumerate(reasoning):
+        merged.insert(min(at, len(items)) + before, data)
+    return merged

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: requests as they arrive, answers as they are sent."""

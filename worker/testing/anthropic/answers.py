@@ -1,0 +1,207 @@
+"""Puts replies, refusals and faults into the answers of Messages, whole or as events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from stepfleet.worker.testing.anthropic.conversation import (
+    conversation,
+    marked_blocks,
+    signature,
+)
+from stepfleet.worker.testing.openai import answers as chat
+from stepfleet.worker.testing.openai.completions import arguments_text, estimate, pieces_of
+from stepfleet.worker.testing.openai.conversation import Violation, call_id
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
+from stepfleet.worker.testing.scenario.latency import name_of
+from stepfleet.worker.testing.scenario.replies import (
+    EVENTS,
+    JSON,
+    REFUSED,
+    REPLIED,
+    Answer,
+    Reply,
+    Usage,
+)
+from stepfleet.worker.testing.wire import Wire
+
+PATH = "/v1/messages"
+_OVERLOADED = 529
+_LOOKED_BACK = 20
+_CHARACTERS_PER_TOKEN = 4
+_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens",
+            "content_filter": "refusal"}  # fmt: skip
+_REFUSALS: dict[FaultKind | str, tuple[int, str, str]] = {
+    FaultKind.RATE_LIMITED: (
+        HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error", "This request would exceed your limit"),
+    FaultKind.SERVER_ERROR: (
+        HTTPStatus.INTERNAL_SERVER_ERROR, "api_error", "Internal server error"),
+    FaultKind.OVERLOADED: (_OVERLOADED, "overloaded_error", "Overloaded"),
+    FaultKind.CONTEXT_LENGTH_EXCEEDED: (
+        HTTPStatus.BAD_REQUEST, "invalid_request_error",
+        "prompt is too long: 208310 tokens > 200000 maximum"),
+    FaultKind.CONTENT_FILTER: (
+        HTTPStatus.BAD_REQUEST, "invalid_request_error",
+        "Output blocked by content filtering policy"),
+    FaultKind.UNAUTHORIZED: (
+        HTTPStatus.UNAUTHORIZED, "authentication_error", "invalid x-api-key"),
+    FaultKind.FORBIDDEN: (
+        HTTPStatus.FORBIDDEN, "permission_error", "The key may not use this model"),
+    FaultKind.NOT_FOUND: (HTTPStatus.NOT_FOUND, "not_found_error", "model: unknown"),
+}  # fmt: skip
+
+
+@dataclass
+class PromptCache:
+    """Which beginnings of prompts the service has cached: those that end at a mark."""
+
+    _known: set[int] = field(default_factory=set)
+
+    def usage(self, body: dict[str, Any], usage: Usage) -> Usage:
+        """Return the usage with the tokens that were read and written.
+
+        A mark finds an entry that ends at most 20 blocks before it.
+        """
+        blocks = marked_blocks(body)
+        ends, sizes = [hash(())], [0]
+        for data, _ in blocks:
+            ends.append(hash((ends[-1], data)))
+            sizes.append(sizes[-1] + len(data))
+        marks = [place for place, (_, marked) in enumerate(blocks, 1) if marked]
+        near = {place for mark in marks for place in range(max(mark - _LOOKED_BACK, 1), mark + 1)}
+        read = max((sizes[place] for place in near if ends[place] in self._known), default=0)
+        written = max((sizes[mark] for mark in marks), default=0) - read
+        self._known |= {ends[mark] for mark in marks}
+        cached = min(read // _CHARACTERS_PER_TOKEN, usage.prompt_tokens)
+        added = min(max(written, 0) // _CHARACTERS_PER_TOKEN, usage.prompt_tokens - cached)
+        return replace(usage, cached_tokens=cached, cache_write_tokens=added)
+
+
+def messages_wire() -> Wire:
+    """Return the protocol for one server, with a prompt cache of its own."""
+    cache = PromptCache()
+
+    def replying(request: RequestRecord, reply: Reply) -> Answer:
+        usage = reply.usage
+        if reply.send_usage and usage is None:
+            usage = cache.usage(dict(request.sent), estimate(request.body, reply))
+        message = _Message(reply, request, usage if reply.send_usage else None)
+        answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
+        if request.streams:
+            return replace(answer, pieces=tuple(message.events()), content_type=EVENTS)
+        body = orjson.dumps(message.body())
+        return replace(answer, pieces=(body,), length=len(body))
+
+    return Wire(conversation, replying, refusing, failing)
+
+
+def refusing(violation: Violation) -> Answer:
+    """Return the 400 that names what is wrong with the request."""
+    answer = _error(REFUSED, HTTPStatus.BAD_REQUEST, "invalid_request_error", str(violation))
+    return replace(answer, delay=0.0)
+
+
+def failing(fault: Fault, sound: Answer) -> Answer:
+    """Return the answer of a fault; `sound` is the one that the request would have got."""
+    if fault.kind in _REFUSALS:
+        status, kind, message = _REFUSALS[fault.kind]
+        sound = replace(sound, pieces=())
+        failed = _error(str(fault.kind), status, kind, fault.message or message)
+    elif fault.kind in (FaultKind.EMPTY_CHOICES, FaultKind.NO_MESSAGE):
+        body = orjson.dumps({"id": "msg_empty", "type": "message", "role": "assistant"})
+        failed = replace(sound, pieces=(body,), length=len(body), usage=None)
+        failed = replace(failed, content_type=JSON)
+    else:
+        return chat.failing(fault, sound)
+    return chat.delayed(fault, failed)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A reply with the place in a conversation that it answers."""
+
+    reply: Reply
+    request: RequestRecord
+    usage: Usage | None
+
+    def body(self) -> dict[str, Any]:
+        return self._head() | {
+            "content": [*self._blocks()],
+            "stop_reason": _REASONS.get(self.reply.ends_with, self.reply.ends_with),
+            **({"usage": self._usage()} if self.usage else {}),
+        }
+
+    def events(self) -> Iterator[bytes]:
+        usage = {"usage": {**self._usage(), "output_tokens": 1}} if self.usage else {}
+        head = self._head() | {"content": [], "stop_reason": None} | usage
+        yield _event("message_start", message=head)
+        yield _event("ping")
+        for index, block in enumerate(self._blocks()):
+            yield from self._block(index, block)
+        reason = _REASONS.get(self.reply.ends_with, self.reply.ends_with)
+        yield _event(
+            "message_delta",
+            delta={"stop_reason": reason, "stop_sequence": None},
+            **({"usage": {"output_tokens": self._usage()["output_tokens"]}} if self.usage else {}),
+        )
+        yield _event("message_stop")
+
+    def _block(self, index: int, block: dict[str, Any]) -> Iterator[bytes]:
+        kind = block["type"]
+        name = {"tool_use": "input"}.get(kind, kind)
+        whole = orjson.dumps(block[name]).decode() if kind == "tool_use" else block[name]
+        empty: dict[str, Any] = {**block, name: {} if kind == "tool_use" else ""}
+        yield _event("content_block_start", index=index, content_block=empty)
+        delta = {"tool_use": "input_json_delta"}.get(kind, f"{kind}_delta")
+        part = "partial_json" if kind == "tool_use" else name
+        for piece in pieces_of(whole, self.reply.piece):
+            change = {"type": delta, part: piece}
+            yield _event("content_block_delta", index=index, delta=change)
+        yield _event("content_block_stop", index=index)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": f"msg_{name_of(self.request.key, self.request.turn)}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.reply.model or self.request.body["model"],
+            "stop_sequence": None,
+        }
+
+    def _blocks(self) -> Iterator[dict[str, Any]]:
+        if self.reply.reasoning is not None:
+            block = {"type": "thinking", "thinking": self.reply.reasoning}
+            yield {**block, "signature": signature(block)}
+        if self.reply.content:
+            yield {"type": "text", "text": self.reply.content}
+        for index, call in enumerate(self.reply.tool_calls):
+            made = call_id(self.request.key, self.request.turn, index)
+            arguments = call.arguments
+            if isinstance(arguments, str):
+                arguments = orjson.loads(arguments_text(call))
+            identity = made if call.id is None else call.id
+            yield {"type": "tool_use", "id": identity, "name": call.name, "input": arguments}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.usage or Usage(0, 0)
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation_input_tokens": usage.cache_write_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: ".encode() + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+def _error(outcome: str, status: int, kind: str, message: str) -> Answer:
+    error = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
+    body = orjson.dumps(error)
+    return Answer(outcome, status, (body,), length=len(body))
