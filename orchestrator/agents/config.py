@@ -16,6 +16,7 @@ from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
+from stepfleet.orchestrator.models.services import problem_with
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
@@ -162,14 +163,16 @@ class AgentConfig(Record):
             raise ConfigurationError(msg)
 
     def check_models(self) -> None:
-        """Raise `ConfigurationError`, with the fix, where a model names no provider."""
-        for field, model in (("model", self.model), ("summary_model", self.memory.summary_model)):
-            provider, _, name = (model or "a:b").partition(":")
-            if not provider or not name:
-                raise ConfigurationError(
-                    f"agent {self.name!r}: field {field!r}: {model!r} must name its provider; "
-                    f"write 'openai:{(model or '').strip(':')}'"
-                )
+        """Raise `ConfigurationError`, with the fix, where a model cannot be called like this."""
+        settings = self.settings.model_dump(exclude_defaults=True)
+        summary = {"base_url": self.settings.base_url}
+        for field, model, given in (
+            ("model", self.model, settings),
+            ("summary_model", self.memory.summary_model, summary),
+        ):
+            problem = problem_with(model, given) if model is not None else None
+            if problem is not None:
+                raise ConfigurationError(f"agent {self.name!r}: field {field!r}: {problem}")
 
     @property
     def digest(self) -> str:

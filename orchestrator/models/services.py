@@ -3,10 +3,12 @@
 A provider is one entry here; one with a protocol of its own has a format in `worker.models` too.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Api(StrEnum):
@@ -23,7 +25,8 @@ class Service:
     `url` is its address unless a variable of `url_variables` or an agent's `settings.base_url`
     names another; "" stands for none. The first variable of `key_variables` that is set has the
     key, which goes to hosts that `hosts` fits, to `url`, and to the address in the variable.
-    `needs_key` says whether `url` refuses calls without one.
+    `needs_key` says whether `url` refuses calls without one. `lacks` names the fields of an agent's
+    `settings` that its calls cannot carry.
     """
 
     api: Api
@@ -32,6 +35,7 @@ class Service:
     key_variables: tuple[str, ...] = ()
     hosts: str = ""
     needs_key: bool = True
+    lacks: tuple[str, ...] = ()
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -48,6 +52,33 @@ def _compatible(url: str, variable: str, key: str = "") -> Service:
     """Return a service of OpenAI's protocol."""
     keys = (key,) if key else ()
     return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key))
+
+
+def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
+    """Return why no call of `model` can be made with these settings; None where one can.
+
+    `settings` are those that are set. Prefixes that are none of `SERVICES` belong to packages.
+    """
+    prefix, _, name = model.partition(":")
+    if not prefix or not name:
+        return f"{model!r} must name its provider; write 'openai:{model.strip(':')}'"
+    service = SERVICES.get(prefix)
+    if service is None:
+        near = difflib.get_close_matches(prefix, SERVICES, 1)
+        return (
+            f"{model!r}: there is no provider {prefix!r}; did you mean {near[0]!r}?"
+            if near
+            else None
+        )
+    lacking = [name for name in service.lacks if name in settings]
+    if lacking:
+        return (
+            f"{model!r}: {prefix} takes no {lacking[0]!r}; leave settings.{lacking[0]} out, or use "
+            "a model of another provider"
+        )
+    if not service.url and not settings.get("base_url"):
+        return f"{model!r} needs the address of its server; set settings.base_url"
+    return None
 
 
 def environment_of(root: str) -> dict[str, str]:
@@ -74,6 +105,7 @@ SERVICES: Mapping[str, Service] = {
         ("ANTHROPIC_BASE_URL",),
         ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
         r"(?:[^.]+\.)?anthropic\.com",
+        lacks=("temperature", "top_p", "seed", "organization"),
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_BASE_URL", "DEEPSEEK_API_KEY"),

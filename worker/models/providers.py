@@ -17,7 +17,7 @@ from stepfleet.orchestrator.models.services import SERVICES, Api
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
-from stepfleet.worker.models.anthropic import MESSAGES
+from stepfleet.worker.models.anthropic.messages import MESSAGES
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel

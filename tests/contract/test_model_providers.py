@@ -1,0 +1,214 @@
+"""One suite over every provider: the worker's client calls a server of its protocol."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from stepfleet.orchestrator import (
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    ToolCall,
+    ToolSpec,
+)
+from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.models.services import environment_of
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.responses import OutputFormat
+from stepfleet.worker.models import Models
+from stepfleet.worker.testing import Fault, ModelServer, Reply, ToolCallReply, Usage
+
+PROVIDERS = ("openai", "anthropic", "groq")
+SIGNED = ("anthropic",)
+"""Providers whose reasoning must go back unchanged."""
+
+LOOK = ToolSpec(
+    name="look",
+    description="Look.",
+    parameters={"type": "object", "properties": {"at": {"type": "array", "items": {}}}},
+)
+TWO_CALLS = Reply(
+    "Looking.", (ToolCallReply("look", {"at": [1, "é"]}), ToolCallReply("look", {"at": []}))
+)
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "streamed"])
+def stream(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def models(server: ModelServer) -> AsyncIterator[Models]:
+    models = Models(environment=environment_of(server.url.removesuffix("/v1")))
+    yield models
+    await models.aclose()
+
+
+def asked(provider: str, *messages: Message, **fields: Any) -> ModelRequest:
+    settings = ModelSettings.model_validate(fields.pop("settings", {}))
+    return ModelRequest(
+        model=f"{provider}:some-model",
+        messages=messages or (Message.system("Be brief."), Message.user("hi")),
+        tools=fields.pop("tools", (LOOK,)),
+        settings=settings,
+        **fields,
+    )
+
+
+async def test_an_answer_has_text_calls_usage_and_reason(
+    provider: str, stream: bool, server: ModelServer, models: Models
+) -> None:
+    usage = Usage(prompt_tokens=100, completion_tokens=7, cached_tokens=60, reasoning_tokens=3)
+    server.script("hi", Reply(TWO_CALLS.content, TWO_CALLS.tool_calls, usage=usage))
+    pieces: list[str] = []
+    request = asked(provider, settings={"stream": stream})
+    answer = await models.generate(request, on_text=pieces.append)
+    assert server.violations == ()
+    assert "".join(pieces) == answer.content == "Looking."
+    assert [call.arguments for call in answer.tool_calls or ()] == [{"at": [1, "é"]}, {"at": []}]
+    assert answer.finish_reason is FinishReason.TOOL_CALLS
+    assert answer.model == "some-model"
+    assert answer.usage is not None
+    counts = answer.usage
+    assert (counts.prompt_tokens, counts.completion_tokens) == (100, 7)
+    assert (counts.cached_tokens, counts.reasoning_tokens, counts.total_tokens) == (60, 3, 107)
+
+
+async def test_results_of_parallel_calls_come_back_in_one_turn(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", TWO_CALLS, "Seen.")
+    opening = (Message.system("Be brief."), Message.user("hi"))
+    first = await models.generate(asked(provider, *opening))
+    calls = first.tool_calls or ()
+    results = (Message.tool(calls[0], "one"), Message.tool(calls[1], '{"n": 2}'))
+    talk = (*opening, Message.assistant(first.as_content, calls), *results)
+    second = await models.generate(asked(provider, *talk))
+    assert server.violations == ()
+    assert second.content == "Seen."
+    assert second.finish_reason is FinishReason.STOP
+    answered = [(one.name, one.content) for one in server.requests[-1].answers]
+    assert answered == [("look", "one"), ("look", '{"n": 2}')]
+
+
+async def test_images_and_documents_reach_the_model(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("What is this?", "A dot.")
+    picture = {"image": {"format": "png", "source": {"bytes": "iVBORw0KGgo="}}}
+    paper = {"document": {"format": "pdf", "name": "a.pdf", "source": {"bytes": "JVBERi0="}}}
+    question = Message.user([{"text": "What is this?"}, picture, paper])
+    answer = await models.generate(asked(provider, question, tools=()))
+    assert (server.violations, answer.content) == ((), "A dot.")
+    sent = str(server.requests[-1].sent)
+    assert "iVBORw0KGgo=" in sent
+    assert "JVBERi0=" in sent
+
+
+@pytest.mark.parametrize("choice", ["auto", "any", "none", "look"])
+async def test_every_choice_of_tools_is_sent(
+    provider: str, choice: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", "Done.")
+    await models.generate(asked(provider, tool_choice=choice, parallel_tool_calls=False))
+    assert server.violations == ()
+    chat = server.requests[-1].body["tool_choice"]
+    named = {"type": "function", "function": {"name": "look"}}
+    assert chat == {"any": "required", "look": named}.get(choice, choice)
+
+
+async def test_signed_reasoning_goes_back_unchanged_and_to_no_other_provider(
+    provider: str, stream: bool, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", Reply("So.", TWO_CALLS.tool_calls, reasoning="Let me see."), "Seen.")
+    settings = {"stream": stream}
+    first = await models.generate(asked(provider, Message.user("hi"), settings=settings))
+    assert bool(first.reasoning) == (provider in SIGNED)
+    stored = LLMResponse.from_json(first.to_json())
+    calls = stored.tool_calls or ()
+    results = tuple(Message.tool(call, "seen") for call in calls)
+    talk = (Message.user("hi"), Message.assistant(stored.as_content, calls), *results)
+    await models.generate(asked(provider, *talk, settings=settings))
+    assert server.violations == ()
+    assert ("Let me see." in str(server.requests[-1].sent)) == (provider in SIGNED)
+    other = "openai" if provider != "openai" else "anthropic"
+    await models.generate(asked(other, *talk))
+    assert server.violations == ()
+    assert "Let me see." not in str(server.requests[-1].sent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "retryable"),
+    [
+        ("rate_limited", ModelErrorCode.RATE_LIMIT, True),
+        ("server_error", ModelErrorCode.SERVER_ERROR, True),
+        ("overloaded", ModelErrorCode.SERVER_ERROR, True),
+        ("context_length_exceeded", ModelErrorCode.CONTEXT_OVERFLOW, False),
+        ("unauthorized", ModelErrorCode.INVALID_API_KEY, False),
+        ("forbidden", ModelErrorCode.PERMISSION_DENIED, False),
+        ("not_found", ModelErrorCode.MODEL_NOT_FOUND, False),
+        ("broken_json", ModelErrorCode.MALFORMED_ANSWER, True),
+        ("empty_choices", ModelErrorCode.MALFORMED_ANSWER, True),
+        ("truncated_stream", None, True),
+        ("reset", ModelErrorCode.CONNECTION_ERROR, True),
+    ],
+)
+async def test_a_failure_is_of_its_kind(
+    provider: str,
+    stream: bool,
+    kind: str,
+    expected: ModelErrorCode | None,
+    retryable: bool,
+    server: ModelServer,
+    models: Models,
+) -> None:
+    server.script("hi", "Never read by anyone, for the stream is cut before its end.")
+    server.fail(Fault(kind, retry_after=3), attempt=None)
+    with pytest.raises(ModelError) as raised:
+        await models.generate(asked(provider, settings={"stream": stream}))
+    failure = raised.value
+    assert failure.retryable is retryable
+    assert expected is None or failure.code == expected
+    if kind == "rate_limited":
+        assert isinstance(failure, RateLimitError)
+        assert failure.retry_after == 3
+    if kind == "context_length_exceeded":
+        assert isinstance(failure, ContextWindowError)
+        assert failure.limit in (8192, 200_000)
+    if kind == "unauthorized":
+        assert "_API_KEY" in str(failure)
+
+
+async def test_data_of_a_schema_are_requested_natively(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", '{"city": "Rome"}')
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    output = OutputFormat(name="place", json_schema=schema)
+    answer = await models.generate(asked(provider, tools=(), output=output))
+    assert (server.violations, answer.content) == ((), '{"city": "Rome"}')
+    assert "'city': {'type': 'string'}" in str(server.requests[-1].sent)
+
+
+async def test_a_calls_id_of_another_provider_is_taken(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    call = ToolCall(id="functions.look:0", name="look", arguments={})
+    server.script("hi", "never", "Seen.")
+    talk = (Message.user("hi"), Message.assistant("", (call,)), Message.tool(call, "x"))
+    assert (await models.generate(asked(provider, *talk))).content == "Seen."
+    assert server.violations == ()

@@ -1,0 +1,276 @@
+"""Anthropic's Messages, checked by the types of the official SDK."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import orjson
+import pytest
+from anthropic.types import RawMessageStreamEvent
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from stepfleet.orchestrator import (
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    Role,
+    ToolCall,
+    ToolSpec,
+)
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.models.pricing import Price
+from stepfleet.orchestrator.records.responses import OutputFormat
+from stepfleet.worker.models.anthropic import StreamedMessage, parse_message, request_body, usage_of
+from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+
+LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
+SIGNED = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
+
+
+def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
+    request = ModelRequest(
+        model="claude-x",
+        messages=messages or (Message.user("hi"),),
+        settings=ModelSettings.model_validate(settings or {}),
+        **fields,
+    )
+    made = request_body(request)
+    TypeAdapter(
+        with_config(ConfigDict(extra="forbid"))(MessageCreateParamsNonStreaming)
+    ).validate_python(made)
+    return made
+
+
+def test_a_whole_conversation_has_the_sdks_types() -> None:
+    call = ToolCall(id="call.1", name="look", arguments={"a": "é"})
+    other = ToolCall(id="call_2", name="look", arguments={})
+    reasoning = {"reasoning": {"provider": "anthropic", "at": 0, "data": SIGNED}}
+    made = body(
+        Message.system("Be brief."),
+        Message(role=Role.DEVELOPER, content="In English."),
+        Message.user([{"text": "see"}, {"image": {"source": {"url": "https://x/y.png"}}}]),
+        Message.assistant([reasoning, {"text": "ok"}], (call, other)),
+        Message.tool(call, "one"),
+        Message.tool(other, ""),
+        Message.user("And?"),
+        tools=(LOOK,),
+        tool_choice="look",
+        parallel_tool_calls=False,
+        output=OutputFormat(json_schema={"type": "object"}),
+        settings={"stop": ["X"], "reasoning_effort": "low"},
+    )
+    assert [block["text"] for block in made["system"]] == ["Be brief.", "In English."]
+    assert [turn["role"] for turn in made["messages"]] == ["user", "assistant", "user"]
+    assert [block["type"] for block in made["messages"][1]["content"]] == [
+        "thinking", "text", "tool_use", "tool_use",
+    ]  # fmt: skip
+    assert [block["type"] for block in made["messages"][2]["content"]] == [
+        "tool_result", "tool_result", "text",
+    ]  # fmt: skip
+    used, answered = made["messages"][1]["content"][2], made["messages"][2]["content"][0]
+    assert used["id"] == answered["tool_use_id"] == "call_1"
+    assert made["tool_choice"] == {
+        "type": "tool", "name": "look", "disable_parallel_tool_use": True,
+    }  # fmt: skip
+    assert made["stop_sequences"] == ["X"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "thinking", "effort", "most"),
+    [
+        ({}, None, None, 16_384),
+        ({"max_tokens": 5}, None, None, 5),
+        ({"reasoning_effort": "none"}, {"type": "disabled"}, None, 16_384),
+        ({"reasoning_effort": "minimal"}, {"type": "adaptive"}, "low", 16_384),
+        ({"reasoning_effort": "high"}, {"type": "adaptive"}, "high", 16_384),
+        ({"reasoning_budget": 0}, {"type": "disabled"}, None, 16_384),
+        ({"reasoning_budget": 2048}, {"type": "enabled", "budget_tokens": 2048}, None, 18_432),
+    ],
+)
+def test_reasoning_is_requested_by_effort_or_budget(
+    settings: dict[str, Any], thinking: Any, effort: str | None, most: int
+) -> None:
+    made = body(settings=settings)
+    assert (made.get("thinking"), made["max_tokens"]) == (thinking, most)
+    assert made.get("output_config", {}).get("effort") == effort
+
+
+def test_marks_stand_at_the_fixed_beginning_and_at_the_ends_of_the_last_two_user_turns() -> None:
+    call = ToolCall(id="c", name="look", arguments={})
+    talk: tuple[Message, ...] = (Message.system("s"), Message.user("a"))
+    for _ in range(3):
+        talk += (Message.assistant("", (call,)), Message.tool(call, "x"))
+    made = body(*talk, tools=(LOOK,))
+    marked = [turn for turn in made["messages"] if "cache_control" in turn["content"][-1]]
+    assert "cache_control" in made["system"][-1]
+    assert marked == [made["messages"][-3], made["messages"][-1]]
+    assert b"cache_control" not in orjson.dumps(body(*talk, settings={"prompt_cache": False}))
+
+
+def test_extra_body_overrules() -> None:
+    assert body(settings={"extra_body": {"speed": "fast", "max_tokens": 9}})["max_tokens"] == 9
+
+
+def test_an_answer_of_the_sdks_types_is_understood() -> None:
+    payload = anthropic.types.Message.model_validate(
+        {
+            "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x-1",
+            "content": [
+                SIGNED, {"type": "text", "text": "a"}, {"type": "redacted_thinking", "data": "zz"},
+                {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"x": 1}},
+            ],
+            "stop_reason": "tool_use", "stop_sequence": None,
+            "usage": {
+                "input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 100,
+                "cache_creation_input_tokens": 7, "output_tokens_details": {"thinking_tokens": 2},
+            },
+        }
+    ).to_dict(mode="json")  # fmt: skip
+    answer = parse_message(payload, "claude-x")
+    assert (answer.content, answer.model) == ("a", "claude-x-1")
+    assert answer.tool_calls == (ToolCall(id="toolu_1", name="look", arguments={"x": 1}),)
+    places = [
+        (block["reasoning"]["at"], block["reasoning"]["data"]["type"]) for block in answer.reasoning
+    ]
+    assert places == [(0, "thinking"), (1, "redacted_thinking")]
+    back = body(Message.user("hi"), Message.assistant(answer.as_content, answer.tool_calls))
+    assert [block["type"] for block in back["messages"][1]["content"]] == [
+        "thinking", "text", "redacted_thinking", "tool_use",
+    ]  # fmt: skip
+    assert back["messages"][1]["content"][0] == SIGNED
+
+
+def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens_with_their_prices() -> None:
+    usage = usage_of(
+        {
+            "input_tokens": 10,
+            "output_tokens": 5,
+            "cache_read_input_tokens": 100,
+            "cache_creation_input_tokens": 1000,
+        }
+    )
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.cache_write_tokens) == (1110, 100, 1000)
+    price = Price(input=10, output=50, cached_input=1, cache_write=12.5)
+    assert price.cost(usage) == pytest.approx((100 + 100 + 12_500 + 250) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("end_turn", FinishReason.STOP),
+        ("stop_sequence", FinishReason.STOP),
+        ("max_tokens", FinishReason.LENGTH),
+        ("model_context_window_exceeded", FinishReason.LENGTH),
+        ("refusal", FinishReason.CONTENT_FILTER),
+        ("pause_turn", FinishReason.OTHER),
+        (None, FinishReason.OTHER),
+    ],
+)
+def test_finish_reasons(reason: str | None, expected: FinishReason) -> None:
+    payload: dict[str, Any] = {
+        "content": [],
+        "stop_reason": reason,
+        "stop_details": {"explanation": "no"},
+    }
+    assert parse_message(payload, "m").finish_reason is expected
+
+
+@pytest.mark.parametrize("content", [None, "text", [1], {"type": "text"}])
+def test_an_answer_without_blocks_is_malformed(content: Any) -> None:
+    with pytest.raises(ModelError, match="malformed") as raised:
+        parse_message({"content": content}, "m")
+    assert raised.value.retryable
+
+
+def streamed(events: list[bytes]) -> LLMResponse:
+    answer = StreamedMessage()
+    for event in events:
+        answer.add(event)
+    return parse_message(answer.payload(), "m")
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer() as running:
+        yield running
+
+
+@pytest.fixture
+def sdk(server: ModelServer) -> anthropic.Anthropic:
+    url = server.url.removesuffix("/v1")
+    return anthropic.Anthropic(base_url=url, api_key="k", max_retries=0)
+
+
+def test_the_official_client_understands_the_model_server(
+    server: ModelServer, sdk: anthropic.Anthropic
+) -> None:
+    """So what our tests are answered with has the form of the service's answers."""
+    server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": 1}),), reasoning="Hm."))
+    tool: Any = {"name": "look", "input_schema": {"type": "object"}}
+    asked: Any = {
+        "model": "claude-x", "max_tokens": 50, "tools": [tool],
+        "messages": [{"role": "user", "content": "hi"}],
+    }  # fmt: skip
+    whole = sdk.messages.create(**asked)
+    with sdk.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == "Hello!"
+        pieced = stream.get_final_message()
+    for answer in (whole, pieced):
+        assert [block.type for block in answer.content] == ["thinking", "text", "tool_use"]
+        assert answer.stop_reason == "tool_use"
+        assert parse_message(answer.to_dict(mode="json"), "m").content == "Hello!"
+    server.fail("rate_limited", attempt=None)
+    with pytest.raises(anthropic.RateLimitError):
+        sdk.messages.create(**asked)
+
+
+def test_a_stream_gets_the_answer_that_is_sent_whole(
+    server: ModelServer, sdk: anthropic.Anthropic
+) -> None:
+    server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": [1, "é"]}),), reasoning="Hm."))
+    tool: Any = {"name": "look", "input_schema": {"type": "object"}}
+    asked: Any = {
+        "model": "claude-x", "max_tokens": 50, "tools": [tool],
+        "messages": [{"role": "user", "content": "hi"}],
+    }  # fmt: skip
+    events = [one.to_dict(mode="json") for one in sdk.messages.create(**asked, stream=True)]
+    adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    for event in events:
+        adapter.validate_python(event)
+    read = streamed([orjson.dumps(event) for event in events])
+    whole = parse_message(sdk.messages.create(**asked).to_dict(mode="json"), "m")
+    same = {"usage", "raw"}
+    assert read.model_dump(exclude=same) == whole.model_dump(exclude=same)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            b"{}",
+            b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"x"}}',
+        ],
+        [b'{"type":"message_start","message":{}}', b'{"type":"message_stop"'],
+        [b'{"type":"message_start","message":[]}'],
+        [b'{"type":"content_block_start","index":"0","content_block":{}}'],
+        [b"[]"],
+    ],
+)
+def test_a_stream_that_is_none_is_malformed_and_tried_again(events: list[bytes]) -> None:
+    with pytest.raises(ModelError, match="malformed") as raised:
+        streamed(events)
+    assert raised.value.retryable
+
+
+def test_a_stream_of_many_blocks_is_bounded() -> None:
+    answer = StreamedMessage()
+    for index in range(10_000):
+        block = {"type": "tool_use", "id": str(index), "name": "look", "input": {}}
+        event = {"type": "content_block_start", "index": index, "content_block": block}
+        answer.add(orjson.dumps(event))
+    answer.add(b'{"type":"message_stop"}')
+    assert len(parse_message(answer.payload(), "m").tool_calls or ()) == 257

@@ -1,0 +1,195 @@
+"""Reads answers of Messages, whole or streamed, into `LLMResponse`s. Pure."""
+
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.tools import parse_tool_calls
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.attempt.sanitize import new_call_id
+from stepfleet.worker.models.anthropic.request import PROVIDER
+from stepfleet.worker.models.bodies import malformed, reasoning_block
+from stepfleet.worker.models.lenient_json import read_json
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+_REASONS = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_use": FinishReason.TOOL_CALLS,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "refusal": FinishReason.CONTENT_FILTER,
+}
+
+
+def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
+    """Return an answer as the fleet's; `default_model` names the model where it does not."""
+    content = payload.get("content")
+    if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
+        raise malformed("its content is not a list of blocks")
+    texts: list[str] = []
+    uses: list[dict[str, Any]] = []
+    reasoning: list[Block] = []
+    for block in content:
+        kind = block.get("type")
+        if kind in _THOUGHTS:
+            reasoning.append(reasoning_block(PROVIDER, bool(texts) + len(uses), block))
+        elif kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "tool_use":
+            uses.append({**block, "arguments": block.get("input")})
+    calls = parse_tool_calls(uses, new_id=new_call_id)
+    reason = payload.get("stop_reason")
+    known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
+    if calls and known in (None, FinishReason.STOP):
+        known = FinishReason.TOOL_CALLS
+    model = payload.get("model")
+    return LLMResponse.model_construct(
+        content="".join(texts) or _refusal_of(payload),
+        tool_calls=calls or None,
+        usage=usage_of(payload.get("usage")),
+        model=model if isinstance(model, str) and model else default_model,
+        finish_reason=known or FinishReason.OTHER,
+        reasoning=tuple(reasoning),
+        raw=payload,
+    )
+
+
+def _refusal_of(payload: dict[str, Any]) -> str:
+    details = payload.get("stop_details")
+    explanation = details.get("explanation") if isinstance(details, dict) else None
+    return explanation if isinstance(explanation, str) else ""
+
+
+def usage_of(usage: Any) -> UsageStats | None:
+    """Return the token counts of one call, or None when they are absent or no counts.
+
+    The service counts tokens that were read from or written to its prompt cache apart.
+    """
+    if not isinstance(usage, dict):
+        return None
+    given, completion = (
+        token_count(usage.get("input_tokens")),
+        token_count(usage.get("output_tokens")),
+    )
+    if given is None or completion is None:
+        return None
+    cached = token_count(usage.get("cache_read_input_tokens")) or 0
+    written = token_count(usage.get("cache_creation_input_tokens")) or 0
+    details = usage.get("output_tokens_details")
+    thought = token_count(details.get("thinking_tokens")) if isinstance(details, dict) else 0
+    prompt = given + cached + written
+    return UsageStats.model_construct(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        llm_calls=1,
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        reasoning_tokens=thought or 0,
+    )
+
+
+_PIECES = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}
+
+
+class StreamedMessage:
+    """The answer so far. `error` is the payload of a failure that came as an event."""
+
+    def __init__(self) -> None:
+        self.error: dict[str, Any] | None = None
+        self.usage: dict[str, Any] | None = None
+        self._size = 0
+        self._done = False
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[tuple[int, str], list[str]] = {}
+
+    @property
+    def size(self) -> int:
+        """How many characters of text and calls it has."""
+        return self._size
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of interest follows."""
+        return self._done or self.error is not None
+
+    def add(self, data: bytes) -> str:
+        """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
+        try:
+            event = read_json(data)
+        except orjson.JSONDecodeError:
+            raise malformed("an event of the stream is not JSON") from None
+        if not isinstance(event, dict):
+            raise malformed("an event of the stream is not a JSON object")
+        match event.get("type"):
+            case "message_start":
+                self._message = _object(event.get("message"))
+                self._count(self._message.get("usage"))
+            case "content_block_start":
+                self._start(event.get("index"), _object(event.get("content_block")))
+            case "content_block_delta":
+                return self._delta(event.get("index"), _object(event.get("delta")))
+            case "message_delta":
+                self._message |= _object(event.get("delta"))
+                self._count(event.get("usage"))
+            case "message_stop":
+                self._done = True
+            case "error":
+                self.error = event
+        return ""
+
+    def payload(self) -> dict[str, Any]:
+        """Return the whole answer. Raises `ModelError` when the stream broke off."""
+        if not self._done:
+            raise malformed("the stream broke off")
+        content = [self._whole(index) for index in sorted(self._blocks)]
+        return {**self._message, "content": content, "usage": self.usage}
+
+    def _count(self, usage: Any) -> None:
+        # Counts are cumulative; the last event has only those that have changed.
+        if isinstance(usage, dict):
+            known = {name: value for name, value in usage.items() if value is not None}
+            self.usage = {**(self.usage or {}), **known}
+
+    def _start(self, index: Any, block: dict[str, Any]) -> None:
+        if not isinstance(index, int):
+            raise malformed("a block of the stream has no index")
+        if len(self._blocks) <= 2 * MOST_CALLS:
+            self._blocks[index] = block
+
+    def _delta(self, index: Any, delta: dict[str, Any]) -> str:
+        field = _PIECES.get(str(delta.get("type")), "")
+        piece = delta.get(field)
+        if index not in self._blocks or not isinstance(piece, str):
+            return ""
+        self._pieces.setdefault((index, field), []).append(piece)
+        if field == "signature":
+            return ""
+        self._size += len(piece)
+        return piece if field == "text" else ""
+
+    def _whole(self, index: int) -> dict[str, Any]:
+        block = dict(self._blocks[index])
+        for field in _PIECES.values():
+            if pieces := self._pieces.get((index, field)):
+                text = "".join(pieces)
+                name = "input" if field == "partial_json" else field
+                block[name] = text if name == "input" else str(block.get(name) or "") + text
+        return block
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise malformed("an event of the stream lacks its object")
+    return value

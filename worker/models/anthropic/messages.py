@@ -1,0 +1,24 @@
+"""The format of `POST /v1/messages`."""
+
+from stepfleet.orchestrator.records.responses import ModelRequest
+from stepfleet.worker.models.anthropic.answer import StreamedMessage, parse_message, usage_of
+from stepfleet.worker.models.anthropic.request import request_body
+from stepfleet.worker.models.bodies import encode, parse_body
+from stepfleet.worker.models.endpoint import Endpoint
+from stepfleet.worker.models.http_model import Format
+
+
+def _body(request: ModelRequest, _: Endpoint) -> bytes:
+    return encode(request_body(request))
+
+
+MESSAGES = Format(
+    path="/v1/messages",
+    body=_body,
+    parse=parse_body,
+    stream=StreamedMessage,
+    usage=usage_of,
+    response=parse_message,
+    failed=lambda payload: payload.get("type") == "error",
+    headers={"anthropic-version": "2026-10-21"},
+)

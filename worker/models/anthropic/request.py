@@ -1,0 +1,203 @@
+"""Translates the fleet's messages, tools and output format into a body of Messages. Pure."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.worker.models.bodies import (
+    NO_NAME,
+    media_of,
+    reasoning_of,
+    safe_name,
+    with_reasoning,
+)
+
+PROVIDER = "anthropic"
+MOST_TOKENS = 16_384
+"""Tokens of an answer where `settings.max_tokens` is not set: the service wants a number."""
+
+_CHOICES = {"auto": "auto", "any": "any", "none": "none"}
+_MARK = {"type": "ephemeral"}
+
+
+def request_body(request: ModelRequest) -> dict[str, Any]:
+    """Return the body of `request`. `extra_body` is merged last and may overrule every field."""
+    settings = request.settings
+    system = [_text(one.text) for one in request.messages if one.is_system() and one.text]
+    messages = _turns(one for one in request.messages if not one.is_system())
+    body: dict[str, Any] = {
+        "model": request.model,
+        "max_tokens": _most_tokens(settings),
+        "messages": messages,
+    }
+    tools = [_tool(spec.name, spec.description, spec.parameters) for spec in request.tools]
+    if settings.prompt_cache:
+        _mark(tools, system, messages)
+    if system:
+        body["system"] = system
+    if tools:
+        body["tools"] = tools
+        body["tool_choice"] = _tool_choice(request)
+    output = _output(request)
+    if output:
+        body["output_config"] = output
+    return body | _sampling(settings) | settings.extra_body
+
+
+def _most_tokens(settings: ModelSettings) -> int:
+    return settings.max_tokens or MOST_TOKENS + (settings.reasoning_budget or 0)
+
+
+def _sampling(settings: ModelSettings) -> dict[str, Any]:
+    thinking: dict[str, Any] | None = None
+    if settings.reasoning_budget:
+        thinking = {"type": "enabled", "budget_tokens": settings.reasoning_budget}
+    elif settings.reasoning_budget == 0 or settings.reasoning_effort == "none":
+        thinking = {"type": "disabled"}
+    elif settings.reasoning_effort:
+        thinking = {"type": "adaptive"}
+    fields = {
+        "stop_sequences": list(settings.stop) or None,
+        "service_tier": settings.service_tier,
+        "stream": settings.stream or None,
+        "thinking": thinking,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _output(request: ModelRequest) -> dict[str, Any]:
+    output: dict[str, Any] = {}
+    if request.output and request.output.json_schema is not None:
+        output["format"] = {"type": "json_schema", "schema": request.output.json_schema}
+    effort = request.settings.reasoning_effort
+    if effort and effort != "none" and not request.settings.reasoning_budget:
+        output["effort"] = "low" if effort == "minimal" else effort
+    return output
+
+
+def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    schema = parameters or {"type": "object", "properties": {}}
+    tool: dict[str, Any] = {"name": name, "input_schema": schema}
+    return tool | {"description": description} if description else tool
+
+
+def _tool_choice(request: ModelRequest) -> dict[str, Any]:
+    kind = _CHOICES.get(request.tool_choice)
+    choice: dict[str, Any] = {"type": kind} if kind else {"type": "tool"}
+    if kind is None:
+        choice["name"] = request.tool_choice
+    if request.parallel_tool_calls is False and kind != "none":
+        choice["disable_parallel_tool_use"] = True
+    return choice
+
+
+def _turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return alternating turns: all results of one answer, and what follows them, are one."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role = "assistant" if message.role is Role.ASSISTANT else "user"
+        blocks = list(_blocks(message))
+        if not blocks:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": blocks})
+    return turns
+
+
+def _blocks(message: Message) -> Iterator[dict[str, Any]]:
+    if message.role is Role.TOOL:
+        yield _result(message.tool_call_id or "", message.content, status=None)
+        return
+    if message.role is not Role.ASSISTANT:
+        yield from _parts(message.content)
+        return
+    items = list(_parts(message.content))
+    items += [_use(one.id, one.name, one.arguments) for one in message.tool_calls]
+    yield from with_reasoning(items, reasoning_of(message, PROVIDER))
+
+
+def _parts(content: Content) -> Iterator[dict[str, Any]]:
+    if isinstance(content, str):
+        content = [{"text": content}] if content else []
+    for block in content:
+        if REASONING not in block and block.get("text") != "":
+            yield _part(block)
+
+
+def _part(block: Block) -> dict[str, Any]:
+    """Return one block in the service's form; kinds unknown here pass unchanged."""
+    if "type" in block:
+        return block
+    if "text" in block:
+        return _text(str(block["text"]))
+    if "json" in block:
+        return _text(orjson.dumps(block["json"]).decode())
+    if "toolUse" in block:
+        used = block["toolUse"]
+        return _use(used["toolUseId"], used["name"], used.get("input", {}))
+    if "toolResult" in block:
+        given = block["toolResult"]
+        return _result(given["toolUseId"], given.get("content", ""), status=given.get("status"))
+    return _media(block)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    # The service takes only some characters in an id, and other providers' ids have more.
+    return {
+        "type": "tool_use",
+        "id": safe_name(call_id),
+        "name": safe_name(name) or NO_NAME,
+        "input": arguments,
+    }
+
+
+def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, Any]:
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": safe_name(call_id)}
+    if content:
+        result["content"] = content if isinstance(content, str) else list(_parts(content))
+    return result | {"is_error": True} if status == "error" else result
+
+
+def _media(block: Block) -> dict[str, Any]:
+    media = media_of(block)
+    if media is None:
+        return block
+    if "image" in block:
+        return {"type": "image", "source": _source(media.media_type, media.data, media.url)}
+    if media.media_type.startswith("text/") and "text" in block["document"].get("source", {}):
+        text = str(block["document"]["source"]["text"])
+        source = {"type": "text", "media_type": "text/plain", "data": text}
+    else:
+        source = _source(media.media_type, media.data, media.url)
+    return {"type": "document", "source": source, "title": media.name}
+
+
+def _source(media_type: str, data: str, url: str) -> dict[str, Any]:
+    if url:
+        return {"type": "url", "url": url}
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _mark(
+    tools: list[dict[str, Any]], system: list[dict[str, Any]], turns: list[dict[str, Any]]
+) -> None:
+    """Mark what may be cached: the fixed beginning, and the ends of the last two user turns.
+
+    The service looks only some blocks back from a mark for what it has cached: the mark where the
+    previous request ended finds that request's entry, however long the answer between them is.
+    """
+    fixed = system or tools
+    if fixed:
+        fixed[-1]["cache_control"] = _MARK
+    users = [turn for turn in turns if turn["role"] == "user"]
+    for turn in users[-2:]:
+        turn["content"][-1] = {**turn["content"][-1], "cache_control": _MARK}
