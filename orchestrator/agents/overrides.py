@@ -32,7 +32,7 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
         check_nesting(value, name)
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
-    if not {"model", "memory"}.isdisjoint(given):
+    if not {"model", "memory", "settings"}.isdisjoint(given):
         changed.check_models()
     if "tool_choice" in given:
         changed.check_tool_choice(json_strategy(config.strategy, config.strategy_options))

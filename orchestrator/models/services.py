@@ -35,7 +35,7 @@ class Service:
     key_variables: tuple[str, ...] = ()
     hosts: str = ""
     needs_key: bool = True
-    lacks: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ("reasoning_budget",)
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -65,11 +65,8 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     service = SERVICES.get(prefix)
     if service is None:
         near = difflib.get_close_matches(prefix, SERVICES, 1)
-        return (
-            f"{model!r}: there is no provider {prefix!r}; did you mean {near[0]!r}?"
-            if near
-            else None
-        )
+        unknown = f"{model!r}: there is no provider {prefix!r}; did you mean"
+        return f"{unknown} {near[0]!r}?" if near else None
     lacking = [name for name in service.lacks if name in settings]
     if lacking:
         return (

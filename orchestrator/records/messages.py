@@ -63,9 +63,9 @@ class Message(Record):
         return cls(role=Role.USER, content=content, metadata={ADDED: by})
 
     @classmethod
-    def assistant(cls, content: Content, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
-        """Return an assistant message with its tool calls."""
-        return cls(role=Role.ASSISTANT, content=content, tool_calls=tool_calls)
+    def assistant(cls, text: Content, tool_calls: tuple[ToolCall, ...] = ()) -> "Message":
+        """Return an assistant message with its tool calls; `text` may be a list of blocks."""
+        return cls(role=Role.ASSISTANT, content=text, tool_calls=tool_calls)
 
     @classmethod
     def tool(cls, call: ToolCall, text: str) -> "Message":

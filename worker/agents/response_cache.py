@@ -26,6 +26,7 @@ from stepfleet.orchestrator.models.caching.entries import (
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
 from stepfleet.orchestrator.store.response_cache import CacheEntries
@@ -111,11 +112,12 @@ class ResponseCache:
             known = getattr(llm, IDENTITY, None)
             return str(known or f"{config.name}/{kind.__module__}.{kind.__qualname__}")
         settings, prefix = request.settings, request.model.partition(":")[0]
-        if prefix != "openai":
+        service = SERVICES.get(prefix)
+        if service is None:
             return f"{prefix} {settings.base_url or ''}"
-        where = (settings.base_url, settings.api_key_env, settings.organization)
+        where = (prefix, settings.base_url, settings.api_key_env, settings.organization)
         if where not in self._providers:
-            self._providers[where] = endpoint_of(settings, self._environment).url
+            self._providers[where] = endpoint_of(settings, self._environment, service).url
         return self._providers[where]
 
     # ------------------------------------------------------------------ entries

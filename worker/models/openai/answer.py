@@ -83,6 +83,8 @@ def usage_of(usage: Any) -> UsageStats | None:
         llm_calls=1,
         cached_tokens=_detail(usage, "prompt_tokens_details", "cached_tokens"),
         reasoning_tokens=_detail(usage, "completion_tokens_details", "reasoning_tokens"),
+        audio_tokens=_detail(usage, "prompt_tokens_details", "audio_tokens")
+        + _detail(usage, "completion_tokens_details", "audio_tokens"),
     )
 
 

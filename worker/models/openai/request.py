@@ -73,6 +73,8 @@ def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:
         "top_p": settings.top_p,
         "stop": list(settings.stop) or None,
         "seed": settings.seed,
+        "reasoning_effort": settings.reasoning_effort,
+        "service_tier": settings.service_tier,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

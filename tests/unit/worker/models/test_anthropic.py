@@ -23,7 +23,8 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.pricing import Price
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.models.anthropic import StreamedMessage, parse_message, request_body, usage_of
+from stepfleet.worker.models.anthropic.answer import StreamedMessage, parse_message, usage_of
+from stepfleet.worker.models.anthropic.request import request_body
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
@@ -171,11 +172,8 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens_with_their_
     ],
 )
 def test_finish_reasons(reason: str | None, expected: FinishReason) -> None:
-    payload: dict[str, Any] = {
-        "content": [],
-        "stop_reason": reason,
-        "stop_details": {"explanation": "no"},
-    }
+    details = {"explanation": "no"}
+    payload: dict[str, Any] = {"content": [], "stop_reason": reason, "stop_details": details}
     assert parse_message(payload, "m").finish_reason is expected
 
 
