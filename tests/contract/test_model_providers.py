@@ -72,6 +72,7 @@ def asked(provider: str, *messages: Message, **fields: Any) -> ModelRequest:
 async def test_an_answer_has_text_calls_usage_and_reason(
     provider: str, stream: bool, server: ModelServer, models: Models
 ) -> None:
+    """MSG-07, LLM-04: the same request and the same answer, whoever answers."""
     usage = Usage(prompt_tokens=100, completion_tokens=7, cached_tokens=60, reasoning_tokens=3)
     server.script("hi", Reply(TWO_CALLS.content, TWO_CALLS.tool_calls, usage=usage))
     pieces: list[str] = []
@@ -123,6 +124,7 @@ async def test_images_and_documents_reach_the_model(
 async def test_every_choice_of_tools_is_sent(
     provider: str, choice: str, server: ModelServer, models: Models
 ) -> None:
+    """MSG-10"""
     server.script("hi", "Done.")
     await models.generate(asked(provider, tool_choice=choice, parallel_tool_calls=False))
     assert server.violations == ()
