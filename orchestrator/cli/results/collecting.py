@@ -3,28 +3,55 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from stepfleet.orchestrator.cli.results.layout import Layout, ResultOptions
 from stepfleet.orchestrator.cli.results.lines import to_line
-from stepfleet.orchestrator.cli.results.places import replacing
+from stepfleet.orchestrator.cli.results.places import FullDiskError, replacing
 from stepfleet.orchestrator.cli.results.result_file import ResultFile
 from stepfleet.orchestrator.client.batch import AsyncBatch
 
+_SPACE_SECONDS = 1.0
+T = TypeVar("T")
+
 
 async def collect_as_they_end(
-    batch: AsyncBatch, out: Path, layout: Layout, *, ordered: bool
+    batch: AsyncBatch, out: Path, layout: Layout, report: Callable[[str], None], *, ordered: bool
 ) -> None:
     """Append each run's line as it ends, until all have ended; then the file is what the batch is.
 
-    Lines that it has already are kept. With `ordered` the file is in the order of the input.
+    Lines that it has already are kept. With `ordered` the file is in the order of the input. A
+    full disk is waited for: `report` gets it, and an empty text when there is room again.
     """
     with ResultFile(out, layout) as file:
         async for result in batch.results(known=file.ends):
-            file.add(result)
-        await asyncio.to_thread(file.settle, batch.run_ids() if ordered else ())
+            try:
+                file.add(result)
+            except FullDiskError:
+                await when_there_is_space(partial(asyncio.to_thread, file.add, result), report)
+        order = batch.run_ids() if ordered else ()
+        await when_there_is_space(partial(asyncio.to_thread, file.settle, order), report)
+
+
+async def when_there_is_space(
+    write: Callable[[], Awaitable[T]], report: Callable[[str], None]
+) -> T:
+    """Return what `write` returns, tried again for as long as the disk is full."""
+    told = False
+    while True:
+        try:
+            found = await write()
+        except FullDiskError as error:
+            report(error.message)
+            told = True
+            await asyncio.sleep(_SPACE_SECONDS)
+            continue
+        if told:
+            report("")
+        return found
 
 
 async def collect(

@@ -16,6 +16,10 @@ from typing import IO
 from stepfleet.orchestrator.errors import ConfigurationError
 
 
+class FullDiskError(ConfigurationError):
+    """A results file has no space left on its disk: it can be written as soon as there is some."""
+
+
 def check_writable(path: Path) -> None:
     """Raise `ConfigurationError` where `path` cannot become a results file; changes nothing."""
     if is_special(path):
@@ -126,6 +130,9 @@ def is_special(path: Path) -> bool:
 
 def not_writable(path: Path, error: OSError) -> ConfigurationError:
     """Return the error of a file that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_special(path):
+        msg = f"--out {path} cannot be written: {error.strerror}; make room on its disk"
+        return FullDiskError(msg)
     return ConfigurationError(
         f"--out {path} cannot be written: {error.strerror}; name a file in a folder that exists "
         "and that you may write to"

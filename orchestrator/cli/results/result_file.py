@@ -22,7 +22,7 @@ class ResultFile:
     """A results file; lines that it already has are kept, unless their runs have ended anew.
 
     Opening raises `ConfigurationError` where the file cannot be written or holds other data;
-    `add` and `settle` raise it when lines cannot be written (a full disk).
+    `add` and `settle` raise it when lines cannot be written: `FullDiskError` for a full disk.
     """
 
     def __init__(self, path: Path, layout: Layout) -> None:
@@ -64,6 +64,8 @@ class ResultFile:
             while written < len(line):
                 written += os.write(self._descriptor, line[written:])
         except OSError as error:
+            if self._regular:
+                os.ftruncate(self._descriptor, self._size)  # the part that had room
             raise not_writable(self.path, error) from None
         self._note(run_id, ended, len(line))
 

@@ -5,11 +5,16 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.failures import Failures
-from stepfleet.orchestrator.cli.results.collecting import collect, collect_as_they_end
+from stepfleet.orchestrator.cli.results.collecting import (
+    collect,
+    collect_as_they_end,
+    when_there_is_space,
+)
 from stepfleet.orchestrator.cli.results.input_file import InputForm, default_agent
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
 from stepfleet.orchestrator.cli.results.places import check_writable
@@ -185,18 +190,21 @@ def _advice(agents: str | None) -> Callable[[str], str]:
 async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) -> Ended:
     """Return how the batch ended, after its results are in their file, if any."""
     await batch.on_standstill(display.stands_still)
+    report = partial(display.stands_still, what="Results wait, the runs go on")
     watching = asyncio.create_task(_watch(batch, display))
     counting = asyncio.create_task(_count_failures(batch, display))
     try:
         layout = results.layout((await batch.progress()).format)
         if results.out is not None and layout.grows:
-            await collect_as_they_end(batch, results.out, layout, ordered=results.ordered)
+            await collect_as_they_end(batch, results.out, layout, report, ordered=results.ordered)
             watching.cancel()
         await asyncio.wait([watching])
         if not watching.cancelled():
             watching.result()
         if results.out is not None and not layout.grows:
-            await collect(batch, results, layout, follow=False, failed=False)
+            await when_there_is_space(
+                partial(collect, batch, results, layout, follow=False, failed=False), report
+            )
     finally:
         watching.cancel()
         counting.cancel()

@@ -17,6 +17,7 @@ import orjson
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.cli.run.locks import held, is_held
+from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch
 
 
@@ -67,7 +68,17 @@ class Notes:
             return None
 
     def write(self, note: Note, identity: str | None = None) -> None:
-        """Note a batch before its submission, so that a partial submission is found again."""
+        """Note a batch before its submission, so that a partial submission is found again.
+
+        Raises `ConfigurationError` where the folder cannot be written (a full disk).
+        """
+        try:
+            self._write(note, identity)
+        except OSError as error:
+            msg = f"{self._folder} cannot be written: {error.strerror}; mend that, nothing is lost"
+            raise ConfigurationError(msg) from None
+
+    def _write(self, note: Note, identity: str | None) -> None:
         for name in filter(None, (note.batch_id, identity)):
             path = self._folder / f"{name}.json"
             fresh = path.with_name(f"{path.name}.{os.getpid()}.new")

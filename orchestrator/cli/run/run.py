@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
@@ -103,6 +104,9 @@ def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> str:
     return identity(content, plan.agent, agents, simulate.rules if simulate else None)
 
 
+_SAY_SECONDS = 5.0
+
+
 @dataclass
 class _Run:
     """One `run` command and its batch. `same` is its identity, empty without a file."""
@@ -114,6 +118,7 @@ class _Run:
     note: Note | None
     holds: contextlib.ExitStack
     last: BatchProgress | None = None
+    submitted: int = 0
     answer: AgentRunResult | None = None
     """Of a single line on standard input."""
 
@@ -206,18 +211,37 @@ class _Run:
         await self._warn_of_other_workers(fleet)
         if self.plan.file is None:  # a batch by its id, which is known
             raise ConfigurationError(f"batch {note.batch_id} is incomplete: run its file")
-        batch = await fleet.submit_batch(
-            self.plan.file,
+        saying = asyncio.create_task(self._say_how_far())
+        try:
+            batch = await self._submit_file(fleet, self.plan.file, note)
+        finally:
+            saying.cancel()
+        print_skipped(batch)
+        return batch
+
+    async def _submit_file(self, fleet: AsyncFleet, file: Path, note: Note) -> AsyncBatch:
+        return await fleet.submit_batch(
+            file,
             self.plan.agent,
             agents=self.crew.agents,
             idempotency_key=note.key,
             skip_invalid=self.plan.skip_invalid,
-            name="standard input" if self.plan.from_stdin else self.plan.file.name,
-            on_progress=lambda _: self.crew.needed.set(),
+            name="standard input" if self.plan.from_stdin else file.name,
+            on_progress=self._on_submitted,
             **self.plan.form.for_batch(),
         )
-        print_skipped(batch)
-        return batch
+
+    def _on_submitted(self, runs: int) -> None:
+        self.submitted = runs
+        self.crew.needed.set()
+
+    async def _say_how_far(self) -> None:
+        """Say again and again how far a long submission is, also while Redis takes none."""
+        while True:
+            before = self.submitted
+            await asyncio.sleep(_SAY_SECONDS)
+            waits = "; Redis takes no more at the moment" if self.submitted == before else ""
+            self.crew.display.notice(f"Submitting: {self.submitted:,} runs so far{waits}")
 
     async def _warn_of_other_workers(self, fleet: AsyncFleet) -> None:
         """Warn of other workers on this Redis that do not have the agents."""
@@ -256,13 +280,14 @@ class _Run:
             batch = await fleet.batches.get(batch_id)
         except ConfigurationError:  # nothing of it was submitted
             return
-        await batch.pause()
-        self.last = await batch.progress()
+        if not (await batch.progress()).ended:
+            await batch.pause()
+            self.last = await batch.progress()
 
     def _print_interrupted(self) -> None:
         last = self.last
         if last is None:
-            notice("Interrupted. The same command resumes the batch.")
+            notice("Interrupted. The same command resumes the batch, or completes its results.")
             return
         data = data_option(self.plan)
         notice(f"Interrupted. Batch {last.batch_id} is paused; the same command resumes the batch.")

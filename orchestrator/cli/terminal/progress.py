@@ -103,13 +103,17 @@ class Display:
             self._live.update(shown, refresh=True)
         elif last or now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
-            notice(progress_line(progress, self._pace))
+            reason = f" ({self._reason})" if self._reason and not last else ""
+            notice(progress_line(progress, self._pace) + reason)
 
-    def stands_still(self, reason: str) -> None:
-        """Show why nothing moves below the progress; an empty text when it moves again."""
+    def stands_still(self, reason: str, what: str = "Nothing moves") -> None:
+        """Show why nothing moves below the progress; an empty text when it moves again.
+
+        `what` names it where something else waits.
+        """
         was, self._reason = self._reason, self._advice(reason)
         if reason and not self._live and self._reason != was:
-            notice(f"Nothing moves: {self._reason}")
+            notice(f"{what}: {self._reason}")
 
     @property
     def is_live(self) -> bool:

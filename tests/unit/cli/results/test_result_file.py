@@ -1,9 +1,12 @@
+import asyncio
 import contextlib
+import errno
 import os
 import stat
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
+from stepfleet.orchestrator.cli.results.collecting import when_there_is_space
 from stepfleet.orchestrator.cli.results.layout import Kind, Layout
 from stepfleet.orchestrator.cli.results.lines import to_line
 from stepfleet.orchestrator.cli.results.places import check_writable, is_empty, replacing
@@ -50,6 +54,39 @@ def result(
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_a_full_disk_leaves_whole_lines_and_what_waits_is_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes half of the second line, then nothing, and has room again at the third try."""
+    path = tmp_path / "out.jsonl"
+    told: list[str] = []
+    refusals = iter([False, True, True])
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        refuses = next(refusals, None)
+        if refuses is None:
+            return write(descriptor, data)
+        if refuses:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[: len(data) // 2])
+
+    async def wait(file: ResultFile) -> None:
+        await when_there_is_space(partial(asyncio.to_thread, file.add, result(R2)), told.append)
+
+    with ResultFile(path, FULL) as file:
+        file.add(result(R1))
+        monkeypatch.setattr(os, "write", full)
+        asyncio.run(wait(file))
+
+    assert [line["run_id"] for line in lines(path)] == [R1, R2]
+    assert [one.partition(";")[0] for one in told] == [
+        f"--out {path} cannot be written: No space left on device",
+        f"--out {path} cannot be written: No space left on device",
+        "",
+    ]
 
 
 def test_a_result_is_a_line_with_the_inputs_own_id(tmp_path: Path) -> None:
