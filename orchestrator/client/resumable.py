@@ -9,13 +9,13 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 
 _FIELDS = {
     StopReason.STEPS_LIMIT: "max_steps",
     StopReason.TOKEN_LIMIT: "token_limit",
-    StopReason.TIME_LIMIT: "time_limit (or cumulative_timeout)",
+    StopReason.TIME_LIMIT: "time_limit",
     StopReason.GUARD: "budget_usd",
 }
 
@@ -52,8 +52,16 @@ def ensure_resumable(
         return
     outcome = criteria.evaluate(state)
     field = _FIELDS.get(outcome.stop_reason)
-    fix = f"raise it: {verb} with {field}=..." if field else "change what it names"
+    fix = f"raise it: {verb} with {field}={_higher(outcome)}" if field else "change what it names"
     raise ConfigurationError(f"run {run_id} would end at once again ({outcome.reason}); {fix}")
+
+
+def _higher(outcome: ContinuationOutcome) -> str:
+    """Return twice the limit that a run has reached, or twice what it used."""
+    facts = (one.context for one in outcome.evaluations if one.criterion == outcome.resolved_by)
+    known = next(facts, {})
+    numbers = [one for one in map(known.get, ("value", "limit")) if isinstance(one, int | float)]
+    return f"{2 * max(numbers):g}" if numbers else "..."
 
 
 def ensure_not_completed(run_id: str, state: AgentState) -> None:

@@ -1,9 +1,11 @@
 """Runs Flower on the fleet's broker, in this process. Does not know runs."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -20,6 +22,8 @@ from stepfleet.orchestrator.errors import ConfigurationError
 MAX_TASKS = 10_000
 """Steps that Flower keeps in memory; its default is 100,000."""
 
+SAVE_MILLISECONDS = 60_000
+"""How often kept tasks are written; also when Flower ends."""
 COLUMNS = "name,args,state,result,received,runtime,uuid"
 """Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""
 SHOWN = 40
@@ -28,11 +32,12 @@ SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where Flower listens, and the `user:password` that it requires."""
+    """Where Flower listens, the `user:password` that it requires, and where it keeps its tasks."""
 
     host: str
     port: int
     basic_auth: str | None = None
+    kept: Path | None = None
 
 
 class Dashboard(Flower):
@@ -97,5 +102,10 @@ def _configure(address: Address) -> None:
     options.format_task = with_failure
     options.enable_events = True
     options.basic_auth = [address.basic_auth] if address.basic_auth else []
+    if address.kept is not None:
+        os.umask(0o077)  # it names runs, agents and failures
+        options.persistent = True
+        options.db = str(address.kept)
+        options.state_save_interval = SAVE_MILLISECONDS
     settings["debug"] = False
     settings["cookie_secret"] = options.cookie_secret

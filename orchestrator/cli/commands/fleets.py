@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -79,6 +80,14 @@ def flower(
     ] = options.DEFAULT_FLOWER_PORT,
     address: Annotated[str, typer.Option("--address", help="Where to listen.")] = "127.0.0.1",
     basic_auth: options.BasicAuth = None,
+    flower_db: Annotated[
+        Path | None,
+        typer.Option(
+            "--flower-db",
+            envvar="STEPFLEET_FLOWER_DB",
+            help="Keep the tasks in this file over restarts of Flower.",
+        ),
+    ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Run Flower on the fleet's broker: steps by name, workers, failures.
@@ -88,7 +97,7 @@ def flower(
     """
     from stepfleet.orchestrator.cli.local.flower import serve_flower
 
-    serve_flower(port, address, basic_auth, data)
+    serve_flower(port, address, basic_auth, data, flower_db)
 
 
 def bench(

@@ -1,5 +1,6 @@
 """`stepfleet flower`: runs Flower on the fleet's broker."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,9 +12,16 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.opening.opening import celery_app
 
 
-def serve_flower(port: int, address: str, basic_auth: str | None, data: Path) -> None:
-    """Serve until SIGINT or SIGTERM. Raises `AgentException` with the fix."""
+def serve_flower(
+    port: int, address: str, basic_auth: str | None, data: Path, kept: Path | None
+) -> None:
+    """Serve until SIGINT or SIGTERM; tasks are `kept` in that file, if any.
+
+    Raises `AgentException` with the fix.
+    """
     check_access(address, basic_auth)
+    if kept is not None:
+        _check_kept(kept)
     if find_spec("flower") is None:
         raise ConfigurationError('Flower is not installed: pip install "stepfleet[flower]"')
     # Imported here only: the module needs Flower.
@@ -23,7 +31,21 @@ def serve_flower(port: int, address: str, basic_auth: str | None, data: Path) ->
         redis_facts(settings.store, prefix=settings.prefix)
         serve(
             celery_app(settings),
-            Address(address, port, basic_auth),
+            Address(address, port, basic_auth, kept),
             lambda url: notice(f"Flower: {url}"),
             lambda: refused_messages({settings.store, settings.broker}, settings.prefix),
         )
+
+
+def _check_kept(path: Path) -> None:
+    """Raise `ConfigurationError` for a file of tasks that is unsafe or cannot be written.
+
+    Flower reads Python objects from it, which can be any code.
+    """
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise ConfigurationError(f"--flower-db {path}: {folder} is no folder that you may write to")
+    for one in (path, Path(f"{path}.db"), Path(f"{path}.dat")):
+        if one.exists() and (one.is_dir() or one.stat().st_uid != os.geteuid()):
+            msg = f"--flower-db {path}: {one} is no file of yours; name another one"
+            raise ConfigurationError(msg)

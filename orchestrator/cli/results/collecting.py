@@ -12,6 +12,8 @@ from stepfleet.orchestrator.cli.results.layout import Layout, ResultOptions
 from stepfleet.orchestrator.cli.results.lines import to_line
 from stepfleet.orchestrator.cli.results.places import FullDiskError, replacing
 from stepfleet.orchestrator.cli.results.result_file import ResultFile
+from stepfleet.orchestrator.cli.terminal.format import count
+from stepfleet.orchestrator.cli.terminal.output import every_second
 from stepfleet.orchestrator.client.batch import AsyncBatch
 
 _SPACE_SECONDS = 1.0
@@ -66,11 +68,14 @@ async def collect(
                 await asyncio.to_thread(write, file)
                 return table.count
         written = 0
+        report = every_second(lambda lines: f"{count(lines)} results written so far")
         async for result in batch.results(ordered=options.ordered, follow=follow, failed=failed):
             file.write(to_line(result, layout))
             written += 1
             if options.out is None:
                 file.flush()
+            else:
+                report(written)
         return written
 
 

@@ -22,7 +22,14 @@ from stepfleet.orchestrator.cli.run.locks import only_writer
 from stepfleet.orchestrator.cli.run.notes import new_key
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
-from stepfleet.orchestrator.cli.terminal.output import notice, print_either, print_json, screen
+from stepfleet.orchestrator.cli.terminal.format import count
+from stepfleet.orchestrator.cli.terminal.output import (
+    every_second,
+    notice,
+    print_either,
+    print_json,
+    print_text,
+)
 from stepfleet.orchestrator.cli.terminal.progress import LIVE_SECONDS, Display
 from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.views.batches import summary
@@ -68,15 +75,17 @@ def submit_file(
             raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
         check_writable(results.out)
     known = load_agents(agents) if agents else {}
+    default = default_agent(known, agent) if known else agent
 
     async def submit(fleet: AsyncFleet) -> int:
         batch = await fleet.submit_batch(
             file,
-            default_agent(known, agent) if known else agent,
+            default,
             agents=known or None,
             idempotency_key=new_key("submit") if again else idempotency_key,
             skip_invalid=skip_invalid,
             name=file.name,
+            on_progress=every_second(lambda runs: f"{count(runs)} runs submitted so far"),
             **form.for_batch(),
         )
         print_skipped(batch)
@@ -88,7 +97,7 @@ def submit_file(
         if json:
             print_json({**(await batch.progress()).to_dict(), "is_new": batch.is_new})
         else:
-            screen().print(batch.id)
+            print_text(batch.id)
         return COMPLETED
 
     with only_writer(results.out):

@@ -51,8 +51,16 @@ def print_either(
 
 
 def print_outcome(data: dict[str, Any], text: str, *, json: bool) -> None:
-    """Print the outcome of a command: its data as JSON, or a text."""
-    print_either(data, lambda _: text, json=json, as_data=dict)
+    """Print the outcome of a command: its data as JSON, or a text, whose lines are not broken."""
+    if json:
+        print_json(data)
+    else:
+        print_text(text)
+
+
+def print_text(text: str) -> None:
+    """Print a text at once, without breaking its lines."""
+    _write(text.encode(errors="replace"))
 
 
 def notice(text: str) -> None:

@@ -85,7 +85,7 @@ def request(
             return _print_run(run_id, await getattr(fleet.runs, verb)(run_id), json=json)
         batch = await fleet.batches.get(str(batch_id))
         # A request is in force at once, for runs that are not yet updated too.
-        report = every_second(lambda rows: f"{verb}: in force; {rows} rows updated so far")
+        report = every_second(lambda rows: f"{verb}: in force; {count(rows)} rows updated so far")
         return _print_batch(verb, batch, await getattr(batch, verb)(report), json=json)
 
     return with_fleet(data, send)
@@ -125,7 +125,7 @@ def retry_runs(target: Retries, data: Path, *, raised: Sequence[str], json: bool
             run_id = await fleet.runs.find(target.run, target.batch)
             return _print_run(run_id, await fleet.runs.retry(run_id, **overrides), json=json)
         batch = await fleet.batches.get(str(target.batch))
-        report = every_second(lambda rows: f"retry: {rows} rows examined so far")
+        report = every_second(lambda rows: f"retry: {count(rows)} rows examined so far")
         number = await batch.retry(report, where=target.where, **overrides)
         return _print_batch("retry", batch, number, json=json)
 
@@ -202,7 +202,7 @@ def purge_runs(
     async def remove(fleet: AsyncFleet) -> None:
         if not dry_run and not yes:
             _confirm(await fleet.runs.purge(**runs, dry_run=True))
-        report = _report if sys.stderr.isatty() else None
+        report = every_second(lambda rows: f"purge: {count(rows)} runs so far")
         done = await fleet.runs.purge(**runs, dry_run=dry_run, on_progress=report)
         text = f"{_runs(done)} {'would be removed' if dry_run else 'removed'}"
         print_outcome({"runs": done, "dry_run": dry_run}, text, json=json)
@@ -222,7 +222,3 @@ def _confirm(found: int) -> None:
 
 def _runs(number: int) -> str:
     return f"{count(number)} ended {'run' if number == 1 else 'runs'}"
-
-
-def _report(done: int) -> None:
-    sys.stderr.write(f"\r{count(done)} runs\x1b[K" if done else "")

@@ -26,7 +26,13 @@ async def read(fleet: AsyncFleet) -> Found:
 def as_data(found: Found) -> dict[str, Any]:
     """Return both as JSON-ready data."""
     overview, batches = found
-    return {"fleet": overview.to_dict(), "batches": [one.to_dict() for one in batches]}
+    fleet = overview.to_dict()
+    # At both places: scripts of earlier versions read them below `fleet`.
+    return {
+        "fleet": fleet,
+        "workers": fleet["workers"],
+        "batches": [one.to_dict() for one in batches],
+    }
 
 
 def picture(found: Found) -> RenderableType:

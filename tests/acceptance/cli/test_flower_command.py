@@ -231,3 +231,19 @@ def test_up_starts_flower_as_well(commands: CommandLine) -> None:
     os.kill(up.pid, signal.SIGINT)
     assert up.wait(timeout=LONG) == 0
     commands.until_all_ended(within=LONG)
+
+
+def test_tasks_are_kept_over_a_restart_in_a_file_of_their_owner(
+    commands: CommandLine, redis_url: str
+) -> None:
+    address = {"STEPFLEET_REDIS_URL": redis_url}
+    refused = commands("flower", "--flower-db", ".", STEPFLEET_REDIS_URL=redis_url)
+    assert (refused.returncode, "--flower-db" in refused.stderr) == (2, True)
+    options = ("--port", str(free_port()), "--flower-db", "kept")
+    flower = commands.start("flower", *options, **address)
+    commands.until_said("Flower: http", within=LONG)
+    flower.send_signal(signal.SIGTERM)
+    assert flower.wait(LONG) == 0, commands.said
+    files = list(commands.folder.glob("kept*"))
+    assert files
+    assert {one.stat().st_mode & 0o077 for one in files} == {0}

@@ -1,0 +1,19 @@
+"""Messages of the library in the words of the command line."""
+
+import pytest
+
+from stepfleet.orchestrator.cli.terminal.words import in_cli_words
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("raise it: retry with max_steps=8", "raise it: --raise max_steps=8"),
+        ("raise it: fork with max_steps=8", "raise it: --set max_steps=8"),
+        ("(skip_invalid=True submits the others)", "(--skip-invalid submits the others)"),
+        ("fork it before that (at=3), or", "fork it before that (--at 3), or"),
+        ("retry it with care", "retry it with care"),
+    ],
+)
+def test_arguments_are_named_as_options(given: str, shown: str) -> None:
+    assert in_cli_words(given) == shown
