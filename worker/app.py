@@ -3,6 +3,7 @@
 Made from the settings when Celery first asks for `app`; importing this module does nothing.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,8 +15,11 @@ from celery import Celery, bootsteps, signals
 from celery.worker.control import control_command
 
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.text.redaction import keep_secret
-from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.settings.own_app import AGENTS as APP_AGENTS
+from stepfleet.orchestrator.settings.own_app import app_settings
+from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings, load_settings
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.admission import Gate
@@ -27,11 +31,16 @@ from stepfleet.worker.engine.transport import register as register_transport
 from stepfleet.worker.runtime.child_deaths import Requests, counts_lost_children
 from stepfleet.worker.runtime.services import Services
 from stepfleet.worker.runtime.shutdown import Stopping, drain_at_hangup, ignore_hangup
-from stepfleet.worker.tasks import put_aside, register
+from stepfleet.worker.tasks import PROMISED, put_aside, register
 from stepfleet.worker.telemetry import log_as_json, log_without_secrets
+
+log = logging.getLogger(__name__)
 
 POOL = "stepfleet.worker.engine.pool:Pool"
 CONSUMER = "stepfleet.worker.engine.consumer:ResilientConsumer"
+CELERYS_CONSUMER = "celery.worker.consumer:Consumer"
+SHORT_SECONDS = 120.0
+"""A time limit below this ends model calls that are within their own."""
 AGENTS = "STEPFLEET_AGENTS"
 
 
@@ -75,28 +84,111 @@ def create_app(settings: Settings) -> Celery:
         app.conf.event_serializer = EVENTS
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
     services = Services(settings, load_agents(references).values(), app, isolates=not prefork)
-    for name, value in settings.secrets():
-        keep_secret(name, value)
     if settings.log_format == "json":
         log_as_json()
     else:
         log_without_secrets()
-    keys = settings.signing
-    gate = Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None
-    register(app, services, gate)
     receive = dead_letter_receiver(settings)
     signals.task_unknown.connect(receive, weak=False)
     signals.task_rejected.connect(receive, weak=False)
+    gate = _add_tasks(app, settings, services)
+
+    def set_up(**_: Any) -> None:
+        limit_tasks(app, gate, partial(put_aside, services))
+
+    signals.worker_init.connect(refuse_greenlet_pools, weak=False)
+    signals.worker_init.connect(lambda **_: services.stopping.open(), weak=False)
+    signals.celeryd_after_setup.connect(set_up, weak=False)
+    signals.worker_ready.connect(lambda **_: drain_at_hangup(), weak=False)
     if prefork:
         signals.worker_process_init.connect(lambda **_: ignore_hangup(), weak=False)
-        requests = Requests()
-        signals.task_received.connect(requests, weak=False)
-        lost = counts_lost_children(
-            settings, lambda: services.stopping.has_begun, requests, lambda: services.node
-        )
-        signals.task_failure.connect(lost, weak=False)
-    _follow_worker(app, services, gate)
+        _count_lost_children(settings, services)
+    _follow_worker(app, services)
     return app
+
+
+def serve_on(app: Celery, worker: Any) -> None:
+    """Let a worker of a user's app do steps, if it reads a queue of theirs, before it starts.
+
+    Its configuration, its logging and its other tasks stay as they are. Raises `SystemExit` with
+    the reason where it cannot, as Celery only logs other exceptions of receivers.
+    """
+    try:
+        settings, references = app_settings(app), app.conf.get(APP_AGENTS) or os.environ.get(AGENTS)
+        agents = load_agents(references or ()).values()
+    except AgentException as error:
+        raise SystemExit(f"stepfleet: {error}") from None
+    needed = {settings.queue, *(queue for agent in agents for queue in agent.queues)}
+    if needed.isdisjoint(app.amqp.queues.consume_from):
+        said = "no steps run here: this worker does not read " + ", ".join(sorted(needed))
+        signals.worker_ready.connect(lambda **_: log.info(said), weak=False)
+        return
+    refuse_greenlet_pools(worker)
+    # Isolated processes read it.
+    named = references if isinstance(references, str) else ",".join(references or ())
+    os.environ.update({**settings.environment(), AGENTS: named})
+    prefork = "prefork" in str(worker.pool_cls)
+    services = Services(settings, agents, app, isolates=not prefork, leave=_left_to_celery)
+    log_without_secrets()
+    _add_tasks(app, settings, services)
+    if prefork:
+        _count_lost_children(settings, services)
+    elif str(worker.pool_cls) == POOL and worker.consumer_cls == CELERYS_CONSUMER:
+        worker.consumer_cls = CONSUMER
+    services.stopping.open()
+
+    def check(**_: Any) -> None:  # Celery's logging is set up, and annotations are applied
+        _warn_of_limits(worker)
+        _check_tasks(app)
+
+    signals.celeryd_after_setup.connect(check, weak=False)
+    _follow_worker(app, services)
+
+
+def _left_to_celery(seconds: float) -> None:
+    """Leave the worker's end to Celery: tasks of the user's may run for longer than steps may."""
+    log.warning("tasks still run %g s after the request to stop; Celery waits for them", seconds)
+
+
+def _warn_of_limits(worker: Any) -> None:
+    for name in ("time_limit", "soft_time_limit"):
+        seconds = getattr(worker, name, None)
+        if seconds and seconds < SHORT_SECONDS:
+            log.warning(
+                "task_%s=%g ends steps as well, though a model's call may take %g s: raise it, or"
+                " start another worker for their queue with --%s",
+                *(name, seconds, SHORT_SECONDS, name.replace("_", "-")),
+            )
+
+
+def _check_tasks(app: Celery) -> None:
+    """Raise `SystemExit` where annotations of the app changed a promise of our tasks."""
+    for task in (app.tasks[TASK], app.tasks[TOOL_TASK]):
+        for option, value in PROMISED.items():
+            if getattr(task, option) != value:
+                raise SystemExit(
+                    f"stepfleet: task_annotations of the Celery app set {option} of {task.name};"
+                    f" steps need {option}={value!r}: except them"
+                )
+
+
+def _add_tasks(app: Celery, settings: Settings, services: Services) -> Gate | None:
+    """Register the tasks; return what checks signatures, where messages are signed."""
+    for name, value in settings.secrets():
+        keep_secret(name, value)
+    keys = settings.signing
+    gate = Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None
+    register(app, services, gate)
+    return gate
+
+
+def _count_lost_children(settings: Settings, services: Services) -> None:
+    requests = Requests()
+    signals.task_received.connect(requests, weak=False)
+    lost = counts_lost_children(
+        settings, lambda: services.stopping.has_begun, requests, lambda: services.node
+    )
+    signals.task_failure.connect(lost, weak=False)
 
 
 def asks_for_prefork(arguments: Sequence[str]) -> bool:
@@ -127,7 +219,7 @@ def _drain_step(stopping: Stopping) -> type[bootsteps.StartStopStep]:
     return DrainStep
 
 
-def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
+def _follow_worker(app: Celery, services: Services) -> None:
     """Tie the services to the worker's life. Receivers are kept by the app's own process."""
 
     def starts_in_worker(sender: Any = None, **_: Any) -> None:
@@ -137,20 +229,16 @@ def _follow_worker(app: Celery, services: Services, gate: Gate | None) -> None:
     def set_up(instance: Any = None, **_: Any) -> None:
         services.limits.note(instance)
         services.belong_to(instance)
-        limit_tasks(app, gate, partial(put_aside, services))
         if "prefork" in str(instance.pool_cls):
             explain_ends(services.stopping.why_ended)
 
     def stops(how: str = "Warm", **_: Any) -> None:
         services.stopping.request(at_once=how != "Warm")
 
-    signals.worker_init.connect(refuse_greenlet_pools, weak=False)
-    signals.worker_init.connect(lambda **_: services.stopping.open(), weak=False)
     signals.celeryd_after_setup.connect(set_up, weak=False)
     signals.worker_process_init.connect(lambda **_: services.start(), weak=False)
     signals.worker_process_shutdown.connect(lambda **_: end_home(), weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
-    signals.worker_ready.connect(lambda **_: drain_at_hangup(), weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)
     app.steps["worker"].add(_drain_step(services.stopping))
     _take_interruptions(services)

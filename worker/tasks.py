@@ -28,8 +28,21 @@ log = logging.getLogger(__name__)
 SHOWN = 300
 ISOLATED = "executed in an isolated process"
 TRACER_LOG = "celery.app.trace"
+STOPPING = "the worker is stopping"
 
 Hint = TypeVar("Hint", StepHint, ToolHint)
+
+
+PROMISED: dict[str, Any] = {
+    "acks_late": True,
+    "acks_on_failure": True,
+    "acks_on_timeout": True,
+    "reject_on_worker_lost": False,
+    "retry_on_worker_lost": False,
+    "ignore_result": True,
+    "store_errors_even_if_ignored": False,
+}
+"""Options of both tasks, whatever the defaults of a user's app are: recovery is the rescuer's."""
 
 
 class StepFailed(Exception):  # noqa: N818 - reads as what happened
@@ -94,7 +107,8 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
             raise put_aside(services, task, refusal) from None
         return hint
 
-    made = partial(app.task, base=ShownTask, bind=True, acks_late=True, ignore_result=True)
+    options = {**PROMISED, "serializer": "json", "rate_limit": 0}
+    made = partial(app.task, base=ShownTask, bind=True, **options)
 
     @made(name=TASK, throws=(StepFailed,))
     def step(self: Task, *args: Any, **kwargs: Any) -> str:
@@ -119,7 +133,7 @@ def is_worth_logging(record: logging.LogRecord) -> bool:
     A message that a stopping worker puts back is none: Celery adds a traceback to each.
     """
     raised = record.exc_info[1] if record.exc_info else None
-    return not (isinstance(raised, Reject) and raised.requeue)
+    return not (isinstance(raised, Reject) and raised.reason == STOPPING)
 
 
 def step_outcome(report: StepReport) -> str:
@@ -178,7 +192,7 @@ def call_outcome(report: CallReport) -> str:
 
 def _refused(run_id: str, refusal: Refusal) -> str:
     if refusal.why is Refused.DRAINING:
-        raise Reject("the worker is stopping", requeue=True)
+        raise Reject(STOPPING, requeue=True)
     if refusal.why is Refused.UNREADABLE:
         log.warning("run %s is left to other workers: %s", run_id, refusal.detail)
     return f"dropped: {refusal.why}"

@@ -8,6 +8,8 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from celery import Celery
+
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -191,8 +193,9 @@ class Fleet(_Blocking):
         *,
         broker_url: str | None = None,
         settings: Settings | None = None,
+        app: Celery | None = None,
     ) -> None:
-        fleet = AsyncFleet(redis_url, broker_url=broker_url, settings=settings)
+        fleet = AsyncFleet(redis_url, broker_url=broker_url, settings=settings, app=app)
         portal = Portal(fleet.aclose, fleet.forget)
         super().__init__(fleet, portal)
         self.runs = FleetRuns(fleet.runs, portal)

@@ -7,6 +7,8 @@ runs no tool: workers do.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, Unpack
 
+from celery import Celery
+
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
@@ -31,6 +33,7 @@ from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.batches.requests import pause_fleet
 from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
@@ -48,6 +51,7 @@ class AsyncFleet:
     Without a Redis in the arguments, the environment or `stepfleet.toml` it joins the private
     server of the folder `.stepfleet`, where `stepfleet up` or `stepfleet run` has made one.
     `brings` names agents whose workers the caller starts: running workers need not have them.
+    `app` is your own Celery app, on whose workers `stepfleet.worker.install` lets steps run.
     """
 
     runs: AsyncFleetRuns
@@ -66,9 +70,11 @@ class AsyncFleet:
         broker_url: str | None = None,
         settings: Settings | None = None,
         brings: Collection[str] = (),
+        app: Celery | None = None,
     ) -> None:
-        found = settings or load_settings(redis_url=redis_url, broker_url=broker_url)
-        self._session = Session(found, brings)
+        given = {"redis_url": redis_url, "broker_url": broker_url}
+        found = settings or (load_settings(**given) if app is None else app_settings(app, **given))
+        self._session = Session(found, brings, app)
         self.runs = AsyncFleetRuns(self._session)
         self.batches = AsyncFleetBatches(self._session)
         self.history = AsyncFleetHistory(self._session)

@@ -59,21 +59,30 @@ class Client:
         self.following = Following(store, self.runs, self.watch)
         self.run_import = RunImport(connection, keys, dispatch, grace=grace, retention=retention)
         self.app = app
+        self.closes_app = True
         self._exempt = brings | {PLAIN_AGENT}
         self._accepted: set[str] = set()
 
     @classmethod
-    async def open(cls, settings: Settings, brings: frozenset[str]) -> Self:
-        """Connect. Raises `StoreError` or `ConfigurationError` as `open_store` does."""
-        app = client_app(settings)
-        return cls(settings, app, await open_store(settings, app), brings)
+    async def open(
+        cls, settings: Settings, brings: frozenset[str], users: Celery | None = None
+    ) -> Self:
+        """Connect. Raises `StoreError` or `ConfigurationError` as `open_store` does.
+
+        A user's own app is used where there is one, and left open.
+        """
+        app = users or client_app(settings)
+        opened = cls(settings, app, await open_store(settings, app), brings)
+        opened.closes_app = users is None
+        return opened
 
     async def aclose(self) -> None:
         """Disconnect."""
         await self.watch.aclose()
         await self.standstill.aclose()
         await self.store.aclose()
-        self.app.close()
+        if self.closes_app:
+            self.app.close()
 
     def _quiet(self, waited_for: Callable[[], Sequence[str]]) -> Quiet:
         return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()))
@@ -134,11 +143,15 @@ class Session:
     """One connection, in the loop of its first use; all rooms of a fleet share it.
 
     Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where
-    there is one. `brings` names agents whose workers the caller starts.
+    there is one. `brings` names agents whose workers the caller starts; `app` is the user's own
+    Celery app, whose workers do the steps.
     """
 
-    def __init__(self, settings: Settings, brings: Collection[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, brings: Collection[str] = (), app: Celery | None = None
+    ) -> None:
         self._settings = settings
+        self._app = app
         self._brings = frozenset(brings)
         self._opening: asyncio.Task[Client] | None = None
         self._private: EmbeddedRedis | None = None
@@ -160,7 +173,8 @@ class Session:
         """
         left = (self._opening, self._private)
         opening = self._opening
-        if opening and opening.done() and not (opening.cancelled() or opening.exception()):
+        done = opening and opening.done() and not (opening.cancelled() or opening.exception())
+        if opening and done and self._app is None:  # Celery looks after a user's own app
             forget_pools(opening.result().app)
         self._opening, self._private, self._process = None, None, os.getpid()
         return left
@@ -181,7 +195,7 @@ class Session:
             url = SecretStr(self._private.url)
             settings = settings.model_copy(update={"redis_url": url})
         try:
-            return await Client.open(settings, self._brings)
+            return await Client.open(settings, self._brings, self._app)
         except BaseException:
             await self._leave_private()
             raise

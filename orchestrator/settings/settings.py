@@ -1,5 +1,6 @@
 """Settings of a fleet: arguments, then environment, then `stepfleet.toml`, then defaults."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -158,6 +159,27 @@ class Settings(BaseSettings):
                 yield f"STEPFLEET_{name.upper()}", value.get_secret_value()
             elif name == "webhooks":
                 yield f"STEPFLEET_{name.upper()}", " ".join(map(str, value))
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which another process gets what is set here."""
+        plain = {
+            name: getattr(self, name)
+            for name in self.model_fields_set
+            if getattr(self, name) is not None
+        }
+        texts = {
+            name: json.dumps([str(one) for one in value])
+            if isinstance(value, tuple)
+            else str(value)
+            for name, value in plain.items()
+            if not isinstance(value, SecretStr)
+        }
+        secret = {
+            name: value.get_secret_value()
+            for name, value in plain.items()
+            if isinstance(value, SecretStr)
+        }
+        return {f"STEPFLEET_{name.upper()}": text for name, text in {**texts, **secret}.items()}
 
     @property
     def store(self) -> str:

@@ -265,6 +265,7 @@ class Dispatch:
                     queue=queue,
                     shadow=label,
                     ignore_result=True,
+                    serializer="json",
                     producer=producer,
                 )
 

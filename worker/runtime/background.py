@@ -36,6 +36,8 @@ FIRST_SECONDS = 60.0
 PAUSE_SECONDS = 3600.0
 CHANGE_SECONDS = 1.0
 """A worker that holds more or less than it has reported reports that so soon."""
+LONG_PER_SLOT = 10
+"""A queue with more messages per slot than this is long: they need not be published again."""
 
 
 def background_tasks(
@@ -48,13 +50,14 @@ def background_tasks(
 ) -> list[asyncio.Task[None]]:
     """Start them; they run until they are cancelled."""
     settings = opened.settings
+    slots = leases.slots() if leases.slots else settings.slots
     rescuer = Rescuer(
         opened.connection,
         opened.keys,
         opened.dispatch,
         grace=settings.grace,
         interval=settings.rescue_interval,
-        long_queue=settings.slots,
+        long_queue=min(settings.slots, LONG_PER_SLOT * slots),
         jitter=random.random,
     )
     rescuer.calm = rescuer.clock.tolerance = settings.lease / RENEWALS_PER_LEASE

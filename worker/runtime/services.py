@@ -188,7 +188,10 @@ class LoopServices:
 
 
 class Services:
-    """The services of a worker process, in whichever loop its pool runs steps."""
+    """The services of a worker process, in whichever loop its pool runs steps.
+
+    `leave` replaces the end by force of a process that does not end in time.
+    """
 
     def __init__(
         self,
@@ -197,6 +200,7 @@ class Services:
         app: Celery,
         *,
         isolates: bool = False,
+        leave: Callable[[float], None] | None = None,
     ) -> None:
         agents = tuple(agents)
         check_sources(agents)
@@ -204,7 +208,7 @@ class Services:
         self._settings = settings
         self.leases = Leases(time.monotonic)
         self.crash = crash_points(os.environ)
-        self.stopping = Stopping(settings.drain)
+        self.stopping = Stopping(settings.drain, leave)
         self.limits = TimeLimits()
         self._isolates = isolates
         self._worker: Any = None
