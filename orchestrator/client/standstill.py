@@ -86,11 +86,12 @@ class Standstill:
         try:
             if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
                 # Also without an end: a broker may swallow what is sent, and keep its thread.
-                self._reading = self._reading or asyncio.create_task(self._read())
-                await asyncio.wait([self._reading], timeout=READ_SECONDS)
-                if not self._reading.done():
+                reading = self._reading = self._reading or asyncio.create_task(self._read())
+                await asyncio.wait([reading], timeout=READ_SECONDS)
+                if not reading.done():
                     return "" if self._store.dispatch.in_script else "the broker does not answer"
-                self._reading = None
+                if self._reading is reading:  # not another wait's, which began meanwhile
+                    self._reading = None
             if self._troubles or self._starts_workers:
                 return "; ".join(self._troubles)
             is_any = any(one.alive for one in self._seen)

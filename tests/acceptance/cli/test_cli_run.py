@@ -328,6 +328,24 @@ def test_a_worker_that_is_killed_is_noticed_and_replaced(stepfleet: CommandLine)
     assert sorted(ids(stepfleet)) == ["q0", "q1", "q2"]
 
 
+def test_a_private_redis_that_is_killed_is_started_again_and_the_run_goes_on(
+    stepfleet: CommandLine,
+) -> None:
+    endless(stepfleet, "quick", "one", "two")
+    started = stepfleet.start(*RUN, "--out", "out.jsonl")
+    wait_until(lambda: len(ids(stepfleet)) >= 1, within=60, what="a first result")
+    (server,) = (one for one in stepfleet.processes() if one.name().startswith(("redis", "valkey")))
+
+    server.kill()
+    stepfleet.until_said("The private Redis is back", within=LONG)
+    stepfleet.write("struck", "")
+
+    assert started.wait(timeout=60) == 0, stepfleet.said
+    assert "The private Redis has died; starting it again" in stepfleet.said
+    assert sorted(ids(stepfleet)) == ["q0", "q1", "q2"]
+    stepfleet.until_all_ended(within=LONG)
+
+
 def test_several_workers_share_a_batch(stepfleet: CommandLine) -> None:
     endless(stepfleet, *["endless"] * 8)
     started = stepfleet.start(*RUN, "--out", "out.jsonl", "--workers", "2", "--slots", "2")
