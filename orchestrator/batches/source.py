@@ -23,10 +23,13 @@ Given = str | Path | Iterable[Any]
 
 
 class BatchInput:
-    """The lines of a batch. Close it after use."""
+    """The lines of a batch; `path` is that of a regular file. Close it after use."""
 
-    def __init__(self, file: BinaryIO, name: str, kind: InputFormat = "jsonl") -> None:
+    def __init__(
+        self, file: BinaryIO, name: str, kind: InputFormat = "jsonl", path: str = ""
+    ) -> None:
         self.name = name
+        self.path = path
         self.is_table = kind in TABLES
         self.form = "row below the header" if self.is_table else "JSON object per line"
         self._file = file
@@ -95,7 +98,7 @@ def _open_path(path: str, kind: InputFormat) -> BatchInput:
         msg = f"batch file {path}: {why}; name a file with one JSON object per line, or a table"
         raise ConfigurationError(msg) from None
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return BatchInput(file, path, kind)
+        return BatchInput(file, path, kind, str(Path(path).expanduser().resolve()))
     with file:
         return BatchInput(_spool(file), path, kind)
 

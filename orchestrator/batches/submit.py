@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.batches.additions import KnownRows, check_addition, read_known
 from stepfleet.orchestrator.batches.check import Checked, Problems, check, valid_lines
 from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.rows import RowRules
@@ -51,6 +52,7 @@ class BatchOrder:
     overrides: Mapping[str, Any]
     idempotency_key: str | None = None
     skip_invalid: bool = False
+    only_new: bool = False
     name: str | None = None
     input_format: InputFormat | None = None
     rules: RowRules = field(default_factory=RowRules)
@@ -59,7 +61,7 @@ class BatchOrder:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A submitted batch, and the problems of the lines that were skipped.
+    """A submitted batch, the problems of the lines that were skipped, and how many were `added`.
 
     `is_new` is false where all of it had been submitted, or it was cancelled, before.
     """
@@ -67,6 +69,7 @@ class Submitted:
     manifest: Manifest
     problems: Problems
     is_new: bool
+    added: int | None = None
 
 
 class BatchSubmission:
@@ -90,19 +93,77 @@ class BatchSubmission:
             plan = await self._plan(order, replace(order.rules, is_table=source.is_table))
             checked = await asyncio.to_thread(check, source, plan, skip_invalid=order.skip_invalid)
             await accept(plan.configs)
+            earlier = await self._earlier(order, source, plan) if order.only_new else None
+            if earlier and (earlier.sealed or earlier.digest != checked.digest):
+                return await self._add(order, source, plan, checked, earlier)
             manifest = await self._register(order, source, plan, checked)
             if manifest.cancel_requested:
                 log.warning(_CANCELLED, manifest.batch_id)
                 return Submitted(manifest, checked.problems, is_new=False)
             if not manifest.sealed:
-                for config in plan.configs:
-                    await self._configs.save(config)
                 drafts = valid_lines(source, plan, checked)
-                async with self._seen_alive(manifest.batch_id):
-                    await self._create_all(order, manifest, drafts)
-                await self._batches.seal(manifest.batch_id)
-        whole = manifest.model_copy(update={"sealed": True})
-        return Submitted(whole, checked.problems, is_new=not manifest.sealed)
+                whole = await self._complete(order, manifest, plan, drafts)
+                return Submitted(whole, checked.problems, is_new=True)
+        return Submitted(manifest, checked.problems, is_new=False)
+
+    async def _add(
+        self,
+        order: BatchOrder,
+        source: BatchInput,
+        plan: Plan,
+        checked: Checked,
+        earlier: Manifest,
+    ) -> Submitted:
+        """Add the rows that the earlier batch of the file lacks, behind those that it has."""
+        with KnownRows() as known:
+            await read_known(self._batches, earlier, known)
+
+            def lacking() -> Iterator[Draft]:
+                lines = valid_lines(source, plan, checked)
+                return (draft for _, draft in lines if known.lacks(draft))
+
+            new = await asyncio.to_thread(lambda: sum(1 for _ in lacking()))
+            check_addition(earlier, known, new, checked.total)
+            if new or not earlier.sealed:
+                names = {*earlier.agent.split(", "), *(config.name for config in plan.configs)}
+                total, agent = known.runs + new, ", ".join(sorted(names))
+                manifest = await self._batches.extend(earlier, new, total, agent)
+                drafts = enumerate(lacking(), earlier.rows)
+                earlier = await self._complete(order, manifest, plan, drafts)
+        return Submitted(earlier, checked.problems, is_new=new > 0, added=new)
+
+    async def _earlier(self, order: BatchOrder, source: BatchInput, plan: Plan) -> Manifest | None:
+        """Return the batch of the order's key, or the newest one of its file and agents."""
+        if order.idempotency_key:
+            found = await self._batches.find(id_of_keyed_batch(order.idempotency_key))
+            if found:
+                return found
+        name = order.name or ""
+        if not source.path and not name:
+            raise ConfigurationError("only_new needs a file or a name, to find its batch by")
+        agents = {config.name for config in plan.configs}
+        found = await self._batches.newest_of(source.path, name, agents)
+        if found and order.idempotency_key:
+            msg = (
+                f"batch {found.batch_id} of this file is not this command's: add to it with "
+                "stepfleet submit FILE --only-new, or without an idempotency key"
+            )
+            raise ConfigurationError(msg)
+        return found
+
+    async def _complete(
+        self,
+        order: BatchOrder,
+        manifest: Manifest,
+        plan: Plan,
+        drafts: Iterator[tuple[int, Draft]],
+    ) -> Manifest:
+        for config in plan.configs:
+            await self._configs.save(config)
+        async with self._seen_alive(manifest.batch_id):
+            await self._create_all(order, manifest, drafts)
+        await self._batches.seal(manifest.batch_id)
+        return manifest.model_copy(update={"sealed": True})
 
     @asynccontextmanager
     async def _seen_alive(self, batch_id: str) -> AsyncIterator[None]:
@@ -156,6 +217,7 @@ class BatchSubmission:
             key=key,
             digest=checked.digest,
             name=order.name or source.name,
+            path=source.path,
             agent=", ".join(sorted({config.name for config in plan.configs})),
             format=plan.format or "stepfleet",
             created=await self._batches.now(),

@@ -67,6 +67,10 @@ InputField = Annotated[
 IdField = Annotated[
     str | None, typer.Option("--id-field", metavar="NAME", help="The field that is a row's id.")
 ]
+OnlyNew = Annotated[
+    bool,
+    typer.Option("--only-new", help="Add the rows that the batch of this file lacks to it."),
+]
 OutFormat = Annotated[
     Format,
     typer.Option(

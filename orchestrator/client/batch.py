@@ -35,6 +35,7 @@ class AsyncBatch:
     """A batch. `skipped` lists the problems of the lines that a submission left out.
 
     `is_new` is true where that submission created runs: false for a batch that was there before.
+    `added` is how many rows a submission with `only_new` added; None where it made the batch.
 
     Requests answer with the number of runs that they reached.
     """
@@ -46,10 +47,12 @@ class AsyncBatch:
         problems: Problems | None = None,
         *,
         is_new: bool = False,
+        added: int | None = None,
     ) -> None:
         self.skipped = problems.lines() if problems else ()
         self.is_new = is_new
         self.skipped_count = len(problems.rows) if problems else 0
+        self.added = added
         self._session = session
         self._manifest = manifest
 

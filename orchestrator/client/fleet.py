@@ -222,9 +222,10 @@ class AsyncFleet:
         Files are JSONL, CSV, TSV, Parquet or a JSON array, by their ending or `input_format`.
         Lines have `id`, `input` and optionally `agent`, `metadata` and `overrides`, are OpenAI
         batch requests, or rows of your own: their agent's `prompt` words them, or `input_field`
-        is sent; `id_field` is their id. Further options are overrides for all runs. `agent` is
-        for lines that name none; `agents` are further ones as code, other names are those that
-        workers announced. All lines are checked before any
+        is sent; `id_field` is their id. With `only_new`, rows that the newest batch of this
+        file (or of this `name`) and agent lacks are added to that batch. Further options are
+        overrides for all runs. `agent` is for lines that name none; `agents` are further ones as
+        code, other names are those that workers announced. All lines are checked before any
         becomes a run; `skip_invalid` submits the good ones anyway. The same lines, agents and
         overrides, or the same `idempotency_key`, are the same batch: submitting again completes
         an interrupted submission. A few thousand creations are in flight at a time, so memory
@@ -238,6 +239,7 @@ class AsyncFleet:
             known[agent.name] = agent.config
         overrides: dict[str, Any] = dict(options)
         input_format = overrides.pop("input_format", None)
+        only_new = overrides.pop("only_new", False)
         rules = RowRules(overrides.pop("input_field", None), overrides.pop("id_field", None))
         order = BatchOrder(
             source=source,
@@ -249,10 +251,13 @@ class AsyncFleet:
             name=name,
             input_format=input_format,
             rules=rules,
+            only_new=only_new,
             on_progress=on_progress or (lambda _: None),
         )
         done = await client.batch_submission.submit(order, client.accept)
-        return AsyncBatch(self._session, done.manifest, done.problems, is_new=done.is_new)
+        return AsyncBatch(
+            self._session, done.manifest, done.problems, is_new=done.is_new, added=done.added
+        )
 
 
 def _text_of(result: AgentRunResult) -> str:

@@ -32,6 +32,7 @@ class BatchOptions(RunOverrides, total=False):
     input_field: str | None
     id_field: str | None
     input_format: InputFormat | None
+    only_new: bool
 
 
 class RunOptions(SubmitOptions, total=False):

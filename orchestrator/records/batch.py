@@ -23,6 +23,7 @@ class Manifest(Record):
     Row numbers run from 0 to `rows` - 1, with a gap for each line that was skipped. `sealed`
     is true once every run was created, and `cancel_requested` once the batch was cancelled as a
     whole: no more runs are created then. `submitting` is when the submitter was last seen.
+    `path` is the file that it was made from, where it was one.
     `digest` is the content address of lines, agents and overrides. Once all runs have ended,
     `final` holds the counters of that time, and `expires` is the end of the runs' retention.
     """
@@ -31,6 +32,7 @@ class Manifest(Record):
     key: str
     digest: str
     name: str = ""
+    path: str = ""
     agent: str = ""
     format: BatchFormat = "stepfleet"
     created: datetime
@@ -65,7 +67,7 @@ class Manifest(Record):
         return cls.model_validate(values)
 
 
-_PLAIN = ("key", "digest", "name", "agent", "format", "total", "rows")
+_PLAIN = ("key", "digest", "name", "path", "agent", "format", "total", "rows")
 
 
 class BatchProgress(Record):

@@ -35,6 +35,7 @@ def run(
     input_format: options.InputKind = None,
     input_field: options.InputField = None,
     id_field: options.IdField = None,
+    only_new: options.OnlyNew = False,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -79,7 +80,7 @@ def run(
         again=again,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
-        form=InputForm(input_format, input_field, id_field),
+        form=InputForm(input_format, input_field, id_field, only_new),
     )
     return run_file(plan)
 
@@ -126,6 +127,7 @@ def submit(
     input_format: options.InputKind = None,
     input_field: options.InputField = None,
     id_field: options.IdField = None,
+    only_new: options.OnlyNew = False,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -145,7 +147,7 @@ def submit(
     return submit_file(
         file,
         data,
-        form=InputForm(input_format, input_field, id_field),
+        form=InputForm(input_format, input_field, id_field, only_new),
         agents=agents,
         agent=agent,
         results=ResultOptions(out, output_format, fields, slim, ordered),

@@ -30,6 +30,7 @@ class InputForm:
     input_format: InputFormat | None = None
     input_field: str | None = None
     id_field: str | None = None
+    only_new: bool = False
 
     def open(self, file: Path) -> BatchInput:
         """Open the file."""
@@ -38,7 +39,10 @@ class InputForm:
     def for_batch(self) -> BatchOptions:
         """Return the options of `submit_batch`."""
         return BatchOptions(
-            input_format=self.input_format, input_field=self.input_field, id_field=self.id_field
+            input_format=self.input_format,
+            input_field=self.input_field,
+            id_field=self.id_field,
+            only_new=self.only_new,
         )
 
 

@@ -233,7 +233,9 @@ def print_ended(ended: Ended, seconds: float, *, json: bool) -> None:
 
 
 def print_skipped(batch: AsyncBatch) -> None:
-    """Print the lines that were left out of a batch as it was submitted."""
+    """Print how many rows were added to a batch, and the lines that were left out of it."""
+    if batch.added is not None:
+        notice(f"{batch.added:,} new rows; they are in batch {batch.id} of this file")
     if not batch.skipped_count:
         return
     notice(f"{batch.skipped_count} lines were left out:")

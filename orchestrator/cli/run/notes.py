@@ -1,14 +1,14 @@
 """The notes of a data folder: which batch a `run` command began, and how to go on with it.
 
-A batch has a note by its id, and the newest batch of equal commands one by their identity. Knows
-files only; whether a batch still is in Redis is the reader's question.
+A batch has a note by its id, the newest batch of equal commands one by their identity, and that of
+a file one by its path. Knows files only; whether a batch is still in Redis is for readers to ask.
 """
 
 import contextlib
 import hashlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,19 +67,19 @@ class Notes:
         except (OSError, orjson.JSONDecodeError, TypeError):
             return None
 
-    def write(self, note: Note, identity: str | None = None) -> None:
+    def write(self, note: Note, *identities: str) -> None:
         """Note a batch before its submission, so that a partial submission is found again.
 
         Raises `ConfigurationError` where the folder cannot be written (a full disk).
         """
         try:
-            self._write(note, identity)
+            self._write(note, identities)
         except OSError as error:
             msg = f"{self._folder} cannot be written: {error.strerror}; mend that, nothing is lost"
             raise ConfigurationError(msg) from None
 
-    def _write(self, note: Note, identity: str | None) -> None:
-        for name in filter(None, (note.batch_id, identity)):
+    def _write(self, note: Note, identities: Iterable[str]) -> None:
+        for name in filter(None, (note.batch_id, *identities)):
             path = self._folder / f"{name}.json"
             fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
             with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:

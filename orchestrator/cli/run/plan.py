@@ -1,5 +1,6 @@
 """What a `run` command was given, the checks of it, and the commands that its messages name."""
 
+import hashlib
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,12 +51,24 @@ def check_options(plan: RunPlan) -> None:
     plan.results.check()
     if (plan.file is None) == (plan.batch_id is None):
         raise ConfigurationError("name a FILE of inputs, or --batch ID to go on with a batch")
+    if plan.form.only_new and (plan.again or plan.batch_id or plan.from_stdin):
+        msg = "--only-new adds to the batch of a FILE; leave --again, --batch and '-' out"
+        raise ConfigurationError(msg)
     if plan.again and (plan.retry_failed or plan.batch_id):
         other = "--retry-failed" if plan.retry_failed else "--batch"
         msg = f"--again begins a new batch, {other} goes on with one; leave one of them out"
         raise ConfigurationError(msg)
     if plan.raised and not plan.retry_failed:
         raise ConfigurationError("--raise needs --retry-failed: it changes the limits of retries")
+
+
+def of_file(plan: RunPlan) -> str:
+    """Return the name of the note of the file's newest batch; empty for standard input."""
+    if plan.file is None or plan.from_stdin:
+        return ""
+    simulate = plan.fleet.simulate
+    parts = (str(plan.file.resolve()), plan.agent, simulate and simulate.rules)
+    return f"file-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
 
 def is_run_by(plan: RunPlan, batch_id: str) -> tuple[str, str]:

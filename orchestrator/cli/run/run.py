@@ -33,6 +33,7 @@ from stepfleet.orchestrator.cli.run.plan import (
     command_of,
     data_option,
     is_run_by,
+    of_file,
     with_out,
 )
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
@@ -69,6 +70,8 @@ def run_file(plan: RunPlan) -> int:
         folder = DataFolder.prepare(plan.data)
         notes = Notes(folder.notes)
         note = None if plan.again else notes.read(plan.batch_id or same)
+        if plan.form.only_new:
+            note = notes.read(of_file(plan)) or note
         if not plan.again:
             batch_id = note.batch_id if note else plan.batch_id or ""
             lock = notes.working_on(batch_id or same, *is_run_by(plan, batch_id))
@@ -142,7 +145,9 @@ class _Run:
         advice = Advice(lambda one: command_of(plan, "--batch", one), data_option(plan))
         private, say = self.crew.private, self.crew.display.notice
         await settle_others(fleet, own, self.notes, advice, say, private=private)
-        batch = await self._known(fleet) or await self._submit(fleet)
+        batch = await self._known(fleet)
+        if batch is None or self.plan.form.only_new:
+            batch = await self._submit(fleet)
         if self.plan.retry_failed:
             await self._retry(batch)
         if (await batch.progress()).open:
@@ -194,7 +199,7 @@ class _Run:
     def _print_known(self, progress: BatchProgress) -> None:
         if not progress.ended:
             notice(f"Resuming batch {progress.batch_id}: {progress.done} of {progress.total} ended")
-        elif not self.plan.retry_failed:
+        elif not (self.plan.retry_failed or self.plan.form.only_new):
             how = "was cancelled" if progress.cancel_requested else "has run this file"
             again = "" if self.plan.batch_id else "; a new batch, paid again: --again"
             notice(
@@ -217,6 +222,7 @@ class _Run:
         finally:
             saying.cancel()
         print_skipped(batch)
+        self.notes.write(note, self.same, of_file(self.plan))
         return batch
 
     async def _submit_file(self, fleet: AsyncFleet, file: Path, note: Note) -> AsyncBatch:
@@ -268,7 +274,7 @@ class _Run:
         self.holds.enter_context(
             self.notes.working_on(note.batch_id, *is_run_by(self.plan, note.batch_id))
         )
-        self.notes.write(note, self.same)
+        self.notes.write(note, self.same, of_file(self.plan))
         return note
 
     async def _pause(self, fleet: AsyncFleet) -> None:

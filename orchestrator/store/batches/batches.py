@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -90,6 +90,47 @@ class Batches:
         await self._connection.execute("HSETNX", key, "created", created)
         await self._connection.execute("HSET", key, *flat(manifest.to_fields()))
         await self._connection.execute("ZADD", self._all, "NX", created, manifest.batch_id)
+
+    async def newest_of(self, path: str, name: str, agents: Collection[str]) -> Manifest | None:
+        """Return the newest batch of a path (without one, of a name) with one of the agents."""
+        for batch_id in await self._connection.execute("ZREVRANGE", self._all, 0, -1):
+            found = await self.find(batch_id)
+            same = found and (found.path == path if path else found.name == name)
+            if found and same and not set(agents).isdisjoint(found.agent.split(", ")):
+                return found
+        return None
+
+    async def extend(self, manifest: Manifest, rows: int, total: int, agent: str) -> Manifest:
+        """Open a batch for `rows` more rows, as one that is not sealed, and return it.
+
+        Raises `ConfigurationError` where another command has added rows meanwhile.
+        """
+        key, batch_id = self._keys.manifest(manifest.batch_id), manifest.batch_id
+        opened = await self._connection.execute("HDEL", key, "sealed")
+        now = await self.find(batch_id)
+        if opened != int(manifest.sealed) or now is None or now.rows != manifest.rows:
+            if opened:
+                await self.seal(batch_id)
+            msg = f"another command adds rows to batch {batch_id}; repeat this one when it is done"
+            raise ConfigurationError(msg)
+        changes = {"rows": manifest.rows + rows, "total": total, "agent": agent}
+        await self.submitting(batch_id)
+        await self._connection.execute("HSET", key, *flat(changes))
+        return now.model_copy(update={**changes, "sealed": False})
+
+    async def rows(self, run_ids: Sequence[str]) -> list[tuple[str, str | None]]:
+        """Return the line id of each run that is there and, where it is empty, the run's input."""
+        reads = (("HMGET", self._keys.run(run_id), "status", "line") for run_id in run_ids)
+        found = await self._connection.execute_all(*reads)
+        there = [
+            (run_id, line or "")
+            for run_id, (status, line) in zip(run_ids, found, strict=True)
+            if status
+        ]
+        without = [run_id for run_id, line in there if not line]
+        inputs = (("HGET", f"{self._keys.run(run_id)}:log", "input:0") for run_id in without)
+        given = dict(zip(without, await self._connection.execute_all(*inputs), strict=True))
+        return [(line, given.get(run_id)) for run_id, line in there]
 
     async def seal(self, batch_id: str) -> None:
         """Note that every run of the batch was created."""

@@ -23,7 +23,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 
 FIELDS = set(AgentConfig.model_fields)
-FORM = {"input_field", "id_field", "input_format"}
+FORM = {"input_field", "id_field", "input_format", "only_new"}
 SUBMITTED = {"run_id", "metadata", "delay", "parent"}
 
 
