@@ -266,7 +266,7 @@ class _Run:
         if out is not None and not is_empty(out):
             msg = (
                 f"--out {out}: its results are not of this batch (file, agents or store have "
-                "changed); name another file, or remove this one"
+                "changed); name another file, or remove this one; with rows added: --only-new"
             )
             raise ConfigurationError(msg)
         note = Note(new_key(), str(out.absolute()) if out else "", results=self.plan.results.form)
