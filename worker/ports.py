@@ -16,6 +16,7 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -169,6 +170,8 @@ class Ports:
     worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
     `cost` prices a call in USD; `patience` is the delay in seconds before another worker gets a
     tool call whose code is not here; `tokens` returns what counts a message's tokens for a model;
+    `hold` counts a run that is about to end with a permanent error, and returns the number of the
+    request that holds its batch, or 0 where the run may end (see `protocol.holding`);
     `crash` is called at points where tests end the process; without `isolation` all work is
     executed in this process.
     """
@@ -189,6 +192,7 @@ class Ports:
     isolation: Isolation | None = None
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
     observers: tuple[StepObserver, ...] = ()
+    hold: Callable[[Claim, ErrorInfo], Awaitable[int]] | None = None
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

@@ -15,6 +15,7 @@ from stepfleet.orchestrator.protocol.attempt import Attempt, Interrupted, Interr
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
+from stepfleet.orchestrator.protocol.holding import held, holding_error
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.model_call import broken_off, call_model, failure_of, log_broken
@@ -142,6 +143,9 @@ async def commit(
     while True:
         facts = Facts(lease.now, ports.jitter(), ports.worker)
         verdict, events = conclude(claim, attempt, criteria, facts)
+        error = holding_error(claim, attempt, verdict)
+        if error and ports.hold and (number := await ports.hold(claim, error)):
+            verdict, events = held(claim, number), Events([])
         done = await ports.commit(claim, verdict, events)
         if not done.wanted:
             return StepReport(claim.hint, verdict=verdict, applied=done.applied)

@@ -71,7 +71,8 @@ class Verdict:
     `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work
     that is dropped now; `dropped` is the entry for a commit that comes too late. `attempt` and
     `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
-    `lost` is the entry for a wait that is ended from outside.
+    `lost` is the entry for a wait that is ended from outside. `hold` is the number of the request
+    that holds the run's batch.
     """
 
     move: Move
@@ -87,6 +88,7 @@ class Verdict:
     dropped: LostAttempt | None = None
     failure: ErrorInfo | None = None
     waiting: Waiting | None = None
+    hold: int = 0
 
 
 @dataclass(frozen=True, slots=True)

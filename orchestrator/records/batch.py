@@ -8,6 +8,7 @@ import orjson
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.errors import Cause
 from stepfleet.orchestrator.records.state import Lifecycle
 
 BatchFormat = Literal["stepfleet", "openai"]
@@ -15,6 +16,21 @@ BatchFormat = Literal["stepfleet", "openai"]
 NANO = 1_000_000_000
 SILENCE = timedelta(seconds=30)
 UNKNOWN_SILENCE = timedelta(minutes=10)
+
+
+class BatchHold(Record):
+    """Why a batch is held: `runs` of it ended in a row with the same permanent error.
+
+    `message` is that of the last of them.
+    """
+
+    runs: int
+    cause: Cause
+    message: str
+
+    def __str__(self) -> str:
+        """Return the reason in words."""
+        return f"{self.runs} runs in a row failed with the same error: {self.message}"
 
 
 class Manifest(Record):
@@ -26,6 +42,7 @@ class Manifest(Record):
     `path` is the file that it was made from, where it was one.
     `digest` is the content address of lines, agents and overrides. Once all runs have ended,
     `final` holds the counters of that time, and `expires` is the end of the runs' retention.
+    `held` is set while equal errors hold the batch.
     """
 
     batch_id: str
@@ -43,6 +60,7 @@ class Manifest(Record):
     submitting: datetime | None = None
     final: dict[str, int] | None = None
     expires: datetime | None = None
+    held: BatchHold | None = None
 
     def to_fields(self) -> dict[str, str]:
         """Return the fields of a new batch's hash; scripts write the others."""
@@ -54,6 +72,8 @@ class Manifest(Record):
         values: dict[str, Any] = {name: fields[name] for name in _PLAIN if name in fields}
         if fields.get("final"):
             values["final"] = orjson.loads(fields["final"])
+        if fields.get("held"):
+            values["held"] = orjson.loads(fields["held"].partition(" ")[2])
         if fields.get("submitting"):
             values["submitting"] = datetime.fromtimestamp(float(fields["submitting"]), UTC)
         if fields.get("expires"):
@@ -78,7 +98,8 @@ class BatchProgress(Record):
     `submitted` counts the runs that were created; `submission_stalled` is true when some were
     not and their submitter is gone, `cancel_requested` when the whole batch was cancelled.
     `past_retention` counts runs that ended and whose records have been removed since; they stay
-    in all other numbers where the batch ended as a whole.
+    in all other numbers where the batch ended as a whole. While `held` is set, equal permanent
+    errors have paused the batch until it is resumed.
     """
 
     batch_id: str
@@ -105,6 +126,7 @@ class BatchProgress(Record):
     submitted: int = 0
     cancel_requested: bool = False
     submission_stalled: bool = False
+    held: BatchHold | None = None
 
     @property
     def done(self) -> int:

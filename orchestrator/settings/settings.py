@@ -59,7 +59,8 @@ class Settings(BaseSettings):
     batches, or with kombu's own transport. `lease` bounds how long a dead worker keeps a run,
     `blocked_limit` bounds the same for one whose event loop is blocked;
     `grace` is the wait of a ready run before it is checked again; `drain` is the time that a
-    stopping worker gives its steps. `retention` is how long ended runs are kept.
+    stopping worker gives its steps. `hold_after` runs of a batch that end in a row with the same
+    permanent error hold it (0: never). `retention` is how long ended runs are kept.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
     small, tasks of your own may not be. `cache_bytes` bounds the
     answers that agents with a cache policy keep.
@@ -93,6 +94,7 @@ class Settings(BaseSettings):
     grace: float = Field(default=5.0, gt=0, le=DAY)
     blocked_limit: float = Field(default=300.0, ge=0, le=DAY)
     poison_limit: int = Field(default=3, ge=1)
+    hold_after: int = Field(default=10, ge=0)
     rescue_interval: float = Field(default=2.0, gt=0, le=DAY)
     drain: float = Field(default=20.0, ge=0, le=7 * DAY)
     patience: float = Field(default=20.0, ge=0, le=LONGEST_SECONDS)

@@ -19,8 +19,8 @@ from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
-        *("aside", "ask", "cache", "courier", "expire", "feed", "flag", "rescue", "swept", "turn"),
-        *("unnote", "unused"),
+        *("aside", "ask", "cache", "courier", "expire", "feed", "flag", "hold", "rescue", "swept"),
+        *("turn", "unnote", "unused"),
     }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})

@@ -27,6 +27,7 @@ GATE = settings(
 OPERATIONS = {
     *("create", "claim", "deliver", "journal", "clock", "loss", "rescue"),
     *("commit continue", "commit finish", "commit retry", "commit release", "commit wait"),
+    "commit hold",
     *("cancel", "pause", "resume", "retry", "upkeep"),
     *("flag", "late flag", "lift", "sweep", "fleet"),
     *("take", "keep", "leave", "deliver call", "deliver result"),

@@ -57,6 +57,19 @@ MUTATIONS = {
     "rescue leaves a cancelled run of a paused fleet to nobody": Mutation(
         "rescue", "h[5] == 'cancel'", "false"
     ),
+    "a step of a held batch goes on": Mutation(
+        "commit",
+        "if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end\n",
+        "",
+    ),
+    "a step waits for a resume of its batch that was": Mutation(
+        "commit", "if a.hold and newest_request(batch) <= number(a.hold) then", "if a.hold then"
+    ),
+    "a resume of a batch is forgotten when all its runs know of it": Mutation(
+        "common",
+        "number(string.match(flags[1] or '', ' (%S+)$')), number(flags[2]))",
+        "number(string.match(flags[1] or '', ' (%S+)$')), 0)",
+    ),
     "commit does not read what is asked of a batch": Mutation(
         "commit", "want = wanted(want, word)", ""
     ),

@@ -4,13 +4,17 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.models.pricing import RecentPrices
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
@@ -79,6 +83,7 @@ class Collaborators:
             tokens=self._counters.of,
             isolation=isolation,
             observers=(*listener, *logger, *self.instrumentation.observers()),
+            hold=_holding(opened) if settings.hold_after else None,
         )
 
     async def settle(self) -> None:
@@ -94,3 +99,16 @@ class Collaborators:
         await self._models.aclose()
         if self._sources:
             await self._sources.aclose()
+
+
+def _holding(opened: OpenStore) -> Callable[[Claim, ErrorInfo], Awaitable[int]]:
+    """Return what holds batches whose runs end with equal errors."""
+    settings, given = opened.settings, (opened.connection, opened.keys)
+    batches = Batches(*given, retention=settings.retention)
+    requests = BatchRequests(*given, opened.dispatch, batches, grace=settings.grace)
+
+    async def hold(claim: Claim, error: ErrorInfo) -> int:
+        batch_id, most = claim.batch_id or "", settings.hold_after
+        return await requests.hold(batch_id, error, claim.config.model, claim.token, most)
+
+    return hold

@@ -7,7 +7,7 @@ interrupted anywhere; any worker continues it by the manifest.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ import orjson
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.records.batch import BatchHold, Manifest
+from stepfleet.orchestrator.records.errors import ErrorInfo, cause_of
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
@@ -30,6 +31,8 @@ PAGE = 25
 STALE_SECONDS = 10.0
 """A worker continues a sweep that has not moved for so long."""
 MOST_AT_ONCE = 10
+LONGEST_MESSAGE = 500
+"""Characters of the error that `BatchHold` quotes."""
 OnRows = Callable[[int], None]
 
 log = logging.getLogger(__name__)
@@ -95,6 +98,31 @@ class BatchRequests:
         await self._note(batch_id)
         await self.flag(request)
         return request
+
+    async def hold(self, batch_id: str, error: ErrorInfo, model: str, token: str, most: int) -> int:
+        """Count a run that is about to end with a permanent error; hold the batch behind `most`.
+
+        Runs that end in another way between them reset the count. Returns 0 where the run may
+        end, else the number of the request that holds the batch: then the run is to wait.
+        """
+        cause = cause_of(error, model)
+        others = sum(map(_ended_otherwise, await self._batches.counters(batch_id)))
+        held = BatchHold(runs=most, cause=cause, message=error.message[:LONGEST_MESSAGE])
+        stored = [self._keys.manifest(batch_id)]
+        reply = await run_script(
+            self._connection, "hold", stored, cause.key, others, most, token, held.to_json()
+        )
+        number = int(reply[1])
+        if reply[0] == "held":
+            if reply[2]:  # whoever held the batch may have died
+                await self._connection.execute("ZADD", self._sweeps, "NX", 0, batch_id)
+            return number
+        if number:
+            log.warning("batch %s is held: %s", batch_id, held)
+            # Any worker sweeps, and flags once more if this one dies.
+            await self._connection.execute("ZADD", self._sweeps, 0, batch_id)
+            await self.flag(Request(batch_id, 0, "pause", number))
+        return 0
 
     async def flag(self, request: Request) -> None:
         """Put a request in force on each shard; doing it again changes nothing."""
@@ -233,6 +261,10 @@ class BatchRequests:
     async def _unnote(self, batch_id: str, noted: str) -> None:
         """Remove the note of that time; a newer one stays."""
         await run_script(self._connection, "unnote", [self._sweeps], batch_id, noted)
+
+
+def _ended_otherwise(counters: Mapping[str, str]) -> int:
+    return sum(int(counters.get(f"status:{one}", 0)) for one in ("completed", "stopped"))
 
 
 def _parts(reply: list[str]) -> tuple[str, int, str, int]:

@@ -173,6 +173,8 @@ class StepStore:
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
         message = self._dispatch.message(following, claim.config.name) if goes_on else ""
         fields = self._commit_fields(verdict, events, message)
+        if verdict.hold:
+            fields["hold"] = verdict.hold
         if verdict.state.window and claim.config.memory.trim_log:
             fields["trim"] = "1"
         reply = await self._pushing.run("commit", claim.run_id, claim.step, claim.token, **fields)

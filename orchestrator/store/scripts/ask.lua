@@ -18,4 +18,5 @@ for one in string.gmatch(h[2] or '', '%S+') do
 end
 redis.call('HSET', KEYS[1], 'asks', n, 'asked', table.concat(kept, ' '), 'sweep', ARGV[1] .. ' ' .. n .. ' 0', 'order', ARGV[3])
 if ARGV[1] == 'cancel' then redis.call('HSET', KEYS[1], 'cancelled', '1') end
+if ARGV[1] ~= 'pause' then redis.call('HDEL', KEYS[1], 'held', 'equal') end
 return { 'asked', n }

@@ -10,6 +10,7 @@
 --   attempt, limited: 1 if a retry used up a model attempt; if it was a refusal for now
 --   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''
 --   status, stop_reason, error, retention (s): of an end state
+--   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
 -- Returns {'committed', status, step} | {'mine', status, step}: it was applied, its reply was lost
 --   | {'lost', status}: another owner or step, nothing written but the ledger
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
@@ -109,6 +110,7 @@ if a.verdict == 'finish' then
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
+if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end
   halt(status, batch, now)

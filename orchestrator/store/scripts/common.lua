@@ -275,6 +275,12 @@ local function flag_of(batch, heard)
   if batch and batch ~= '' then return pending_request(redis.call('HGET', flags_key, 'b:' .. batch), heard) end
 end
 
+-- The number of the newest request to a batch, whether in force or over.
+local function newest_request(batch)
+  local flags = redis.call('HMGET', flags_key, 'b:' .. batch, 'd:' .. batch)
+  return math.max(number(string.match(flags[1] or '', ' (%S+)$')), number(flags[2]))
+end
+
 -- The request to a run, by its header and by that to its batch which has not reached it yet.
 local function wanted(want, word)
   if want == 'cancel' or word == 'cancel' then return 'cancel' end

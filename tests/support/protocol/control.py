@@ -49,6 +49,9 @@ class ControlRules(RuleBasedStateMachine):
     def note(self, worker: Worker, size: int) -> None:
         raise NotImplementedError
 
+    def send(self, worker: Worker) -> None:
+        raise NotImplementedError
+
     def clock_jumps(self, by: int) -> None:
         raise NotImplementedError
 
@@ -118,6 +121,22 @@ class ControlRules(RuleBasedStateMachine):
             self.note(worker, size)
         else:
             self._commit(worker, then, size)
+
+    @precondition(lambda self: self.model.queue)
+    @rule(since=st.sampled_from(["", "", "resume", "resume", "pause", "cancel"]), size=SIZE)
+    def batch_is_held(self, since: str, size: int) -> None:
+        """A step met the error that holds its batch; perhaps the batch was resumed meanwhile."""
+        worker = self._deliver(keep=False)
+        if worker is None or not worker.claim.batch_id:
+            return
+        self.tokens += 1
+        worker.hold(self.tokens)
+        if since:
+            self.batch_is_asked(worker.claim.batch_id, since)
+            if size % 2:
+                self.request_is_over(worker.claim.batch_id, late=False)
+        if worker.sent:
+            self.send(worker)
 
     @precondition(lambda self: self.model.flags)
     @rule(batch=st.sampled_from(BATCHES))

@@ -243,18 +243,18 @@ class ProtocolMachine(CallRules, ControlRules):
     def commit_again(self, pick: int) -> None:
         """The reply was lost; the same call is made again, whatever happened since."""
         senders = [worker for worker in self.workers if worker.sent]
-        self._send(senders[pick % len(senders)])
+        self.send(senders[pick % len(senders)])
 
     def _commit(self, worker: Worker, kind: str, size: int) -> None:
         if worker.sent is None or worker.wants_cancel:
             worker.decide(kind, size)
-        self._send(worker)
+        self.send(worker)
 
-    def _send(self, worker: Worker) -> None:
+    def send(self, worker: Worker) -> None:
         assert worker.sent is not None
         verdict, events, decision = worker.sent
         claim = worker.claim
-        with self.operation(f"commit {decision.move}"):
+        with self.operation("commit hold" if decision.hold else f"commit {decision.move}"):
             expected = self._expected(worker, verdict, decision)
             reply = self.rig.do(self.rig.bench.steps.commit(claim, verdict, events))
             word = "committed" if reply.applied else "wanted" if reply.wanted else "lost"

@@ -65,6 +65,7 @@ class Decision:
     drops: bool = False
     knows_cancel: bool = False
     events: int = 0
+    hold: int = 0
 
 
 @dataclass
@@ -271,7 +272,8 @@ class Model:
             return
         run.attempts += decision.attempt
         run.limited += decision.limited
-        if self.wanted(run) == "pause":
+        is_held = decision.hold and self.newest_request(run.batch) <= decision.hold
+        if is_held or self.wanted(run) == "pause":
             self._pause(run)
             return
         run.not_before = self.now + decision.delay if decision.delay else 0
@@ -416,6 +418,10 @@ class Model:
         """Return what is asked of the run's batch, where the run has not heard of it."""
         word, number = self.flags.get(run.batch, ("", 0))
         return word if run.heard != number else ""
+
+    def newest_request(self, batch: str) -> int:
+        """Return the number of the newest request to a batch, in force or over."""
+        return max((number for one, _, number in self.requests if one == batch), default=0)
 
     def hear(self, run: Run) -> None:
         run.heard = self.flags.get(run.batch, ("", run.heard))[1]

@@ -41,6 +41,7 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
+from stepfleet.orchestrator.protocol.holding import held
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED
 
@@ -135,6 +136,11 @@ class Worker:
         )
         self.sent = (verdict, events, decision)
         return self.sent
+
+    def hold(self, number: int) -> None:
+        """Hand the step back to wait, as the request of that number holds its batch."""
+        decision = Decision(move="release", knows_cancel=self.wants_cancel, hold=number)
+        self.sent = (held(self.claim, number), Events([]), decision)
 
     def _attempt(self, kind: str, size: int, criteria: ContinuationCriteria) -> Attempt:
         claim, journal = self.claim, self.claim.journal
