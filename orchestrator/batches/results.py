@@ -116,10 +116,13 @@ class BatchResults:
                 await pause.wait(idle=True)
 
     async def _is_over(self) -> bool:
-        """Whether all runs that were created have ended, and no more are created."""
-        if not self._manifest.sealed:
-            self._manifest = await self._batches.get(self._manifest.batch_id)
-        manifest = self._manifest
+        """Whether no more results come: no run is open or created, or the batch is held."""
+        manifest = self._manifest = await self._batches.get(self._manifest.batch_id)
+        if manifest.held and (progress := await self._batches.progress(manifest)).halted:
+            log.warning(
+                "no more results come of batch %s: %s", manifest.batch_id, progress.held_text
+            )
+            return True
         is_whole = manifest.sealed or manifest.cancel_requested
         if not is_whole and not is_stalled(manifest, await self._batches.now()):
             return False

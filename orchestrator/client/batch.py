@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyarrow import Table
 else:  # extras, which nothing imports before it needs them
     DataFrame = Table = Any
+
+log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int], None]
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
@@ -79,6 +82,7 @@ class AsyncBatch:
     ) -> Results:
         """Yield results as runs end, or in the order of the lines.
 
+        Ends early, with a warning in the log, where equal errors hold the batch.
         `follow=False` stops at what has ended by now; `failed=True` leaves out completed runs.
         A run that is retried while its results are followed as they end comes again. `known`
         are the `end_time`s, by run id, of results that the caller has: those are left out.
@@ -154,7 +158,8 @@ class AsyncBatch:
         """Return the progress when all runs have ended.
 
         Also where the submitter is gone and all that it created has ended: the progress then says
-        `submission_stalled`, and submitting the same again creates the rest.
+        `submission_stalled`, and submitting the same again creates the rest. And where equal errors
+        hold the batch: `held` says why, and `resume` lets it go on.
         Raises `TimeoutError` after `timeout` seconds; the batch goes on.
         """
         tick = (await self._session.open()).quiet_of_batch(self.id).tick
@@ -164,6 +169,8 @@ class AsyncBatch:
             while True:
                 progress = await self.progress()
                 if progress.over:
+                    if progress.halted:
+                        log.warning("batch %s is %s", self.id, progress.held_text)
                     return progress
                 await pause.wait(idle=progress.done == done)
                 done = progress.done

@@ -151,8 +151,23 @@ class BatchProgress(Record):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more happens by itself: it ended, or its submitter is gone."""
-        return self.ended or (self.submission_stalled and not self.open)
+        """Whether nothing more happens by itself: ended, held, or its submitter is gone."""
+        is_left = self.submission_stalled and not self.open
+        return self.ended or is_left or self.halted
+
+    @property
+    def halted(self) -> bool:
+        """Whether the batch is held, and no run of it is in progress any more."""
+        return self.held is not None and self.open > 0 and not self.in_progress
+
+    @property
+    def held_text(self) -> str:
+        """Why the batch is held, and what to do; empty where it is not."""
+        if self.held is None:
+            return ""
+        again = f"stepfleet resume --batch {self.batch_id}"
+        retry = f"stepfleet retry --batch {self.batch_id} --failed"
+        return f"held: {self.held}. Fix it, then: {again}; and for those that failed: {retry}"
 
     @property
     def share(self) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.settings.settings import load_settings
+
+HELD_LOG = "stepfleet.orchestrator.batches.results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,8 @@ async def _to_its_end(
         return INTERRUPTED
     progress = ended.progress
     print_ended(ended, time.monotonic() - started, json=json)
+    if progress.held:
+        notice(f"The batch is {progress.held_text}")
     if progress.submission_stalled:
         notice(
             f"Submission incomplete: {progress.submitted} of {progress.total} lines, and no "
@@ -197,7 +202,11 @@ def _advice(agents: str | None) -> Callable[[str], str]:
 
 
 async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) -> Ended:
-    """Return how the batch ended, after its results are in their file, if any."""
+    """Return how the batch ended, after its results are in their file, if any.
+
+    Also of one that is held by equal errors, with the results so far.
+    """
+    logging.getLogger(HELD_LOG).setLevel(logging.ERROR)  # the display shows it
     await batch.on_standstill(display.stands_still)
     report = partial(display.stands_still, what="Results wait, the runs go on")
     watching = asyncio.create_task(_watch(batch, display))

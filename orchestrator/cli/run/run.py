@@ -307,7 +307,12 @@ class _Run:
             notice(f"Results: {self.plan.out}")
         else:
             notice(f"Results: stepfleet results {progress.batch_id}{data} (or with --out FILE)")
-        if progress.completed < progress.total:
+        if progress.held:
+            notice(
+                f"Held: {progress.held}. Fix it, then: {self._command(progress)} --retry-failed "
+                "(it resumes the batch, and retries those that failed)"
+            )
+        elif progress.completed < progress.total:
             notice(
                 f"Why: stepfleet results {progress.batch_id} --failed{data}, "
                 f"stepfleet explain RUN{data}. "

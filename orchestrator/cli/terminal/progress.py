@@ -178,7 +178,8 @@ def picture(
         f"{count(progress.tokens)} tokens  {usd(progress.cost_usd)}",
         style="dim",
     )
-    return Group(head, states, spent, *cause_lines(causes))
+    held = [Text(f"held: {shown(str(progress.held))}", style="red")] if progress.held else []
+    return Group(head, states, spent, *held, *cause_lines(causes))
 
 
 def cause_lines(causes: Iterable[FailureGroup]) -> list[RenderableType]:
@@ -201,6 +202,7 @@ def progress_line(progress: BatchProgress, pace: Pace) -> str:
         usd(progress.cost_usd),
         f"submission {state}" if (state := submission_state(progress)) else "",
         f"ETA {seconds(pace.eta_seconds(progress.open))}" if progress.open else "",
+        f"held: {shown(str(progress.held), 200)}" if progress.held else "",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -52,7 +52,10 @@ def summary(
         table.add_row("attempts not committed", count(progress.lost))
     if wall_seconds is not None:
         table.add_row("wall time", seconds(wall_seconds))
-    return Group(Text(f"Batch {progress.batch_id}"), table, *top(failures))
+    title = Text(f"Batch {progress.batch_id}")
+    if progress.held and wall_seconds is None:  # who followed the batch prints it at the end
+        title.append(f"\n{shown(progress.held_text)}", style="red")
+    return Group(title, table, *top(failures))
 
 
 def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
@@ -70,7 +73,7 @@ def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
             shown(batch.batch_id, _ID_CHARACTERS),
             shown(batch.agent or "-", 30),
             f"{batch.created:%m-%d %H:%M}",
-            f"{count(batch.done)}/{count(batch.total)}",
+            f"{'held at ' if batch.held else ''}{count(batch.done)}/{count(batch.total)}",
             count(batch.done - batch.completed),
             usd(batch.cost_usd),
         )

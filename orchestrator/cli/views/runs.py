@@ -1,6 +1,8 @@
 """Reads what `show`, `explain` and `events` print of one run."""
 
 import asyncio
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
@@ -53,7 +57,15 @@ async def read_view(named: str, batch: str | None, fleet: AsyncFleet) -> RunView
 async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> Explanation:
     """Return why a run stopped or continues."""
     run, awaited = await read(named, batch, fleet)
-    return explain(run.result(), awaited)
+    result = run.result()
+    found = explain(result, awaited)
+    if result.lifecycle is not Lifecycle.PAUSED or result.batch_id is None:
+        return found
+    with contextlib.suppress(ConfigurationError):  # the batch was forgotten
+        progress = await (await fleet.batches.get(result.batch_id)).progress()
+        if progress.held:
+            return replace(found, says=f"paused: its batch is {progress.held_text}")
+    return found
 
 
 def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: int) -> None:

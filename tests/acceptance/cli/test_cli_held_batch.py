@@ -1,0 +1,57 @@
+"""`stepfleet run` where every call is refused alike: the batch is held, and goes on when mended."""
+
+import shlex
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from support.servers.redis_servers import short_folder
+from support.workers.command_line import CommandLine
+
+REFUSED = """\
+from pathlib import Path
+
+from stepfleet.worker.testing import Fault, Reply
+
+
+def rules(request):
+    return Reply("answer") if Path("mended").exists() else Fault("unauthorized")
+"""
+RUNS, MOST = 60, 5
+RUN = ("run", "questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules")
+
+
+@pytest.fixture
+def stepfleet() -> Iterator[CommandLine]:
+    with short_folder() as folder:
+        commands = CommandLine(folder, STEPFLEET_HOLD_AFTER=str(MOST))
+        try:
+            yield commands
+        finally:
+            commands.end()
+
+
+def test_a_refused_key_ends_some_runs_and_all_complete_behind_the_fix(
+    stepfleet: CommandLine,
+) -> None:
+    stepfleet.write("rules.py", REFUSED)
+    stepfleet.questions(*(f"question {n}" for n in range(RUNS)))
+    done = stepfleet(*RUN, "--json")
+    assert done.returncode == 1
+    batch = orjson.loads(done.stdout)
+    assert (batch["failed"], batch["paused"]) == (MOST, RUNS - MOST)
+    assert batch["held"]["cause"]["code"] == "INVALID_API_KEY"
+    (advice,) = [line for line in done.stderr.splitlines() if line.startswith("Held: ")]
+    assert f"{MOST} runs in a row failed with the same error: 127.0.0.1 answered 401" in advice
+    assert "OPENAI_API_KEY" in advice
+
+    shown = " ".join(stepfleet("status", batch["batch_id"]).stdout.split())
+    assert f"Fix it, then: stepfleet resume --batch {batch['batch_id']}" in shown
+    assert f"held at {MOST}/{RUNS}" in stepfleet("status").stdout
+
+    (stepfleet.folder / "mended").touch()
+    command = advice.partition("Fix it, then: stepfleet ")[2].partition(" (it resumes")[0]
+    again = stepfleet(*shlex.split(command), "--json")
+    assert again.returncode == 0, again.stderr
+    assert orjson.loads(again.stdout)["completed"] == RUNS
+    assert orjson.loads(again.stdout)["held"] is None
