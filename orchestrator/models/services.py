@@ -16,6 +16,7 @@ class Api(StrEnum):
 
     CHAT = "chat completions"
     MESSAGES = "messages"
+    GENERATE_CONTENT = "generateContent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Service:
     names another; "" stands for none. The first variable of `key_variables` that is set has the
     key, which goes to hosts that `hosts` fits, to `url`, and to the address in the variable.
     `needs_key` says whether `url` refuses calls without one. `lacks` names the fields of an agent's
-    `settings` that its calls cannot carry.
+    `settings` that its calls cannot carry. The key goes into `key_header`, as `key_form` says.
     """
 
     api: Api
@@ -36,6 +37,8 @@ class Service:
     hosts: str = ""
     needs_key: bool = True
     lacks: tuple[str, ...] = ("reasoning_budget",)
+    key_header: str = "authorization"
+    key_form: str = "Bearer {}"
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -82,7 +85,7 @@ def environment_of(root: str) -> dict[str, str]:
     """Return the variables that send the calls of all services to one server at `root`."""
     found: dict[str, str] = {}
     for service in SERVICES.values():
-        path = "" if service.api is Api.MESSAGES else "/v1"
+        path = "/v1" if service.api is Api.CHAT else ""
         found |= dict.fromkeys(service.url_variables, f"{root}{path}")
         found |= dict.fromkeys(service.key_variables[:1], "simulated")
     return found
@@ -103,6 +106,16 @@ SERVICES: Mapping[str, Service] = {
         ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
         r"(?:[^.]+\.)?anthropic\.com",
         lacks=("temperature", "top_p", "seed", "organization"),
+    ),
+    "google": Service(
+        Api.GENERATE_CONTENT,
+        "https://generativelanguage.googleapis.com",
+        ("GEMINI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"),
+        ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        r"generativelanguage\.googleapis\.com",
+        lacks=("organization",),
+        key_header="x-goog-api-key",
+        key_form="{}",
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_BASE_URL", "DEEPSEEK_API_KEY"),

@@ -21,9 +21,9 @@ from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply, ToolCallReply, Usage
 
-PROVIDERS = ("openai", "anthropic", "groq")
-SIGNED = ("anthropic",)
-"""Providers whose reasoning must go back unchanged."""
+PROVIDERS = ("openai", "anthropic", "google", "groq")
+SIGNED = {"anthropic": "Let me see.", "google": "c2lnbmVkL"}
+"""Providers whose reasoning must go back unchanged, and what of it is sent."""
 
 LOOK = ToolSpec(
     name="look",
@@ -146,11 +146,12 @@ async def test_signed_reasoning_goes_back_unchanged_and_to_no_other_provider(
     talk = (Message.user("hi"), Message.assistant(stored.as_content, calls), *results)
     await models.generate(asked(provider, *talk, settings=settings))
     assert server.violations == ()
-    assert ("Let me see." in str(server.requests[-1].sent)) == (provider in SIGNED)
+    mark = SIGNED.get(provider, "Let me see.")
+    assert (mark in str(server.requests[-1].sent)) == (provider in SIGNED)
     other = "openai" if provider != "openai" else "anthropic"
     await models.generate(asked(other, *talk))
     assert server.violations == ()
-    assert "Let me see." not in str(server.requests[-1].sent)
+    assert mark not in str(server.requests[-1].sent)
 
 
 @pytest.mark.parametrize(

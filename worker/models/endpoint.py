@@ -69,7 +69,7 @@ def endpoint_of(
     key = _key(settings.api_key_env, environment, service, trusted=trusted, required=required)
     found = dict(headers)
     if key:
-        found["authorization"] = f"Bearer {key}"
+        found[service.key_header] = service.key_form.format(key)
     organization = settings.organization or (trusted and environment.get("OPENAI_ORG_ID"))
     if organization and service.api is Api.CHAT:
         found["openai-organization"] = _header(organization, "settings.organization")

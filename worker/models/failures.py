@@ -20,7 +20,9 @@ from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLi
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 
 _LONGEST_MESSAGE = 600
-_LOOKS_LIKE_A_KEY = re.compile(r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|Bearer \S+")
+_LOOKS_LIKE_A_KEY = re.compile(
+    r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|\bAIza[A-Za-z0-9_-]{8,}|Bearer \S+"
+)
 
 
 def redact(text: str, key: str | None) -> str:
@@ -114,12 +116,12 @@ _TOO_LONG_STATUSES = {
 }
 _TOO_LONG = re.compile(
     r"context[_ ]length|context window|context size|maximum context|prompt is too long"
-    r"|input is too long|too many (?:input )?tokens",
+    r"|input is too long|too many (?:input )?tokens|input token count",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(
     r"(?:context (?:length|window|size)|maximum|limit)(?: is| of|:)? ?\(?(\d[\d,]*)"
-    r"|> (\d[\d,]*) maximum|limit of (\d[\d,]*)",
+    r"|> (\d[\d,]*) maximum|limit of (\d[\d,]*)|tokens allowed \((\d[\d,]*)\)",
     re.IGNORECASE,
 )
 _HINTS = {
@@ -147,7 +149,8 @@ def refusal(
     error = _error_of(body)
     message = redact(str(error.get("message") or f"status {status}"), key)
     text = _answered(host, status, message).replace("{variable}", variable)
-    return _failure(status, error, message, text, retry_after(headers, now))
+    wait = retry_after(headers, now)
+    return _failure(status, error, message, text, _retry_delay(error) if wait is None else wait)
 
 
 def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> ModelError:
@@ -244,6 +247,15 @@ def _as_error(payload: dict[str, Any]) -> dict[str, Any]:
     if error:
         return {"message": str(error)}
     return {**payload, "message": payload.get("message") or payload.get("detail")}
+
+
+def _retry_delay(error: dict[str, Any]) -> float | None:
+    """Return the seconds in a `RetryInfo` of Google's error details."""
+    details = error.get("details")
+    for one in details if isinstance(details, list) else ():
+        if isinstance(one, dict) and isinstance(delay := one.get("retryDelay"), str):
+            return _number(delay.removesuffix("s"))
+    return None
 
 
 def _window(error: dict[str, Any], message: str) -> int | None:

@@ -110,9 +110,9 @@ class StreamedAnswer(Protocol):
 class Format:
     """How the requests and answers of one protocol look: pure functions.
 
-    Requests go to `path` of the service, with `headers`. `parse` reads an unstreamed body;
-    `response` gets what it returned, or a stream's payload, and the name of the requested model.
-    `failed` says whether a 200 answer is a failure.
+    Requests go to `path` of the service, with `headers`; `url` adds what depends on the request.
+    `parse` reads an unstreamed body; `response` gets what it returned, or a stream's payload, and
+    the name of the requested model. `failed` says whether a 200 answer is a failure.
     """
 
     path: str
@@ -123,6 +123,8 @@ class Format:
     response: Callable[[dict[str, Any], str], LLMResponse]
     failed: Callable[[dict[str, Any]], bool]
     headers: Mapping[str, str] = field(default_factory=dict)
+    usage_field: str = "usage"
+    url: Callable[[Endpoint, ModelRequest], str] = lambda endpoint, _: endpoint.url
 
 
 @dataclass
@@ -245,7 +247,8 @@ class HttpModel(LLM):
         received: Received,
     ) -> dict[str, Any]:
         body = self._format.body(request, endpoint)
-        response = await self._connections.post(endpoint.url, endpoint.headers, body)
+        url = self._format.url(endpoint, request)
+        response = await self._connections.post(url, endpoint.headers, body)
         try:
             if response.status // 100 != _SUCCESS:
                 raise await self._refused(response, endpoint)
@@ -255,7 +258,7 @@ class HttpModel(LLM):
                 parts = self._parts(response, received)
                 answer = b"".join([part async for part in parts])
                 payload = await _read(received.size, self._format.parse, answer)
-                received.usage = self._format.usage(payload.get("usage"))
+                received.usage = self._format.usage(payload.get(self._format.usage_field))
         finally:
             response.release()
         if self._format.failed(payload):

@@ -20,6 +20,7 @@ from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.anthropic.messages import MESSAGES
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
+from stepfleet.worker.models.google.content import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
 from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
 
@@ -27,7 +28,11 @@ ENTRY_POINTS = "stepfleet.models"
 """Packages add providers by entry points of this group: `name = "package:factory"`."""
 
 ProviderFactory = Callable[[], LLM]
-FORMATS: Mapping[Api, Format] = {Api.CHAT: CHAT_COMPLETIONS, Api.MESSAGES: MESSAGES}
+FORMATS: Mapping[Api, Format] = {
+    Api.CHAT: CHAT_COMPLETIONS,
+    Api.MESSAGES: MESSAGES,
+    Api.GENERATE_CONTENT: GENERATE_CONTENT,
+}
 
 
 @runtime_checkable

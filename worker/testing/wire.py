@@ -23,13 +23,14 @@ class MisfitError(Exception):
 class Wire:
     """One protocol: its requests as those of chat completions, and its forms of answers.
 
-    `conversation` raises `MisfitError`; the others are as in `testing.openai.answers`.
+    `conversation` takes body and path, and raises `MisfitError`; the others are as in
+    `testing.openai.answers`.
     """
 
-    conversation: Callable[[dict[str, Any]], dict[str, Any]]
+    conversation: Callable[[dict[str, Any], str], dict[str, Any]]
     replying: Callable[[RequestRecord, Reply], Answer]
     refusing: Callable[[Violation], Answer]
     failing: Callable[[Fault, Answer], Answer]
 
 
-CHAT = Wire(lambda body: body, replying, refusing, failing)
+CHAT = Wire(lambda body, _: body, replying, refusing, failing)

@@ -17,7 +17,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LEAST_BUDGET = 1024
 
 
-def conversation(body: dict[str, Any]) -> dict[str, Any]:
+def conversation(body: dict[str, Any], _path: str) -> dict[str, Any]:
     """Return the request as one of chat completions. Raises `MisfitError`."""
     _check(body)
     messages = [{"role": "system", "content": _text(body["system"])}] if body.get("system") else []

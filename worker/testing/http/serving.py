@@ -14,6 +14,8 @@ from aiohttp import web
 
 from stepfleet.worker.testing.anthropic.answers import PATH as MESSAGES
 from stepfleet.worker.testing.anthropic.answers import messages_wire
+from stepfleet.worker.testing.google.answers import WIRE as CONTENT_WIRE
+from stepfleet.worker.testing.google.conversation import PATH as CONTENT
 from stepfleet.worker.testing.http.request_log import RequestLog, without_secrets
 from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at
 from stepfleet.worker.testing.openai.conversation import turn_of
@@ -98,15 +100,13 @@ class Endpoint:
     latency: Latency
     log: RequestLog
     key: Callable[[dict[str, Any]], str]
-    wires: dict[str, Wire] = field(
-        default_factory=lambda: {COMPLETIONS: CHAT, MESSAGES: messages_wire()}
-    )
+    messages: Wire = field(default_factory=messages_wire)
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request."""
         path = request.path.rstrip("/")
-        if path in self.wires and request.method == "POST":
-            return await self._complete(request, self.wires[path])
+        if request.method == "POST" and (wire := self._wire(path)):
+            return await self._complete(request, wire)
         if request.method == "GET" and (models := models_at(path)):
             return _json(models)
         if path == "/stats" and request.method == "GET":
@@ -116,10 +116,15 @@ class Endpoint:
             HTTPStatus.NOT_FOUND,
         )
 
+    def _wire(self, path: str) -> Wire | None:
+        if CONTENT.fullmatch(path):
+            return CONTENT_WIRE
+        return {COMPLETIONS: CHAT, MESSAGES: self.messages}.get(path)
+
     async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:
         try:
             sent = _parsed(await request.content.read())  # request.read() refuses large ones
-            body = wire.conversation(sent)
+            body = wire.conversation(sent, request.path)
         except MisfitError as error:
             self.log.refuse(error.violation)
             return await send(request, wire.refusing(error.violation))

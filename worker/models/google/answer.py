@@ -1,0 +1,186 @@
+"""Reads answers of Gemini, whole or streamed, into `LLMResponse`s. Pure."""
+
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.tools import parse_tool_calls
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.attempt.sanitize import new_call_id
+from stepfleet.worker.models.bodies import malformed, reasoning_block
+from stepfleet.worker.models.google.request import PROVIDER
+from stepfleet.worker.models.lenient_json import read_json
+
+_SIGNATURE = "thoughtSignature"
+_MOST_PARTS = 100_000
+_REASONS = {
+    "STOP": FinishReason.STOP,
+    "MAX_TOKENS": FinishReason.LENGTH,
+    **dict.fromkeys(
+        ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "MODEL_ARMOR"),
+        FinishReason.CONTENT_FILTER,
+    ),
+}
+_MISTAKES = {
+    "MALFORMED_FUNCTION_CALL",
+    "UNEXPECTED_TOOL_CALL",
+    "MALFORMED_RESPONSE",
+    "MISSING_THOUGHT_SIGNATURE",
+    "TOO_MANY_TOOL_CALLS",
+}
+"""Finish reasons of answers that the service could not read itself."""
+
+
+def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
+    """Return an answer as the fleet's; `default_model` names the model where it does not."""
+    candidate = _candidate(payload)
+    reason = candidate.get("finishReason")
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    reasoning: list[Block] = []
+    for part in _parts(candidate):
+        signature = part.get(_SIGNATURE)
+        call = part.get("functionCall")
+        if isinstance(signature, str) and signature:
+            # It goes back with its part: all texts are the first one, and an empty one is its own.
+            has_text = any(texts) or bool(part.get("text"))
+            at = 0 if has_text and not isinstance(call, dict) else any(texts) + len(calls)
+            reasoning.append(reasoning_block(PROVIDER, at, {_SIGNATURE: signature}))
+        if isinstance(call, dict):
+            calls.append({**call, "arguments": call.get("args")})
+        elif isinstance(part.get("text"), str) and not part.get("thought"):
+            texts.append(part["text"])
+    if not calls and not any(texts) and reason in _MISTAKES:
+        raise malformed(f"it ended with {reason}")
+    known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
+    found = parse_tool_calls(calls, new_id=new_call_id)
+    if found and known in (None, FinishReason.STOP):
+        known = FinishReason.TOOL_CALLS
+    model = payload.get("modelVersion")
+    return LLMResponse.model_construct(
+        content="".join(texts),
+        tool_calls=found or None,
+        usage=usage_of(payload.get("usageMetadata")),
+        model=model if isinstance(model, str) and model else default_model,
+        finish_reason=known or FinishReason.OTHER,
+        reasoning=tuple(reasoning),
+        raw=payload,
+    )
+
+
+def _candidate(payload: dict[str, Any]) -> dict[str, Any]:
+    candidates = payload.get("candidates")
+    if isinstance(candidates, list) and candidates and isinstance(candidates[0], dict):
+        return candidates[0]
+    feedback = payload.get("promptFeedback")
+    if isinstance(feedback, dict) and feedback.get("blockReason"):
+        return {"finishReason": "SAFETY"}  # the prompt itself was refused
+    raise malformed("it has no candidates")
+
+
+def _parts(candidate: dict[str, Any]) -> list[dict[str, Any]]:
+    content = candidate.get("content") or {}
+    parts = content.get("parts") or [] if isinstance(content, dict) else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise malformed("the first candidate's content has no list of parts")
+    return parts
+
+
+def usage_of(usage: Any) -> UsageStats | None:
+    """Return the token counts of one call, or None when they are absent or no counts."""
+    if not isinstance(usage, dict):
+        return None
+    prompt = token_count(usage.get("promptTokenCount"))
+    if prompt is None:
+        return None
+    prompt += token_count(usage.get("toolUsePromptTokenCount")) or 0
+    thought = token_count(usage.get("thoughtsTokenCount")) or 0
+    # An answer without text has no count of its own.
+    completion = (token_count(usage.get("candidatesTokenCount")) or 0) + thought
+    return UsageStats.model_construct(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        llm_calls=1,
+        cached_tokens=token_count(usage.get("cachedContentTokenCount")) or 0,
+        reasoning_tokens=thought,
+        audio_tokens=_audio(usage.get("promptTokensDetails"))
+        + _audio(usage.get("candidatesTokensDetails")),
+    )
+
+
+def _audio(details: Any) -> int:
+    counts = [one for one in details if isinstance(one, dict)] if isinstance(details, list) else []
+    return sum(
+        token_count(one.get("tokenCount")) or 0 for one in counts if one.get("modality") == "AUDIO"
+    )
+
+
+class StreamedContent:
+    """The answer so far. `error` is the payload of a failure that came as an event."""
+
+    def __init__(self) -> None:
+        self.error: dict[str, Any] | None = None
+        self.usage: Any = None
+        self._size = 0
+        self._calls = 0
+        self._head: dict[str, Any] = {}
+        self._candidate: dict[str, Any] = {}
+        self._parts: list[dict[str, Any]] = []
+
+    @property
+    def size(self) -> int:
+        """How many characters of text and calls it has."""
+        return self._size
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of interest follows: usage may come behind the finish reason."""
+        return self.error is not None
+
+    def add(self, data: bytes) -> str:
+        """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
+        try:
+            event = read_json(data)
+        except orjson.JSONDecodeError:
+            raise malformed("an event of the stream is not JSON") from None
+        if not isinstance(event, dict):
+            raise malformed("an event of the stream is not a JSON object")
+        if event.get("error"):
+            self.error = event
+            return ""
+        self.usage = event.get("usageMetadata") or self.usage
+        known = ("modelVersion", "promptFeedback")
+        self._head |= {name: event[name] for name in known if name in event}
+        if not event.get("candidates"):
+            return ""
+        candidate = _candidate(event)
+        if candidate.get("finishReason"):
+            self._candidate = {"finishReason": candidate["finishReason"]}
+        return "".join(map(self._add, _parts(candidate)))
+
+    def payload(self) -> dict[str, Any]:
+        """Return the whole answer. Raises `ModelError` when the stream broke off."""
+        if not self._candidate and "promptFeedback" not in self._head:
+            raise malformed("the stream broke off")
+        whole = {**self._head, "usageMetadata": self.usage}
+        if not self._candidate:
+            return whole
+        content = {"parts": self._parts}
+        return {**whole, "candidates": [{**self._candidate, "content": content}]}
+
+    def _add(self, part: dict[str, Any]) -> str:
+        call, text = part.get("functionCall"), part.get("text")
+        if isinstance(call, dict):
+            self._calls += 1
+            self._size += len(str(call.get("args") or "")) if self._calls <= MOST_CALLS else 0
+        if self._calls <= MOST_CALLS + 1 and len(self._parts) < _MOST_PARTS:
+            self._parts.append(part)
+        if not isinstance(text, str):
+            return ""
+        self._size += len(text)
+        return "" if part.get("thought") else text

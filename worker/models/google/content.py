@@ -1,0 +1,32 @@
+"""The format of `POST /v1/models/MODEL:generateContent`, and of its stream."""
+
+from urllib.parse import quote
+
+from stepfleet.orchestrator.records.responses import ModelRequest
+from stepfleet.worker.models.bodies import encode, parse_body
+from stepfleet.worker.models.endpoint import Endpoint
+from stepfleet.worker.models.google.answer import StreamedContent, parse_content, usage_of
+from stepfleet.worker.models.google.request import request_body
+from stepfleet.worker.models.http_model import Format
+
+
+def _body(request: ModelRequest, _: Endpoint) -> bytes:
+    return encode(request_body(request))
+
+
+def _url(endpoint: Endpoint, request: ModelRequest) -> str:
+    verb = "streamGenerateContent?alt=sse" if request.settings.stream else "generateContent"
+    return f"{endpoint.url}/{quote(request.model, safe='')}:{verb}"
+
+
+GENERATE_CONTENT = Format(
+    path="/v1/models",
+    url=_url,
+    body=_body,
+    parse=parse_body,
+    stream=StreamedContent,
+    usage=usage_of,
+    usage_field="usageMetadata",
+    response=parse_content,
+    failed=lambda payload: bool(payload.get("error")) and not payload.get("candidates"),
+)

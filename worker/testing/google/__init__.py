@@ -1,0 +1,1 @@
+"""Google's Gemini: requests as they arrive, answers as they are sent. Pure."""

@@ -1,0 +1,146 @@
+"""Puts replies, refusals and faults into the answers of `generateContent`. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+
+from stepfleet.worker.testing.google.conversation import conversation, signature
+from stepfleet.worker.testing.openai import answers as chat
+from stepfleet.worker.testing.openai.completions import (
+    arguments_text,
+    estimate,
+    event,
+    pieces_of,
+)
+from stepfleet.worker.testing.openai.conversation import Violation, call_id
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
+from stepfleet.worker.testing.scenario.replies import (
+    EVENTS,
+    REFUSED,
+    REPLIED,
+    Answer,
+    Reply,
+    Usage,
+)
+from stepfleet.worker.testing.wire import Wire
+
+_REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS",
+            "content_filter": "SAFETY"}  # fmt: skip
+_REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str]] = {
+    FaultKind.RATE_LIMITED: (
+        HTTPStatus.TOO_MANY_REQUESTS, "RESOURCE_EXHAUSTED", "You exceeded your current quota"),
+    FaultKind.SERVER_ERROR: (
+        HTTPStatus.INTERNAL_SERVER_ERROR, "INTERNAL", "An internal error has occurred"),
+    FaultKind.OVERLOADED: (
+        HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE", "The model is overloaded"),
+    FaultKind.CONTEXT_LENGTH_EXCEEDED: (
+        HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT",
+        "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."),
+    FaultKind.CONTENT_FILTER: (
+        HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT", "The prompt was blocked"),
+    FaultKind.UNAUTHORIZED: (
+        HTTPStatus.UNAUTHORIZED, "UNAUTHENTICATED", "API key not valid. Pass a valid API key."),
+    FaultKind.FORBIDDEN: (
+        HTTPStatus.FORBIDDEN, "PERMISSION_DENIED", "The caller does not have permission"),
+    FaultKind.NOT_FOUND: (HTTPStatus.NOT_FOUND, "NOT_FOUND", "models/unknown is not found"),
+}  # fmt: skip
+
+
+def replying(request: RequestRecord, reply: Reply) -> Answer:
+    """Return the answer that carries `reply`, streamed where the request wants it."""
+    usage = (reply.usage or estimate(request.body, reply)) if reply.send_usage else None
+    content = _Content(reply, request, usage)
+    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
+    if request.streams:
+        return replace(answer, pieces=tuple(content.events()), content_type=EVENTS)
+    body = orjson.dumps(content.body([*content.parts()], ended=True))
+    return replace(answer, pieces=(body,), length=len(body))
+
+
+def refusing(violation: Violation) -> Answer:
+    """Return the 400 that names what is wrong with the request."""
+    answer = _error(REFUSED, HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT", str(violation))
+    return replace(answer, delay=0.0)
+
+
+def failing(fault: Fault, sound: Answer) -> Answer:
+    """Return the answer of a fault; `sound` is the one that the request would have got."""
+    if fault.kind not in _REFUSALS:
+        return chat.failing(fault, sound)
+    status, kind, message = _REFUSALS[fault.kind]
+    failed = _error(str(fault.kind), status, kind, fault.message or message, fault.retry_after)
+    return chat.delayed(replace(fault, retry_after=None), failed)
+
+
+WIRE = Wire(conversation, replying, refusing, failing)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A reply with the place in a conversation that it answers."""
+
+    reply: Reply
+    request: RequestRecord
+    usage: Usage | None
+
+    def body(self, parts: list[dict[str, Any]], *, ended: bool) -> dict[str, Any]:
+        reason = _REASONS.get(self.reply.ends_with, self.reply.ends_with)
+        candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
+        body: dict[str, Any] = {
+            "candidates": [{**candidate, "finishReason": reason} if ended else candidate],
+            "modelVersion": self.reply.model or self.request.body["model"],
+        }
+        if ended and self.usage is not None:
+            body["usageMetadata"] = self._usage(self.usage)
+        return body
+
+    def events(self) -> Iterator[bytes]:
+        for part in self.parts():
+            if "text" in part:
+                for piece in pieces_of(part["text"], self.reply.piece):
+                    yield event(self.body([{**part, "text": piece}], ended=False))
+            else:
+                yield event(self.body([part], ended=False))
+        yield event(self.body([], ended=True))
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        thought = self.reply.reasoning
+        signed = {} if thought is None else {"thoughtSignature": signature(thought)}
+        if thought is not None:
+            yield {"text": thought, "thought": True}
+        if self.reply.content:
+            unsigned = {"text": self.reply.content}
+            yield unsigned if self.reply.tool_calls else {**unsigned, **signed}
+        for index, call in enumerate(self.reply.tool_calls):
+            made = call_id(self.request.key, self.request.turn, index)
+            arguments = call.arguments
+            if isinstance(arguments, str):
+                arguments = orjson.loads(arguments_text(call))
+            identity = {} if call.omit_id else {"id": made if call.id is None else call.id}
+            named = {**identity, "name": call.name, "args": arguments}
+            yield {"functionCall": named, **({} if index else signed)}
+
+    @staticmethod
+    def _usage(usage: Usage) -> dict[str, Any]:
+        return {
+            "promptTokenCount": usage.prompt_tokens,
+            "candidatesTokenCount": usage.completion_tokens - usage.reasoning_tokens,
+            "thoughtsTokenCount": usage.reasoning_tokens,
+            "cachedContentTokenCount": usage.cached_tokens,
+            "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+def _error(
+    outcome: str, status: HTTPStatus, kind: str, message: str, wait: float | None = None
+) -> Answer:
+    error: dict[str, Any] = {"code": int(status), "message": message, "status": kind}
+    if wait is not None:
+        hint = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{wait:g}s"}
+        error["details"] = [hint]
+    body = orjson.dumps({"error": error})
+    return Answer(outcome, status, (body,), length=len(body))
