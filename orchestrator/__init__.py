@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.inputs import BatchOptions as BatchOptions
     from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
     from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
+    from stepfleet.orchestrator.client.local import DebugStep as DebugStep
     from stepfleet.orchestrator.client.rendering import RunView as RunView
     from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
     from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
@@ -168,6 +169,7 @@ _WHERE = {
     "client.history.comparison": "RunComparison",
     "client.history.history": "AsyncFleetHistory RestoreOptions",
     "client.inputs": "BatchOptions RunOptions SubmitOptions",
+    "client.local": "DebugStep",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns",
     "continuation": "ContinuationCriteria when",

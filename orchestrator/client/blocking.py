@@ -4,18 +4,26 @@ Holds no logic. `blocking`, `iterating` and `giving_batch` keep the signatures a
 the methods that they wrap, for editors and type checkers too.
 """
 
+import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from celery import Celery
 
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.fleet import AsyncFleet, debugged
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory
-from stepfleet.orchestrator.client.portal import Portal
+from stepfleet.orchestrator.client.inputs import Input
+from stepfleet.orchestrator.client.local import DebugStep
+from stepfleet.orchestrator.client.portal import Portal, anext_of
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.session import DATA_FOLDER
+from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
 
 A = TypeVar("A")
@@ -195,7 +203,42 @@ class Fleet(_Blocking):
         settings: Settings | None = None,
         app: Celery | None = None,
     ) -> None:
-        fleet = AsyncFleet(redis_url, broker_url=broker_url, settings=settings, app=app)
+        self._use(AsyncFleet(redis_url, broker_url=broker_url, settings=settings, app=app))
+
+    @classmethod
+    def local(cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER) -> "Fleet":
+        """Return a fleet of one's own, as `AsyncFleet.local`, with a worker in this process.
+
+        `with Fleet.local(agents=[clerk]) as fleet: fleet.run(clerk, "hello")`
+        """
+        made = cls.__new__(cls)
+        made._use(AsyncFleet.local(agents, folder=folder))  # noqa: SLF001 - its own
+        return made
+
+    def debug(
+        self,
+        given: Input,
+        agent: Agent | None = None,
+        *,
+        at: int = 0,
+        **overrides: Unpack[RunOverrides],
+    ) -> Iterator[DebugStep]:
+        """Execute a run here, step by step, as `AsyncFleet.debug`: each `next` does one step.
+
+        Tools run in the calling thread: `for step in fleet.debug("hello", clerk): print(step)`.
+        """
+        _refuse_event_loop()
+        # The steps run in this thread, and not in the portal's.
+        order = self._portal.call(self._wrapped._debugged(given, agent, at))  # noqa: SLF001
+        with asyncio.Runner() as runner:
+            steps = debugged(self._wrapped._session.settings, order, overrides)  # noqa: SLF001
+            try:
+                while (step := runner.run(anext_of(steps))) is not None:
+                    yield step[0]
+            finally:
+                runner.run(steps.aclose())
+
+    def _use(self, fleet: AsyncFleet) -> None:
         portal = Portal(fleet.aclose, fleet.forget)
         super().__init__(fleet, portal)
         self.runs = FleetRuns(fleet.runs, portal)
@@ -225,3 +268,15 @@ class Fleet(_Blocking):
     run_with_messages = blocking(AsyncFleet.run_with_messages)
     run_stream = iterating(AsyncFleet.run_stream)
     submit_batch = giving_batch(AsyncFleet.submit_batch)
+
+
+def _refuse_event_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    msg = (
+        "debug() executes steps in this thread, whose event loop runs already: write "
+        "`async for step in AsyncFleet().debug(...)`"
+    )
+    raise ConfigurationError(msg)

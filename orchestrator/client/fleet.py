@@ -4,7 +4,8 @@ One implementation, asynchronous; `blocking.Fleet` is a facade over it. Makes no
 runs no tool: workers do.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 from celery import Celery
@@ -28,8 +29,16 @@ from stepfleet.orchestrator.client.inputs import (
     messages_of,
     origin_of,
 )
+from stepfleet.orchestrator.client.local import (
+    DebugOrder,
+    DebugSteps,
+    LocalFleet,
+    is_run_id,
+    private_fleet,
+    stepped,
+)
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
-from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -74,7 +83,29 @@ class AsyncFleet:
     ) -> None:
         given = {"redis_url": redis_url, "broker_url": broker_url}
         found = settings or (load_settings(**given) if app is None else app_settings(app, **given))
-        self._session = Session(found, brings, app)
+        self._use(Session(found, brings, app=app))
+
+    @classmethod
+    def local(
+        cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER
+    ) -> "AsyncFleet":
+        """Return a fleet of one's own: a private server, and a worker in a thread of this process.
+
+        For development, without any set-up: `async with AsyncFleet.local(agents=[clerk]) as
+        fleet`. Runs are kept in `folder`, which commands in this directory find too; None is a
+        temporary one. The worker also does open runs of its agents that it finds there, and hands
+        back what is open at the end. Tools have no time limits: `breakpoint()` works in them. At
+        the first use raises `ConfigurationError` that names the extra `local` where it is missing.
+        """
+        agents = tuple(agents)
+        made = cls.__new__(cls)
+        settings = load_settings().model_copy(update={"redis_url": None, "broker_url": None})
+        names = [agent.name for agent in agents]
+        made._use(Session(settings, names, local=LocalFleet(agents, folder)))  # noqa: SLF001 - its own
+        return made
+
+    def _use(self, session: Session) -> None:
+        self._session = session
         self.runs = AsyncFleetRuns(self._session)
         self.batches = AsyncFleetBatches(self._session)
         self.history = AsyncFleetHistory(self._session)
@@ -205,6 +236,38 @@ class AsyncFleet:
         async for step in self.runs.steps(await self.submit(agent, prompt, **options)):
             yield step
 
+    async def debug(
+        self,
+        given: Input,
+        agent: Agent | None = None,
+        *,
+        at: int = 0,
+        **overrides: Unpack[RunOverrides],
+    ) -> DebugSteps:
+        """Execute a run here, step by step: each `anext` does one step and yields what it did.
+
+        `given` is an input as that of `submit`, or the id of a run: then a copy of it goes on after
+        its first `at` steps, with `agent` as it is now, and the run stays as it is. Model calls
+        and tools are real. They are executed in the calling thread and on a private server
+        that is removed at the end: `breakpoint()` works in tools, and neither leases nor limits of
+        time end a person's session. `agent` may be left out in a local fleet with one agent.
+        Raises `ConfigurationError` with the fix.
+        """
+        order = await self._debugged(given, agent, at)
+        async for step in debugged(self._session.settings, order, overrides):
+            yield step
+
+    async def _debugged(self, given: Input, agent: Agent | None, at: int) -> DebugOrder:
+        """Return what is debugged: read here, executed anywhere."""
+        agent = agent or (self._session.local.only_agent() if self._session.local else None)
+        if agent is None:
+            msg = "debug() executes the agent's code here: pass agent=..., the Agent itself"
+            raise ConfigurationError(msg)
+        if not is_run_id(given):
+            return DebugOrder(agent, given)
+        checkpoint = await self.history.checkpoint(str(given), at=at)
+        return DebugOrder(agent, given, checkpoint)
+
     async def submit_batch(
         self,
         source: Given,
@@ -258,6 +321,25 @@ class AsyncFleet:
         return AsyncBatch(
             self._session, done.manifest, done.problems, is_new=done.is_new, added=done.added
         )
+
+
+async def debugged(settings: Settings, order: DebugOrder, overrides: RunOverrides) -> DebugSteps:
+    """Yield the steps of a debugged run; `order` is what `debug` was given."""
+    own: RunOverrides = {"time_limit": None, "cumulative_timeout": None, **overrides}
+    async with private_fleet(settings) as found:
+
+        async def submit() -> str:
+            async with AsyncFleet(settings=found, brings=[order.agent.name]) as fleet:
+                if order.checkpoint is None:
+                    return await fleet.submit(order.agent, order.given, **own)
+                return await fleet.history.restore(order.checkpoint, order.agent, **own)
+
+        steps = stepped(found, [order.agent], submit)
+        try:
+            async for step in steps:
+                yield step
+        finally:
+            await steps.aclose()
 
 
 def _text_of(result: AgentRunResult) -> str:

@@ -97,7 +97,7 @@ class Portal:
         """Yield the items of an asynchronous iterator. Raises `StoreError` after a fork."""
         forks = self.forks
         try:
-            while (found := self.call(_next(items))) is not None:
+            while (found := self.call(anext_of(items))) is not None:
                 yield found[0]
                 if forks != self.forks:
                     raise StoreError(_FORKED)
@@ -139,7 +139,8 @@ def _begin_anew() -> None:
         portal.forked()
 
 
-async def _next(items: AsyncGenerator[T, None]) -> tuple[T] | None:
+async def anext_of(items: AsyncGenerator[T, None]) -> tuple[T] | None:
+    """Return the next item in a tuple; None at the end."""
     async for item in items:
         return (item,)
     return None

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.batches.submit import BatchSubmission
 from stepfleet.orchestrator.client.batch_retry import BatchRetry
 from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.client.follow import Following
+from stepfleet.orchestrator.client.local import LocalFleet
 from stepfleet.orchestrator.client.standstill import Quiet, Standstill
 from stepfleet.orchestrator.client.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -143,14 +144,20 @@ class Session:
     """One connection, in the loop of its first use; all rooms of a fleet share it.
 
     Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where
-    there is one. `brings` names agents whose workers the caller starts; `app` is the user's own
-    Celery app, whose workers do the steps.
+    there is one; with `local`, that one's server, and it has the worker beside. `brings` names
+    agents whose workers the caller starts; `app` is the user's own Celery app, whose workers do
+    the steps.
     """
 
     def __init__(
-        self, settings: Settings, brings: Collection[str] = (), app: Celery | None = None
+        self,
+        settings: Settings,
+        brings: Collection[str] = (),
+        app: Celery | None = None,
+        local: LocalFleet | None = None,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        self.local = local
         self._app = app
         self._brings = frozenset(brings)
         self._opening: asyncio.Task[Client] | None = None
@@ -158,7 +165,7 @@ class Session:
         self._process = os.getpid()
 
     async def aclose(self) -> None:
-        """Disconnect, and leave the private server if there is one."""
+        """Disconnect, and leave the private server and its worker if there are any."""
         opening, self._opening = self._opening, None
         if opening is not None:
             await asyncio.wait([opening])
@@ -188,25 +195,38 @@ class Session:
         return await asyncio.shield(self._opening)
 
     async def _connect(self) -> Client:
-        settings = self._settings
-        if settings.redis_url is None:
+        settings = self.settings
+        if self.local is not None:
+            settings = await asyncio.to_thread(self.local.settings, settings)
+        elif settings.redis_url is None:
             self._private = await asyncio.to_thread(_private_server)
         if self._private is not None:
             url = SecretStr(self._private.url)
             settings = settings.model_copy(update={"redis_url": url})
         try:
-            return await Client.open(settings, self._brings, self._app)
+            client = await Client.open(settings, self._brings, self._app)
+            if self.local is not None:
+                await asyncio.to_thread(self.local.work, settings)
         except BaseException:
             await self._leave_private()
             raise
+        return client
 
     async def _leave_private(self) -> None:
+        if self.local is not None:
+            await asyncio.to_thread(self.local.stop)
         private, self._private = self._private, None
         if private is not None:
             await asyncio.to_thread(private.stop)
 
 
-def _private_server() -> EmbeddedRedis | None:
-    if not Folder(DATA_FOLDER.absolute()).has_data:
-        return None
+def _private_server() -> EmbeddedRedis:
+    folder = DATA_FOLDER.absolute()
+    if not Folder(folder).has_data:
+        msg = (
+            f"no Redis is named, and {folder} holds no private server: set STEPFLEET_REDIS_URL, "
+            "pass redis_url=..., start a fleet in this folder with 'stepfleet up --agents ...', "
+            "or use Fleet.local(agents=[...])"
+        )
+        raise ConfigurationError(msg)
     return EmbeddedRedis.start(DATA_FOLDER, brief=True)

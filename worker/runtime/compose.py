@@ -30,6 +30,7 @@ from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
 from stepfleet.worker.toolbox.box import LocalToolbox
+from stepfleet.worker.toolbox.threads import ToolThreads
 
 SETTLE_SECONDS = 5.0
 
@@ -37,13 +38,21 @@ SETTLE_SECONDS = 5.0
 class Collaborators:
     """What the steps of one event loop share, whichever store they are connected to."""
 
-    def __init__(self, settings: Settings, agents: Sequence[Agent], worker: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        agents: Sequence[Agent],
+        worker: str,
+        threads: ToolThreads | None = None,
+    ) -> None:
         self.instrumentation = instrument(settings, worker)
         self.listening = SubscriberQueue()
         self._agents = agents
         self._worker = worker
         self._models = self.instrumentation.models()
-        self._toolbox = self.instrumentation.toolbox(LocalToolbox(settings.tool_threads))
+        self._toolbox = self.instrumentation.toolbox(
+            LocalToolbox(threads or ToolThreads(settings.tool_threads))
+        )
         self._counters = TokenCounters()
         self._sources: Sources | None = None
         self._chunks: ChunkSender | None = None

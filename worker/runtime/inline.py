@@ -5,29 +5,57 @@ this and real workers at any step.
 """
 
 import asyncio
+import base64
+import logging
 import time
 from collections.abc import Iterable
 from typing import Self
 
+import orjson
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
+from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import ToolHint, awaited
-from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.settings.settings import TASK, Settings
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
+from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint
+from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.services import LoopServices
+from stepfleet.worker.step import StepReport
+from stepfleet.worker.toolbox.threads import ToolThreads
+
+log = logging.getLogger(__name__)
 
 WAITING = frozenset({Refused.EARLY, Refused.LEASED})
 LONGEST_WAIT = 1.0
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+POP_SECONDS = 0.2
+"""How long a read of the queues waits; it is not cancelled, as it may have a message."""
 
 
 class InlineWorker:
-    """Does the steps of given runs here: `async with InlineWorker(settings, agents) as worker`."""
+    """Does the steps of given runs here: `async with InlineWorker(settings, agents) as worker`.
 
-    def __init__(self, settings: Settings, agents: Iterable[Agent]) -> None:
+    With `stepping` it is for a person: tools run in the thread of the event loop, where debuggers
+    work, without time limits, and nothing runs beside them.
+    """
+
+    def __init__(
+        self, settings: Settings, agents: Iterable[Agent], *, stepping: bool = False
+    ) -> None:
         self._app = client_app(settings)
-        self._services = LoopServices(settings, agents, self._app, Leases(time.monotonic))
+        threads = ToolThreads(1, patient=True, inline=True) if stepping else None
+        leases = Leases(time.monotonic)
+        self._services = LoopServices(
+            settings, agents, self._app, leases, consumes=not stepping, threads=threads
+        )
 
     async def __aenter__(self) -> Self:
         """Connect. Raises `StoreError` when Redis cannot be reached."""
@@ -44,17 +72,33 @@ class InlineWorker:
         await asyncio.gather(*(self._finish(run_id) for run_id in run_ids))
         await self._services.settle()
 
+    async def step(self, run_id: str) -> tuple[StepReport, StoredRun] | None:
+        """Do the run's next step, as soon as it may begin; return it, and the run after it.
+
+        Returns None for a run that has ended or is paused. Calls on queues of their own are part
+        of the step.
+        """
+        while (run := await self._open(run_id)) is not None:
+            report = await self._attempt(run)
+            moved = report.verdict if report else None
+            if report and moved and moved.move is not Move.WAIT:
+                return report, await self._run(run_id)
+        return None
+
     async def _finish(self, run_id: str) -> None:
-        while True:
-            run = await self._open(run_id)
-            if run is None:
-                return
-            step, waits = run.step, awaited(run.header.get("waiting", ""), str(run.step))
-            if waits and await self._make_calls(run_id, step, waits):
-                continue
-            report = await self._services.run_step(StepHint(run_id, step))
-            if report.refusal and report.refusal.why in WAITING:
-                await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
+        while (run := await self._open(run_id)) is not None:
+            await self._attempt(run)
+
+    async def _attempt(self, run: StoredRun) -> StepReport | None:
+        """Do a step, or the calls that it waits for; wait where neither may begin yet."""
+        run_id, step = run.run_id, run.step
+        waits = awaited(run.header.get("waiting", ""), str(step))
+        if waits and await self._make_calls(run_id, step, waits):
+            return None
+        report = await self._services.run_step(StepHint(run_id, step))
+        if report.refusal and report.refusal.why in WAITING:
+            await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
+        return report
 
     async def _make_calls(self, run_id: str, step: int, indexes: Iterable[int]) -> bool:
         """Make the tool calls that a run waits for; return whether there was any."""
@@ -63,7 +107,103 @@ class InlineWorker:
         return any(report.refusal is None for report in reports)
 
     async def _open(self, run_id: str) -> StoredRun | None:
-        store = self._services.store
-        run = await Runs(store.connection, store.keys, store.configs).get(run_id)
+        run = await self._run(run_id)
         status = run.state.status
         return None if status.is_terminal or status == "paused" else run
+
+    async def _run(self, run_id: str) -> StoredRun:
+        store = self._services.store
+        return await Runs(store.connection, store.keys, store.configs).get(run_id)
+
+
+class LocalWorker:
+    """A worker in a thread of this process, on a private server that holds store and queues.
+
+    It takes hints as Celery's workers do, and the others may be beside it. A hint that is lost
+    with the process is sent again by whichever worker rescues its run. Tools have no time limits:
+    a person may be at a prompt of theirs.
+    """
+
+    def __init__(self, settings: Settings, agents: Iterable[Agent]) -> None:
+        self._settings = settings
+        self._agents = tuple(agents)
+        self._thread = LoopThread("stepfleet-worker")
+        self._working: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect, and begin to work. Raises `StoreError` and `ConfigurationError`."""
+        self._thread.start()
+        begun = asyncio.run_coroutine_threadsafe(self._begin(), self._thread.loop)
+        try:
+            begun.result(START_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Hand open steps back, and end the thread."""
+        self._thread.stop(self._end(), STOP_SECONDS)
+
+    async def _begin(self) -> None:
+        settings = self._settings
+        self._app = client_app(settings)
+        self._leases = Leases(time.monotonic)
+        threads = ToolThreads(settings.tool_threads, patient=True)
+        given = (settings, self._agents, self._app, self._leases)
+        self._services = LoopServices(*given, threads=threads)
+        await self._services.ports()
+        self._reading = asyncio.create_task(self._read())
+
+    async def _end(self) -> None:
+        if self._reading is None:
+            return
+        self._leases.draining = True
+        self._leases.hand_back()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        if self._working:
+            await asyncio.wait(self._working, timeout=STOP_SECONDS / 2)
+        await self._services.aclose()
+        self._app.close()
+
+    async def _read(self) -> None:
+        dispatch = self._services.store.dispatch
+        heavy = sorted({queue for agent in self._agents for queue in agent.queues})
+        lists = [dispatch.key_of(queue) for queue in (dispatch.queue, *heavy)]
+        async with Redis.from_url(self._settings.store, decode_responses=True) as client:
+            while not self._leases.draining:
+                try:
+                    while len(self._working) >= self._settings.slots:
+                        await asyncio.wait(self._working, return_when=asyncio.FIRST_COMPLETED)
+                    taken = await client.brpop(lists, timeout=POP_SECONDS)
+                except (RedisError, OSError) as error:
+                    log.warning("the queue cannot be read: %s", error)
+                    await asyncio.sleep(POP_SECONDS)
+                    continue
+                if taken is not None:
+                    task = asyncio.create_task(self._work(str(taken[1])))
+                    self._working.add(task)
+                    task.add_done_callback(self._working.discard)
+
+    async def _work(self, message: str) -> None:
+        try:
+            hint = _hint(message)
+            if isinstance(hint, StepHint):
+                await self._services.run_step(hint)
+            else:
+                await self._services.run_call(hint)
+        except Inadmissible as error:
+            log.warning("a message of the queue was dropped: %s", error)
+        except (AgentException, RedisError, OSError) as error:
+            log.warning("a step was put off: %s", error)
+
+
+def _hint(message: str) -> StepHint | ToolHint:
+    """Return what a message of the broker names. Raises `Inadmissible`."""
+    try:
+        envelope = orjson.loads(message)
+        args, kwargs, _ = orjson.loads(base64.b64decode(envelope["body"]))
+        task = envelope["headers"]["task"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Inadmissible(f"it is no task message: {error!r}") from None
+    return step_hint(args, kwargs) if task == TASK else call_hint(args, kwargs)

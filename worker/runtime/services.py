@@ -41,6 +41,7 @@ from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
 from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.telemetry.instrumentation import import_exporters
+from stepfleet.worker.toolbox.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +53,11 @@ class LoopServices:
     """The collaborators of the steps that run in one event loop.
 
     `isolates`: suspects are executed in isolated processes. `consumes`: this process takes tasks
-    from the queues; one that does not only renews its leases beside its steps.
+    from the queues; one that does not only renews its leases beside its steps. `threads` are for
+    tools, in place of the settings' own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process brings, and how it differs
         self,
         settings: Settings,
         agents: Iterable[Agent],
@@ -65,6 +67,7 @@ class LoopServices:
         *,
         isolates: bool = False,
         consumes: bool = True,
+        threads: ToolThreads | None = None,
     ) -> None:
         self._settings = settings
         leases.worker = leases.worker or process_name()
@@ -76,7 +79,7 @@ class LoopServices:
         self._app = app
         self._leases = leases
         self._crash = crash
-        self._shared = Collaborators(settings, self._agents, leases.worker)
+        self._shared = Collaborators(settings, self._agents, leases.worker, threads)
         self._deliveries: list[EventDelivery] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[Ports] | None = None

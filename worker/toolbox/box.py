@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class LocalToolbox:
-    """Runs tools in this process. `threads` bounds how many plain functions run at once."""
+    """Runs tools in this process; `threads` are for plain functions, or their number."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = ToolThreads(threads)
+    def __init__(self, threads: int | ToolThreads) -> None:
+        self._threads = ToolThreads(threads) if isinstance(threads, int) else threads
         self._hide = Redactor(os.environ)
 
     async def execute(

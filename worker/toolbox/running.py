@@ -7,6 +7,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -52,9 +53,10 @@ async def run_function(
     timeout: float,  # noqa: ASYNC109 - as above
 ) -> Any:
     """Return what `function` returns, as `run_tool` does; `blocking` ones run in a thread."""
+    timeout = math.inf if limiter.patient else timeout
     try:
         with running(invocation):
-            if blocking:
+            if blocking and not limiter.inline:
                 value = await limiter.run(function, timeout=timeout)
                 if not inspect.isawaitable(value):
                     return value

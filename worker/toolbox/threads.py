@@ -48,10 +48,21 @@ class _Job:
 class ToolThreads:
     """At most `threads` functions at once, plus `spare` threads in place of hung ones.
 
-    `start_timeout` is in seconds.
+    `start_timeout` is in seconds. With `patient` tools have no time limits: a person may be at a
+    debugger's prompt. `inline` ones run in the calling thread, where debuggers work.
     """
 
-    def __init__(self, threads: int = 32, *, spare: int = 32, start_timeout: float = 300) -> None:
+    def __init__(
+        self,
+        threads: int = 32,
+        *,
+        spare: int = 32,
+        start_timeout: float = 300,
+        patient: bool = False,
+        inline: bool = False,
+    ) -> None:
+        self.patient = patient
+        self.inline = inline
         self._threads = threads
         self._spare = spare
         self._start_timeout = start_timeout

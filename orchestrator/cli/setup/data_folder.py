@@ -6,7 +6,6 @@ where it is not running, so that results can be read after `stepfleet run` has e
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,16 +29,11 @@ class DataFolder:
 
     @classmethod
     def prepare(cls, root: Path) -> "DataFolder":
-        """Make the folder where it is missing, hidden from git: it holds a password.
+        """Make the folder where it is missing.
 
         Raises `ConfigurationError` where it cannot be written.
         """
         place = Folder.prepare(root).root
-        ignore = place / ".gitignore"
-        if not ignore.exists():
-            descriptor = os.open(ignore, os.O_WRONLY | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write("*\n")
         for name in ("logs", "batches"):
             (place / name).mkdir(mode=0o700, exist_ok=True)
         return cls(place)

@@ -140,6 +140,8 @@ class Folder:
             probe = folder.root / f".writable-{os.getpid()}"
             probe.touch(mode=0o600)
             probe.unlink(missing_ok=True)
+            if not (folder.root / ".gitignore").exists():
+                _write_private(folder.root / ".gitignore", "*\n")  # it holds a password
         except OSError as error:
             raise EmbeddedRedisError(
                 f"The data folder {folder.root} cannot be written: {error.strerror}. "
