@@ -16,8 +16,9 @@ Kind = Literal["text", "integer", "number", "boolean", "time", "data"]
 """The type of a field; `data` is any JSON, `time` ISO 8601 in UTC."""
 
 DEFAULT_FIELDS = (
-    *("id", "run_id", "status", "stop_reason", "output", "structured.*", "error", "cost_usd"),
-    *("steps_used", "usage.total_tokens", "start_time", "end_time", "duration_seconds"),
+    *("id", "run_id", "status", "stop_reason", "output", "structured.*", "error"),
+    *("last_error.message", "cost_usd", "steps_used", "usage.total_tokens"),
+    *("start_time", "end_time", "duration_seconds"),
 )
 """The columns of a table for which nobody has selected any."""
 _KINDS: tuple[tuple[type, Kind], ...] = (

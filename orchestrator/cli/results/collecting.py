@@ -34,7 +34,7 @@ async def collect_as_they_end(
                 file.add(result)
             except FullDiskError:
                 await when_there_is_space(partial(asyncio.to_thread, file.add, result), report)
-        order = batch.run_ids() if ordered else ()
+        order = list(batch.run_ids()) if ordered else []  # for each attempt
         await when_there_is_space(partial(asyncio.to_thread, file.settle, order), report)
 
 

@@ -12,7 +12,9 @@ from stepfleet.orchestrator.records.batch import BatchFormat
 Kind = Literal["full", "slim", "openai", "fields", "csv", "parquet"]
 TABLES = {".csv": "csv", ".parquet": "parquet"}
 _NO_TABLES = {".tsv", ".xls", ".xlsx", ".feather", ".arrow"}
-SLIM_COLUMNS = "id,run_id,status,stop_reason,output,structured.*,error,cost_usd,end_time"
+SLIM_COLUMNS = (
+    "id,run_id,status,stop_reason,output,structured.*,error,last_error.message,cost_usd,end_time"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,12 @@ def full(result: AgentRunResult) -> dict[str, Any]:
 def slim(result: AgentRunResult) -> dict[str, Any]:
     """Return the answer, why the run stopped, what it cost, and its error, if there was one."""
     answer = "output" if result.structured is None else "structured"
-    names = ["run_id", "status", "stop_reason", answer, "cost_usd", "end_time"]
-    if result.error:
-        names.append("error")
+    names = ("run_id", "status", "stop_reason", answer, "cost_usd", "end_time")
     data = result.model_dump(mode="json", include=set(names))
-    return {"id": result.line_id or result.run_id, **{name: data[name] for name in names}}
+    line = {"id": result.line_id or result.run_id, **{name: data[name] for name in names}}
+    if error := result.error or (result.last_error and str(result.last_error)):
+        line["error"] = error
+    return line
 
 
 def mark_of(line: bytes, layout: Layout) -> Mark | None:
@@ -73,7 +74,7 @@ def _own_mark(data: dict[str, Any], layout: Layout) -> Mark | None:
     if not isinstance(run_id, str):
         return None
     is_same = ("steps" in data) == (layout.kind == "full")
-    if not is_same or "shouldContinue" in (data.get("outcome") or {}):  # lines before 0.2
+    if not is_same or "shouldContinue" in (data.get("outcome") or {}):  # by an earlier version
         return Mark(run_id, None)
     try:
         return Mark(run_id, datetime.fromisoformat(ended) if ended else None)

@@ -35,9 +35,7 @@ R1 = "3279d834-4597-5292-b65d-59e0a95115be"
 R2 = "28bd622f-2ee0-5044-aaf4-1f5adc5c6f3a"
 
 
-def result(
-    run_id: str, line_id: str | None = None, *, output: str = "42", ended: datetime = ENDED
-) -> AgentRunResult:
+def result(run_id: str, line_id: str | None = None) -> AgentRunResult:
     return AgentRunResult(
         run_id=run_id,
         line_id=line_id,
@@ -45,9 +43,9 @@ def result(
         lifecycle=Lifecycle.COMPLETED,
         stop_reason=StopReason.COMPLETED,
         status=RunStatus.COMPLETED,
-        output=output,
+        output="42",
         start_time=ENDED,
-        end_time=ended,
+        end_time=ENDED,
         max_iterations=10,
     )
 
