@@ -12,7 +12,13 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.store.fleet_overview import Need, WorkerSeen, troubles, workers
+from stepfleet.orchestrator.store.fleet_overview import (
+    Need,
+    WorkerSeen,
+    is_paused,
+    troubles,
+    workers,
+)
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 log = logging.getLogger(__name__)
@@ -92,17 +98,21 @@ class Standstill:
                     return "" if self._store.dispatch.in_script else "the broker does not answer"
                 if self._reading is reading:  # not another wait's, which began meanwhile
                     self._reading = None
+                reading.result()
             if self._troubles or self._starts_workers:
                 return "; ".join(self._troubles)
             is_any = any(one.alive for one in self._seen)
             wanted = await needs() if is_any else ()
             return lacking(self._seen, self._store.settings.queue, wanted, self._exempt)
-        except (AgentException, RedisError):
-            return ""  # the connection logs an outage itself
+        except Exception:  # what only explains a wait must not end it
+            log.debug("the reason of a standstill is unknown", exc_info=True)
+            return ""
 
     async def _read(self) -> None:
-        with suppress(AgentException, RedisError):
-            self._troubles = await troubles(self._store)
+        with suppress(AgentException, RedisError):  # the connection logs an outage itself
+            paused = ["the fleet is paused: stepfleet resume --all"]
+            found = await troubles(self._store)
+            self._troubles = found or (paused if await is_paused(self._store) else [])
             self._seen = await workers(self._store)
         self._read_at = time.monotonic()
 

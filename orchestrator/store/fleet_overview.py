@@ -45,7 +45,7 @@ class FleetOverview(Record):
     messages that wait (None where the broker does not report it); `oldest_due_seconds` how long
     the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
     living worker serves and some need, each with the number of runs that wait for it; `troubles`
-    what keeps all workers from their work, each with its fix.
+    what keeps all workers from their work, each with its fix; `paused`: the whole fleet is.
     """
 
     redis_version: str
@@ -56,6 +56,7 @@ class FleetOverview(Record):
     quarantined: int = 0
     unserved: dict[str, int] = Field(default_factory=dict)
     troubles: tuple[str, ...] = ()
+    paused: bool = False
 
 
 class Need(Record):
@@ -145,7 +146,13 @@ async def overview(store: OpenStore) -> FleetOverview:
         quarantined=await _quarantined(store),
         unserved=await _unserved(store, seen, active if waiting is None else waiting),
         troubles=(*_that_stop(info), *broker),
+        paused=await is_paused(store),
     )
+
+
+async def is_paused(store: OpenStore) -> bool:
+    """Return whether the whole fleet is paused."""
+    return bool(await store.connection.execute("HEXISTS", store.keys.flags(0), "fleet"))
 
 
 async def troubles(store: OpenStore) -> list[str]:

@@ -45,6 +45,8 @@ def picture(found: Found) -> RenderableType:
     )
     if overview.quarantined:
         head.append(f", {count(overview.quarantined)} messages in quarantine", style="yellow")
+    if overview.paused:
+        head.append("\nthe fleet is paused: stepfleet resume --all", style="magenta")
     for trouble in overview.troubles:
         head.append(f"\n{shown(trouble, 300)}", style="red")
     for queue in overview.unserved:

@@ -278,6 +278,17 @@ def test_status_lists_the_fleet_and_its_batches(fleet: CommandLine) -> None:
     assert orjson.loads(fleet("status", "--json").stdout)["fleet"]["workers"]
 
 
+def test_status_says_that_the_fleet_is_paused(fleet: CommandLine) -> None:
+    assert fleet("pause", "--all").returncode == 0
+    try:
+        shown = fleet("status").stdout
+    finally:
+        assert fleet("resume", "--all").returncode == 0
+
+    assert "the fleet is paused: stepfleet resume --all" in shown
+    assert "the fleet is paused" not in fleet("status").stdout
+
+
 def test_the_address_with_its_password_is_in_a_file_of_its_owner_only(fleet: CommandLine) -> None:
     path = fleet.folder / ".stepfleet" / "redis-url"
 
