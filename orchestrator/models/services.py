@@ -15,6 +15,7 @@ class Api(StrEnum):
     """How a service is called."""
 
     CHAT = "chat completions"
+    RESPONSES = "responses"
     MESSAGES = "messages"
     GENERATE_CONTENT = "generateContent"
 
@@ -85,7 +86,7 @@ def environment_of(root: str) -> dict[str, str]:
     """Return the variables that send the calls of all services to one server at `root`."""
     found: dict[str, str] = {}
     for service in SERVICES.values():
-        path = "/v1" if service.api is Api.CHAT else ""
+        path = "/v1" if service.api in (Api.CHAT, Api.RESPONSES) else ""
         found |= dict.fromkeys(service.url_variables, f"{root}{path}")
         found |= dict.fromkeys(service.key_variables[:1], "simulated")
     return found
@@ -98,6 +99,14 @@ SERVICES: Mapping[str, Service] = {
         ("OPENAI_BASE_URL",),
         ("OPENAI_API_KEY",),
         r"(?:[^.]+\.)?api\.openai\.com",
+    ),
+    "openai-responses": Service(
+        Api.RESPONSES,
+        "https://api.openai.com/v1",
+        ("OPENAI_BASE_URL",),
+        ("OPENAI_API_KEY",),
+        r"(?:[^.]+\.)?api\.openai\.com",
+        lacks=("reasoning_budget", "stop", "seed"),
     ),
     "anthropic": Service(
         Api.MESSAGES,

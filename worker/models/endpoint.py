@@ -71,7 +71,7 @@ def endpoint_of(
     if key:
         found[service.key_header] = service.key_form.format(key)
     organization = settings.organization or (trusted and environment.get("OPENAI_ORG_ID"))
-    if organization and service.api is Api.CHAT:
+    if organization and service.api in (Api.CHAT, Api.RESPONSES):
         found["openai-organization"] = _header(organization, "settings.organization")
     official = is_own or _AZURE_HOSTS.fullmatch(host) is not None
     variable = settings.api_key_env or " or ".join(service.key_variables)

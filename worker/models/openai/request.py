@@ -127,7 +127,7 @@ def _named(message: Message, wire: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    text = _as_text(arguments)
+    text = arguments_text(arguments)
     return {
         "id": call_id,
         "type": "function",
@@ -135,7 +135,8 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _as_text(arguments: dict[str, Any]) -> str:
+def arguments_text(arguments: dict[str, Any]) -> str:
+    """Return the arguments of a call as JSON text."""
     try:
         return orjson.dumps(arguments).decode()
     except TypeError:  # lone surrogates, integers above 64 bits

@@ -20,6 +20,8 @@ from stepfleet.worker.testing.http.request_log import RequestLog, without_secret
 from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at
 from stepfleet.worker.testing.openai.conversation import turn_of
 from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.responses.answers import WIRE as RESPONSES_WIRE
+from stepfleet.worker.testing.responses.conversation import PATH as RESPONSES
 from stepfleet.worker.testing.rules import Rules, decide
 from stepfleet.worker.testing.scenario.faults import Faults
 from stepfleet.worker.testing.scenario.latency import Latency
@@ -119,7 +121,7 @@ class Endpoint:
     def _wire(self, path: str) -> Wire | None:
         if CONTENT.fullmatch(path):
             return CONTENT_WIRE
-        return {COMPLETIONS: CHAT, MESSAGES: self.messages}.get(path)
+        return {COMPLETIONS: CHAT, RESPONSES: RESPONSES_WIRE, MESSAGES: self.messages}.get(path)
 
     async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:
         try:

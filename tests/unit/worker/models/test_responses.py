@@ -1,0 +1,203 @@
+"""OpenAI's Responses, checked by the types of the official SDK and by its client."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from openai.types.responses import Response
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from stepfleet.orchestrator import (
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelRequest,
+    ModelSettings,
+    ToolCall,
+    ToolSpec,
+)
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.responses import OutputFormat
+from stepfleet.worker.models.responses.answer import StreamedResponse, parse_response, usage_of
+from stepfleet.worker.models.responses.request import request_body
+from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+
+CLOSED = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "xyz"}
+CREATE = TypeAdapter(with_config(ConfigDict(extra="forbid"))(ResponseCreateParamsNonStreaming))
+
+
+def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
+    request = ModelRequest(
+        model="gpt-x",
+        messages=messages or (Message.user("hi"),),
+        settings=ModelSettings.model_validate(settings or {}),
+        **fields,
+    )
+    made = request_body(request)
+    CREATE.validate_python(made)
+    return made
+
+
+def test_a_whole_conversation_has_the_sdks_types() -> None:
+    call = ToolCall(id="call_1", name="look", arguments={"a": "é"})
+    other = ToolCall(id="call_2", name="look", arguments={})
+    thought = {"reasoning": {"provider": "openai", "at": 1, "data": THOUGHT}}
+    foreign = {"reasoning": {"provider": "anthropic", "at": 0, "data": {"type": "thinking"}}}
+    made = body(
+        Message.system("Be brief."),
+        Message.user([{"text": "see"}, {"image": {"source": {"url": "https://x/y.png"}}}]),
+        Message.assistant([thought, foreign, {"text": "ok"}], (call, other)),
+        Message.tool(call, "one"),
+        Message.tool(other, "two"),
+        Message.user("And?"),
+        tools=(LOOK, ToolSpec(name="shut", parameters=CLOSED)),
+        tool_choice="look",
+        parallel_tool_calls=False,
+        output=OutputFormat(name="place", json_schema=CLOSED),
+        settings={"temperature": 0.5, "reasoning_effort": "low", "max_tokens": 5},
+    )
+    assert [item["type"] for item in made["input"]] == [
+        "message", "message", "message", "reasoning", "function_call", "function_call",
+        "function_call_output", "function_call_output", "message",
+    ]  # fmt: skip
+    assert made["input"][3] == THOUGHT
+    assert [tool["strict"] for tool in made["tools"]] == [False, True]
+    assert made["tool_choice"] == {"type": "function", "name": "look"}
+    assert made["text"]["format"] == {
+        "type": "json_schema", "name": "place", "schema": CLOSED, "strict": True,
+    }  # fmt: skip
+    assert (made["store"], made["include"]) == (False, ["reasoning.encrypted_content"])
+    assert (made["reasoning"], made["max_output_tokens"]) == ({"effort": "low"}, 5)
+
+
+def answered(output: list[dict[str, Any]], **fields: Any) -> LLMResponse:
+    payload = {
+        "id": "resp_1", "object": "response", "created_at": 1, "status": "completed",
+        "model": "gpt-x-1", "output": output, "parallel_tool_calls": True, "tools": [],
+        "tool_choice": "auto", **fields,
+    }  # fmt: skip
+    return parse_response(Response.model_validate(payload).to_dict(mode="json"), "gpt-x")
+
+
+def text(words: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": words, "annotations": []}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed"}
+    return {**message, "content": [part]}
+
+
+def test_an_answer_of_the_sdks_types_is_understood() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"x":1}'}
+    answer = answered([THOUGHT, text("a"), call])
+    assert (answer.content, answer.model) == ("a", "gpt-x-1")
+    assert answer.tool_calls == (ToolCall(id="c1", name="look", arguments={"x": 1}),)
+    assert answer.finish_reason is FinishReason.TOOL_CALLS
+    back = body(Message.user("hi"), Message.assistant(answer.as_content, answer.tool_calls))
+    kinds = [item["type"] for item in back["input"]]
+    assert kinds == ["message", "reasoning", "message", "function_call"]
+    assert back["input"][1] == THOUGHT
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, FinishReason.STOP),
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            FinishReason.LENGTH,
+        ),
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
+            FinishReason.CONTENT_FILTER,
+        ),
+        ({"status": "cancelled"}, FinishReason.OTHER),
+    ],
+)
+def test_finish_reasons(fields: dict[str, Any], expected: FinishReason) -> None:
+    assert answered([text("a")], **fields).finish_reason is expected
+
+
+def test_a_refusal_is_the_text_and_the_reason() -> None:
+    refusal = {**text(""), "content": [{"type": "refusal", "refusal": "No."}]}
+    answer = answered([refusal])
+    assert (answer.content, answer.finish_reason) == ("No.", FinishReason.CONTENT_FILTER)
+
+
+def test_usage_has_cached_written_and_reasoning_tokens() -> None:
+    usage = usage_of(
+        {
+            "input_tokens": 10,
+            "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 2},
+            "output_tokens": 5,
+            "output_tokens_details": {"reasoning_tokens": 3},
+        }
+    )
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, 5, 15)
+    assert (usage.cached_tokens, usage.cache_write_tokens, usage.reasoning_tokens) == (4, 2, 3)
+    assert usage_of({"input_tokens": "10"}) is None
+
+
+@pytest.mark.parametrize("payload", [{}, {"output": {}}, {"output": ["x"]}])
+def test_an_answer_that_is_none_is_malformed_and_tried_again(payload: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="malformed") as raised:
+        parse_response(payload, "m")
+    assert raised.value.retryable
+
+
+@pytest.mark.parametrize("event", [b"[]", b"{", b'{"type":"response.completed"}'])
+def test_an_event_that_is_none_is_malformed(event: bytes) -> None:
+    with pytest.raises(ModelError, match="malformed"):
+        StreamedResponse().add(event)
+
+
+def test_a_stream_ends_with_its_error_or_is_broken() -> None:
+    stream = StreamedResponse()
+    with pytest.raises(ModelError, match="broke off"):
+        stream.payload()
+    stream.add(b'{"type":"error","code":"rate_limit_exceeded","message":"slow down"}')
+    assert stream.is_over
+    assert stream.error == {
+        "error": {"type": "error", "code": "rate_limit_exceeded", "message": "slow down"}
+    }
+
+
+def test_a_last_event_without_items_has_those_that_came_before() -> None:
+    stream = StreamedResponse()
+    done = {"type": "response.output_item.done", "output_index": 0, "item": text("a")}
+    stream.add(orjson.dumps(done))
+    stream.add(b'{"type":"response.completed","response":{"status":"completed","output":[]}}')
+    assert parse_response(stream.payload(), "m").content == "a"
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer() as running:
+        yield running
+
+
+def test_the_official_client_understands_the_model_server(server: ModelServer) -> None:
+    """So what our tests are answered with has the form of the service's answers."""
+    client = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
+    server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": 1}),), reasoning="Hm."))
+    tool: Any = {"type": "function", "name": "look", "parameters": CLOSED, "strict": True}
+    whole = client.responses.create(model="gpt-x", input="hi", tools=[tool])
+    with client.responses.stream(model="gpt-x", input="hi", tools=[tool]) as stream:
+        pieces = [one.delta for one in stream if one.type == "response.output_text.delta"]
+        streamed = stream.get_final_response()
+    assert "".join(pieces) == whole.output_text == streamed.output_text == "Hello!"
+    for answer in (whole, streamed):
+        kinds = [item.type for item in answer.output]
+        assert kinds == ["reasoning", "message", "function_call"]
+    server.fail("rate_limited", attempt=None)
+    with pytest.raises(openai.RateLimitError):
+        client.responses.create(model="gpt-x", input="hi", tools=[tool])

@@ -1,0 +1,139 @@
+"""Translates the fleet's messages, tools and output format into a body of Responses. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.worker.models.bodies import (
+    NO_NAME,
+    media_of,
+    reasoning_of,
+    safe_name,
+    with_reasoning,
+)
+from stepfleet.worker.models.openai.request import arguments_text, fits_strict_mode, response_format
+
+PROVIDER = "openai"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def request_body(request: ModelRequest) -> dict[str, Any]:
+    """Return the body of `request`. `extra_body` is merged last and may overrule every field.
+
+    The service stores nothing; what it needs of its reasoning again comes back encrypted.
+    """
+    body: dict[str, Any] = {
+        "model": request.model,
+        "input": [item for message in request.messages for item in _items(message)],
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+    }
+    if request.tools:
+        body["tools"] = [_tool(one.name, one.description, one.parameters) for one in request.tools]
+        choice = _CHOICES.get(request.tool_choice)
+        body["tool_choice"] = choice or {"type": "function", "name": request.tool_choice}
+        if request.parallel_tool_calls is not None:
+            body["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.output:
+        body["text"] = {"format": _format(response_format(request.output))}
+    return body | _sampling(request.settings) | request.settings.extra_body
+
+
+def _sampling(settings: ModelSettings) -> dict[str, Any]:
+    effort = settings.reasoning_effort
+    fields = {
+        "max_output_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "reasoning": {"effort": effort} if effort else None,
+        "service_tier": settings.service_tier,
+        "stream": settings.stream or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    schema = parameters or {"type": "object", "properties": {}}
+    # Without the field the service demands what strict mode does, and changes schemas to fit.
+    return {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": schema,
+        "strict": fits_strict_mode(schema),
+    }
+
+
+def _format(chat: dict[str, Any]) -> dict[str, Any]:
+    """Return the form of an answer as Responses has it: what chat completions nest is flat."""
+    return {"type": chat["type"], **chat.get("json_schema", {})}
+
+
+def _items(message: Message) -> Iterator[dict[str, Any]]:
+    if message.role is Role.TOOL:
+        yield _result(message.tool_call_id or "", message.content)
+    elif message.role is Role.ASSISTANT:
+        yield from _answer(message)
+    else:
+        yield from _given(message)
+
+
+def _answer(message: Message) -> Iterator[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if message.text:
+        items.append({"type": "message", "role": "assistant", "content": message.text})
+    blocks = message.content if isinstance(message.content, list) else []
+    used = [block["toolUse"] for block in blocks if "toolUse" in block]
+    items += [_call(one["toolUseId"], one["name"], one.get("input", {})) for one in used]
+    items += [_call(one.id, one.name, one.arguments) for one in message.tool_calls]
+    yield from with_reasoning(items, reasoning_of(message, PROVIDER))
+
+
+def _given(message: Message) -> Iterator[dict[str, Any]]:
+    content = message.content
+    if isinstance(content, list):
+        results = [block["toolResult"] for block in content if "toolResult" in block]
+        yield from (_result(one["toolUseId"], one.get("content", "")) for one in results)
+        content = [block for block in content if "toolResult" not in block]
+        if results and not content:
+            return
+    yield {"type": "message", "role": message.role.value, "content": _content(content)}
+
+
+def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "call_id": call_id,
+        "name": safe_name(name) or NO_NAME,
+        "arguments": arguments_text(arguments),
+    }
+
+
+def _result(call_id: str, content: Content) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": _content(content)}
+
+
+def _content(content: Content) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [_part(block) for block in content if REASONING not in block]
+
+
+def _part(block: Block) -> dict[str, Any]:
+    """Return one block in the service's form; kinds unknown here pass unchanged."""
+    if "type" in block:
+        return block
+    if "text" in block or "json" in block:
+        text = str(block.get("text", "")) or orjson.dumps(block["json"]).decode()
+        return {"type": "input_text", "text": text}
+    media = media_of(block)
+    if media is None:
+        return block
+    if "image" in block:
+        return {"type": "input_image", "image_url": media.address, "detail": "auto"}
+    if media.url:
+        return {"type": "input_file", "file_url": media.url}
+    return {"type": "input_file", "filename": media.name, "file_data": media.address}

@@ -1,0 +1,23 @@
+"""The format of `POST /responses`."""
+
+from stepfleet.orchestrator.records.responses import ModelRequest
+from stepfleet.worker.models.bodies import encode, parse_body
+from stepfleet.worker.models.endpoint import Endpoint
+from stepfleet.worker.models.http_model import Format
+from stepfleet.worker.models.responses.answer import StreamedResponse, parse_response, usage_of
+from stepfleet.worker.models.responses.request import request_body
+
+
+def _body(request: ModelRequest, _: Endpoint) -> bytes:
+    return encode(request_body(request))
+
+
+RESPONSES = Format(
+    path="/responses",
+    body=_body,
+    parse=parse_body,
+    stream=StreamedResponse,
+    usage=usage_of,
+    response=parse_response,
+    failed=lambda payload: bool(payload.get("error")),
+)

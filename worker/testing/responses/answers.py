@@ -1,0 +1,134 @@
+"""Puts replies and faults into the answers of Responses. Refusals are those of chat completions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from stepfleet.worker.testing.openai import answers as chat
+from stepfleet.worker.testing.openai.completions import arguments_text, estimate, pieces_of
+from stepfleet.worker.testing.openai.conversation import call_id
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.responses.conversation import conversation, encrypted
+from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
+from stepfleet.worker.testing.scenario.latency import name_of
+from stepfleet.worker.testing.scenario.replies import (
+    EVENTS,
+    JSON,
+    REPLIED,
+    Answer,
+    Reply,
+    Usage,
+)
+from stepfleet.worker.testing.wire import Wire
+
+_CREATED = 1_700_000_000
+_WHY = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def replying(request: RequestRecord, reply: Reply) -> Answer:
+    """Return the answer that carries `reply`, streamed where the request wants it."""
+    usage = (reply.usage or estimate(request.body, reply)) if reply.send_usage else None
+    response = _Response(reply, request, usage)
+    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
+    if request.streams:
+        return replace(answer, pieces=tuple(response.events()), content_type=EVENTS)
+    body = orjson.dumps(response.body())
+    return replace(answer, pieces=(body,), length=len(body))
+
+
+def failing(fault: Fault, sound: Answer) -> Answer:
+    """Return the answer of a fault; `sound` is the one that the request would have got."""
+    if fault.kind not in (FaultKind.EMPTY_CHOICES, FaultKind.NO_MESSAGE):
+        return chat.failing(fault, sound)
+    body = orjson.dumps({"id": "resp_empty", "object": "response", "status": "completed"})
+    empty = replace(sound, pieces=(body,), length=len(body), usage=None, content_type=JSON)
+    return chat.delayed(fault, empty)
+
+
+WIRE = Wire(conversation, replying, chat.refusing, failing)
+
+
+@dataclass(frozen=True)
+class _Response:
+    """A reply with the place in a conversation that it answers."""
+
+    reply: Reply
+    request: RequestRecord
+    usage: Usage | None
+
+    def body(self) -> dict[str, Any]:
+        return self._head([*self._items()], ended=True)
+
+    def events(self) -> Iterator[bytes]:
+        yield self._event("response.created", response=self._head([], ended=False))
+        for index, item in enumerate(self._items()):
+            place = {"output_index": index, "item_id": item["id"]}
+            yield self._event("response.output_item.added", output_index=index, item=item)
+            for piece in pieces_of(item.get("arguments", ""), self.reply.piece):
+                yield self._event("response.function_call_arguments.delta", delta=piece, **place)
+            if item["type"] == "message":
+                for piece in pieces_of(item["content"][0]["text"], self.reply.piece):
+                    more = {**place, "content_index": 0, "delta": piece, "logprobs": []}
+                    yield self._event("response.output_text.delta", **more)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        status = "incomplete" if self.reply.ends_with in _WHY else "completed"
+        yield self._event(f"response.{status}", response=self.body())
+
+    @staticmethod
+    def _event(kind: str, **fields: Any) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": 0, **fields})
+        return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
+
+    def _head(self, output: list[dict[str, Any]], *, ended: bool) -> dict[str, Any]:
+        why = _WHY.get(self.reply.ends_with)
+        status = ("incomplete" if why else "completed") if ended else "in_progress"
+        return {
+            "id": f"resp_{name_of(self.request.key, self.request.turn)}",
+            "object": "response",
+            "created_at": _CREATED + self.request.turn,
+            "status": status,
+            "model": self.reply.model or self.request.body["model"],
+            "output": output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "error": None,
+            "incomplete_details": {"reason": why} if why and ended else None,
+            **({"usage": self._usage(self.usage)} if ended and self.usage else {}),
+        }
+
+    def _items(self) -> Iterator[dict[str, Any]]:
+        name = name_of(self.request.key, self.request.turn)
+        if self.reply.reasoning is not None:
+            secret = encrypted(self.reply.reasoning)
+            kind = {"type": "reasoning", "summary": [], "encrypted_content": secret}
+            yield {"id": f"rs_{name}", **kind}
+        if self.reply.content is not None:
+            text = {"type": "output_text", "text": self.reply.content, "annotations": []}
+            message = {"type": "message", "role": "assistant", "status": "completed"}
+            yield {"id": f"msg_{name}", **message, "content": [text]}
+        for index, call in enumerate(self.reply.tool_calls):
+            made = call_id(self.request.key, self.request.turn, index)
+            yield {
+                "id": f"fc_{name}_{index}",
+                "type": "function_call",
+                "call_id": made if call.id is None else call.id,
+                "name": call.name,
+                "arguments": arguments_text(call),
+                "status": "completed",
+            }
+
+    @staticmethod
+    def _usage(usage: Usage) -> dict[str, Any]:
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": usage.cached_tokens,
+                "cache_write_tokens": usage.cache_write_tokens,
+            },
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
