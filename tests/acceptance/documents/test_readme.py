@@ -21,6 +21,30 @@ def clerk(request: RequestRecord) -> Reply:
     return Reply(f"There are {request.answers[0].content} lamps.")
 
 
+def samples() -> list[str]:
+    found: list[str] = re.findall(
+        r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    )
+    return found
+
+
+def test_the_sample_of_a_test_passes(tmp_path: Path) -> None:
+    """DOC-05"""
+    shop, test = samples()
+    (tmp_path / "shop.py").write_text(shop, encoding="utf-8")
+    (tmp_path / "test_shop.py").write_text(test, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
 def test_the_first_sample_submits_a_batch_and_prints_its_results(
     tmp_path: Path,
     redis_url: str,
@@ -28,7 +52,7 @@ def test_the_first_sample_submits_a_batch_and_prints_its_results(
     start_worker: Callable[..., FleetWorker],
 ) -> None:
     """DOC-05"""
-    (sample,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    sample, _ = samples()
     shop = tmp_path / "shop.py"
     shop.write_text(sample, encoding="utf-8")
     lines = [json.dumps({"id": str(n), "input": f"How many lamps, {n}?"}) for n in range(3)]

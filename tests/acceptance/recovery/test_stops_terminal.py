@@ -28,6 +28,10 @@ ON_A_TERMINAL = (
 )
 
 
+def names(fleet: Fleet) -> set[str]:
+    return {one.name for one in fleet.overview().workers}
+
+
 @pytest.mark.parametrize("pool", ["asyncio", "prefork"])
 def test_a_worker_whose_terminal_is_closed_hands_its_step_back(
     own_redis: Callable[..., RedisServer], model: ModelServer, tmp_path: Path, pool: str
@@ -63,7 +67,7 @@ def test_a_worker_whose_terminal_is_closed_hands_its_step_back(
             # One name everywhere; a child of a pool has its process id behind it.
             holder = fleet.runs.show(run_id).header["worker"]
             assert holder.split(":")[0] == name
-            assert holder in {one.name for one in fleet.overview().workers}
+            wait_until(lambda: holder in names(fleet), within=LONG, what="its first report")
 
             os.close(terminal)
 
