@@ -64,8 +64,10 @@ def _heading(number: int, *, alone: bool) -> str:
 
 def _named(one: BatchProgress, resume: str, data: str) -> str:
     name = f" {shown(one.name, 60)}" if one.name else ""
+    lines = count(one.total - one.submitted)
+    rest = "" if one.sealed else f"; {lines} lines are missing, which its first command submits"
     return (
-        f"  {one.batch_id}{name}: {count(one.open)} of {count(one.total)} open\n"
+        f"  {one.batch_id}{name}: {count(one.open)} of {count(one.total)} open{rest}\n"
         f"    resume: {resume}\n"
         f"    cancel: stepfleet cancel --batch {shlex.quote(one.batch_id)}{data}"
     )

@@ -246,8 +246,10 @@ class _Run:
         while True:
             before = self.submitted
             await asyncio.sleep(_SAY_SECONDS)
-            waits = "; Redis takes no more at the moment" if self.submitted == before else ""
-            self.crew.display.notice(f"Submitting: {self.submitted:,} runs so far{waits}")
+            text = f"Submitting: {self.submitted:,} runs so far"
+            if self.submitted == before:
+                text += "; Redis takes no more at the moment" if before else ", reading the lines"
+            self.crew.display.notice(text)
 
     async def _warn_of_other_workers(self, fleet: AsyncFleet) -> None:
         """Warn of other workers on this Redis that do not have the agents."""
