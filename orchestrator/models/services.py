@@ -15,6 +15,7 @@ class Api(StrEnum):
     """How a service is called."""
 
     CHAT = "chat completions"
+    AZURE = "chat completions of Azure"
     RESPONSES = "responses"
     MESSAGES = "messages"
     GENERATE_CONTENT = "generateContent"
@@ -29,6 +30,7 @@ class Service:
     key, which goes to hosts that `hosts` fits, to `url`, and to the address in the variable.
     `needs_key` says whether `url` refuses calls without one. `lacks` names the fields of an agent's
     `settings` that its calls cannot carry. The key goes into `key_header`, as `key_form` says.
+    `version_variable` may name the version of the service's interface.
     """
 
     api: Api
@@ -40,6 +42,7 @@ class Service:
     lacks: tuple[str, ...] = ("reasoning_budget",)
     key_header: str = "authorization"
     key_form: str = "Bearer {}"
+    version_variable: str = ""
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -77,8 +80,6 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
             f"{model!r}: {prefix} takes no {lacking[0]!r}; leave settings.{lacking[0]} out, or use "
             "a model of another provider"
         )
-    if not service.url and not settings.get("base_url"):
-        return f"{model!r} needs the address of its server; set settings.base_url"
     return None
 
 
@@ -125,6 +126,15 @@ SERVICES: Mapping[str, Service] = {
         lacks=("organization",),
         key_header="x-goog-api-key",
         key_form="{}",
+    ),
+    "azure": Service(
+        Api.AZURE,
+        url_variables=("AZURE_OPENAI_ENDPOINT",),
+        key_variables=("AZURE_OPENAI_API_KEY",),
+        hosts=r"[^.]+\.(?:openai|cognitiveservices|services\.ai)\.azure\.com",
+        key_header="api-key",
+        key_form="{}",
+        version_variable="OPENAI_API_VERSION",
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_BASE_URL", "DEEPSEEK_API_KEY"),

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply, ToolCallReply, Usage
 
-PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "groq")
+PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "azure", "groq")
 SIGNED = {"anthropic": "Let me see.", "google": "c2lnbmVkL", "openai-responses": ".ees em teL"}
 """Providers whose reasoning must go back unchanged, and what of it is sent."""
 

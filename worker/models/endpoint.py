@@ -41,6 +41,8 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)
     variable: str = ""
     """The variable that has the key, or should have it."""
+    version: str = ""
+    """The version of the interface that the environment names."""
 
 
 def endpoint_of(
@@ -75,7 +77,8 @@ def endpoint_of(
         found["openai-organization"] = _header(organization, "settings.organization")
     official = is_own or _AZURE_HOSTS.fullmatch(host) is not None
     variable = settings.api_key_env or " or ".join(service.key_variables)
-    return Endpoint(f"{base}{path}", host, official, found, key, variable)
+    version = environment.get(service.version_variable, "")
+    return Endpoint(f"{base}{path}", host, official, found, key, variable, version)
 
 
 @functools.lru_cache(maxsize=256)

@@ -22,7 +22,7 @@ from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.google.content import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
-from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
+from stepfleet.worker.models.openai.chat import AZURE_CHAT_COMPLETIONS, CHAT_COMPLETIONS
 from stepfleet.worker.models.responses.responses import RESPONSES
 
 ENTRY_POINTS = "stepfleet.models"
@@ -31,6 +31,7 @@ ENTRY_POINTS = "stepfleet.models"
 ProviderFactory = Callable[[], LLM]
 FORMATS: Mapping[Api, Format] = {
     Api.CHAT: CHAT_COMPLETIONS,
+    Api.AZURE: AZURE_CHAT_COMPLETIONS,
     Api.RESPONSES: RESPONSES,
     Api.MESSAGES: MESSAGES,
     Api.GENERATE_CONTENT: GENERATE_CONTENT,

@@ -19,7 +19,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "providers.md"
         ("anthropic:c", {"temperature": 0.0}, "anthropic takes no 'temperature'"),
         ("openai:o", {"reasoning_budget": 0}, "openai takes no 'reasoning_budget'"),
         ("openai-responses:o", {"stop": ["x"]}, "openai-responses takes no 'stop'"),
-        ("compatible:m", {}, "needs the address of its server; set settings.base_url"),
     ],
 )
 def test_a_model_that_cannot_be_called_is_refused_with_the_fix(

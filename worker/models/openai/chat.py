@@ -1,6 +1,8 @@
 """OpenAI's chat completions, and every service that is compatible with them."""
 
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
@@ -28,3 +30,15 @@ CHAT_COMPLETIONS = Format(
     response=parse_completion,
     failed=_failed,
 )
+
+
+def _azure_url(endpoint: Endpoint, request: ModelRequest) -> str:
+    """Return the address of a deployment; with a version it is that of the older interface."""
+    if not endpoint.version:
+        return f"{endpoint.url}/openai/v1/chat/completions"
+    deployment, version = quote(request.model, safe=""), quote(endpoint.version, safe="")
+    path = f"/openai/deployments/{deployment}/chat/completions"
+    return f"{endpoint.url}{path}?api-version={version}"
+
+
+AZURE_CHAT_COMPLETIONS = replace(CHAT_COMPLETIONS, path="", url=_azure_url)

@@ -121,7 +121,9 @@ class Endpoint:
     def _wire(self, path: str) -> Wire | None:
         if CONTENT.fullmatch(path):
             return CONTENT_WIRE
-        return {COMPLETIONS: CHAT, RESPONSES: RESPONSES_WIRE, MESSAGES: self.messages}.get(path)
+        if COMPLETIONS.fullmatch(path):
+            return CHAT
+        return {RESPONSES: RESPONSES_WIRE, MESSAGES: self.messages}.get(path)
 
     async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:
         try:

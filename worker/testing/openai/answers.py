@@ -1,5 +1,6 @@
 """Puts replies, refusals and faults into the answers of a chat completions service. Pure."""
 
+import re
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -20,7 +21,7 @@ from stepfleet.worker.testing.scenario.replies import (
     Reply,
 )
 
-COMPLETIONS = "/v1/chat/completions"
+COMPLETIONS = re.compile(r"(?:/openai|/openai/deployments/[^/]+)?(?:/v1)?/chat/completions")
 MODELS = ("gpt-4o-mini", "gpt-4o")
 """The names in `/v1/models`; a completion is made under any name."""
 _MODELS_PATH = "/v1/models"

@@ -2,8 +2,10 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator import ModelSettings
+from stepfleet.orchestrator import ModelRequest, ModelSettings
+from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.worker.models.endpoint import ModelSetupError, endpoint_of, is_loopback
+from stepfleet.worker.models.openai.chat import AZURE_CHAT_COMPLETIONS
 
 KEYS = {"OPENAI_API_KEY": "k-openai", "OTHER_API_KEY": "k-other"}
 ELSEWHERE = "https://models.example.com/v1"
@@ -115,3 +117,28 @@ def test_loopback_is_told_by_the_name_alone(host: str, expected: bool) -> None:
 
 def test_a_key_is_not_in_the_endpoints_representation() -> None:
     assert "k-openai" not in repr(endpoint_of(ModelSettings(), KEYS))
+
+
+def test_azure_is_called_by_deployment_and_with_a_key_of_its_own() -> None:
+    """LLM-04: with OPENAI_API_VERSION by the older interface."""
+    own = {"AZURE_OPENAI_ENDPOINT": "https://me.openai.azure.com/", "AZURE_OPENAI_API_KEY": "k-az"}
+    request = ModelRequest(model="my deployment", messages=())
+
+    def url(environment: dict[str, str]) -> tuple[str, bool]:
+        format_ = AZURE_CHAT_COMPLETIONS
+        service = SERVICES["azure"]
+        endpoint = endpoint_of(ModelSettings(), environment, service, path=format_.path)
+        assert endpoint.headers["api-key"] == "k-az"
+        assert "authorization" not in endpoint.headers
+        return format_.url(endpoint, request), endpoint.official
+
+    root = "https://me.openai.azure.com/openai"
+    assert url(own) == (f"{root}/v1/chat/completions", True)
+    dated = url(own | {"OPENAI_API_VERSION": "2024-10-21"})
+    place = "deployments/my%20deployment/chat/completions?api-version=2024-10-21"
+    assert dated == (f"{root}/{place}", True)
+
+
+def test_a_service_without_an_address_names_its_variable() -> None:
+    with pytest.raises(ModelSetupError, match="AZURE_OPENAI_ENDPOINT"):
+        endpoint_of(ModelSettings(), {}, SERVICES["azure"])
