@@ -82,15 +82,43 @@ async def test_a_file_without_one_known_row_is_refused(fleet: AsyncFleet, table:
         await fleet.submit_batch(table.write("y", "z"), AGENT, only_new=True)
 
 
-async def test_a_batch_that_cannot_grow_is_refused(fleet: AsyncFleet, table: Table) -> None:
+async def test_a_batch_that_cannot_grow_is_refused(
+    fleet: AsyncFleet, desk: Bench, table: Table
+) -> None:
     batch = await fleet.submit_batch(table.write("a", "b"), AGENT)
-    await fleet.runs.cancel(run_id_of(batch.id, 1))
-    assert await fleet.runs.purge(batch=batch.id) == 1
+    # As after its retention.
+    await desk.opened.connection.execute("DEL", desk.opened.keys.run(run_id_of(batch.id, 1)))
     with pytest.raises(ConfigurationError, match="1 of its runs are past their retention"):
         await fleet.submit_batch(table.write("a", "b", "c"), AGENT, only_new=True)
     await batch.cancel()
     with pytest.raises(ConfigurationError, match="was cancelled, and gets no more runs"):
         await fleet.submit_batch(table.file, AGENT, only_new=True)
+
+
+async def test_an_addition_that_was_cut_off_is_completed_by_the_same_command(
+    fleet: AsyncFleet, desk: Bench, table: Table
+) -> None:
+    batch = await fleet.submit_batch(table.write("a"), AGENT)
+    names = [f"n{n}" for n in range(3000)]
+
+    def cut(_: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        await fleet.submit_batch(table.write("a", *names), AGENT, only_new=True, on_progress=cut)
+    progress = await batch.progress()
+    assert 1 < progress.submitted < 3001
+    assert not progress.sealed
+    with pytest.raises(ConfigurationError, match="is being submitted, or was a moment ago"):
+        await fleet.submit_batch(table.file, AGENT, only_new=True)
+    # As 30 seconds later.
+    manifest = desk.opened.keys.manifest(batch.id)
+    await desk.opened.connection.execute("HSET", manifest, "submitting", "1")
+    await fleet.submit_batch(table.file, AGENT, only_new=True)
+    progress = await batch.progress()
+    assert (progress.total, progress.submitted, progress.sealed) == (3001, 3001, True)
+    nothing = await fleet.submit_batch(table.file, AGENT, only_new=True)
+    assert nothing.added == 0
 
 
 async def test_two_additions_at_once_add_each_row_once(fleet: AsyncFleet, table: Table) -> None:
