@@ -85,6 +85,14 @@ Slim = Annotated[
     bool, typer.Option("--slim", help="Short lines: the answer, stop reason, error and cost.")
 ]
 Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
+NoCheck = Annotated[
+    bool,
+    typer.Option(
+        "--no-check",
+        envvar="STEPFLEET_NO_CHECK",
+        help="Submit without a test call (one token) to each model.",
+    ),
+]
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
 RunOrLine = Annotated[

@@ -42,6 +42,7 @@ def run(
     ordered: options.Ordered = False,
     json: options.Json = False,
     again: options.Again = False,
+    no_check: options.NoCheck = False,
     retry_failed: Annotated[
         bool,
         typer.Option("--retry-failed", help="Retry the batch's runs that did not complete."),
@@ -78,6 +79,7 @@ def run(
         skip_invalid=skip_invalid,
         json=json,
         again=again,
+        check=not no_check,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
         form=InputForm(input_format, input_field, id_field, only_new),
@@ -134,6 +136,7 @@ def submit(
     ordered: options.Ordered = False,
     json: options.Json = False,
     again: options.Again = False,
+    no_check: options.NoCheck = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Submit a file of inputs to a fleet, and print the batch's id.
@@ -156,6 +159,7 @@ def submit(
         skip_invalid=skip_invalid,
         json=json,
         again=again,
+        check=not no_check,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from stepfleet.orchestrator.cli.results.layout import ResultOptions
 from stepfleet.orchestrator.cli.results.places import check_writable
 from stepfleet.orchestrator.cli.run.locks import only_writer
 from stepfleet.orchestrator.cli.run.notes import new_key
+from stepfleet.orchestrator.cli.setup.model_check import check_calls
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import count
@@ -64,6 +66,7 @@ def submit_file(
     skip_invalid: bool,
     json: bool,
     again: bool = False,
+    check: bool = True,
 ) -> int:
     """Submit a file's batch and print its id; with `wait`, follow it to its end.
 
@@ -79,6 +82,9 @@ def submit_file(
         check_writable(results.out)
     known = load_agents(agents) if agents else {}
     default = default_agent(known, agent) if known else agent
+    if check and default in known:
+        # The workers' keys are theirs: only a key that is here is tried.
+        check_calls([known[default].config], os.environ, notice, own_keys=True)
 
     async def submit(fleet: AsyncFleet) -> int:
         batch = await fleet.submit_batch(

@@ -31,6 +31,7 @@ class RunPlan:
     skip_invalid: bool
     json: bool
     again: bool = False
+    check: bool = True
     retry_failed: bool = False
     raised: tuple[str, ...] = ()
     form: InputForm = field(default_factory=InputForm)

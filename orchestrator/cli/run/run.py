@@ -37,6 +37,7 @@ from stepfleet.orchestrator.cli.run.plan import (
     with_out,
 )
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
+from stepfleet.orchestrator.cli.setup.model_check import check_calls
 from stepfleet.orchestrator.cli.setup.preflight import check_models
 from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, code_of
@@ -102,8 +103,9 @@ def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> str:
         content = digest_of(source, plan.form)
         used = configs_used((line.data for line in source), agents, plan.agent)
     simulate = plan.fleet.simulate
-    if simulate is None:
+    if simulate is None and plan.check:
         check_models(used, os.environ)
+        check_calls(used, os.environ, notice)
     return identity(content, plan.agent, agents, simulate.rules if simulate else None)
 
 

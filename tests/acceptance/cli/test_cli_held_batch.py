@@ -1,12 +1,15 @@
 """`stepfleet run` where every call is refused alike: the batch is held, and goes on when mended."""
 
 import shlex
+import subprocess
 from collections.abc import Iterator
 
 import orjson
 import pytest
 from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
+
+from stepfleet.worker.testing import Fault, ModelServer
 
 REFUSED = """\
 from pathlib import Path
@@ -55,3 +58,28 @@ def test_a_refused_key_ends_some_runs_and_all_complete_behind_the_fix(
     assert again.returncode == 0, again.stderr
     assert orjson.loads(again.stdout)["completed"] == RUNS
     assert orjson.loads(again.stdout)["held"] is None
+
+
+def test_a_refused_key_is_found_before_anything_is_submitted(stepfleet: CommandLine) -> None:
+    """By `run`, and by `submit` where the key is the client's own; --no-check goes on."""
+    stepfleet.questions("one")
+    with ModelServer(lambda _: Fault("unauthorized")) as model:
+
+        def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return stepfleet(
+                *arguments,
+                OPENAI_BASE_URL=model.url,
+                OPENAI_API_KEY="sk-refused-0123456789",
+                STEPFLEET_NO_CHECK="0",
+            )
+
+        for command in (RUN[:4], ("submit", *RUN[1:4])):
+            done = called(*command)
+            assert done.returncode == 2, done.stderr
+            said = " ".join(done.stderr.split())
+            assert "model 'gpt-4o-mini' at http://127.0.0.1" in said
+            assert "Fix: set OPENAI_API_KEY to a valid key; nothing was submitted" in said
+            assert "sk-refused" not in said
+        assert len(model.requests) == 2
+        assert called(*RUN[:4], "--no-check").returncode == 1
+        assert len(model.requests) == 3

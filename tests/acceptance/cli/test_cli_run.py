@@ -449,7 +449,7 @@ def test_bad_input_is_one_message_and_nothing_is_submitted(
     for name, text in files.items():
         stepfleet.write(name, text)
 
-    done = stepfleet(*arguments)
+    done = stepfleet(*arguments, STEPFLEET_NO_CHECK="0")
 
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
@@ -516,7 +516,9 @@ def test_an_endpoint_where_nobody_listens_is_told_before_anything_is_submitted(
     stepfleet.questions("one")
 
     with dead_port() as port:
-        done = stepfleet(*RUN[:4], OPENAI_BASE_URL=f"http://127.0.0.1:{port}/v1")
+        done = stepfleet(
+            *RUN[:4], OPENAI_BASE_URL=f"http://127.0.0.1:{port}/v1", STEPFLEET_NO_CHECK="0"
+        )
 
     assert done.returncode == 2
     assert "cannot be reached" in done.stderr
