@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import orjson
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, free_port, short_folder
@@ -301,17 +302,44 @@ def test_what_failed_is_retried_by_the_command_that_was_advised(stepfleet: Comma
     first = stepfleet(*RUN)
     assert first.returncode == 1, first.stderr
     assert "Results: stepfleet results " in first.stderr
+
+    done = retried_after_a_repair(stepfleet, first)
+
+    assert "1 runs of batch" in done.stderr
+    assert orjson.loads(done.stdout)["completed"] == 2
+
+
+def retried_after_a_repair(
+    stepfleet: CommandLine, first: subprocess.CompletedProcess[str]
+) -> subprocess.CompletedProcess[str]:
+    """Mend agents and rules, and run the command that `first` advised."""
     agents = (stepfleet.folder / "agents.py").read_text()
     stepfleet.write("agents.py", agents.replace('raise ValueError(f"cannot {what}")', "return ''"))
     rules = (stepfleet.folder / "rules.py").read_text()
     stepfleet.write("rules.py", rules.replace('"broken" in question', "False"))
     (advised,) = (line for line in first.stderr.splitlines() if "--retry-failed" in line)
-
     done = stepfleet(*advised.partition("Again: stepfleet ")[2].split(), "--json")
-
     assert done.returncode == 0, done.stderr
-    assert "1 runs of batch" in done.stderr
-    assert orjson.loads(done.stdout)["completed"] == 2
+    return done
+
+
+def test_a_table_is_what_its_batch_is_also_after_a_retry(stepfleet: CommandLine) -> None:
+    stepfleet.questions("broken", "fine")
+    table = ("--out", "out.parquet", "--fields", "id,status,output,last_error.tool_name")
+    first = stepfleet(*RUN, *table)
+    assert first.returncode == 1, first.stderr
+    rows = pq.read_table(stepfleet.folder / "out.parquet").to_pylist()
+    assert [(row["id"], row["status"]) for row in rows] == [("q0", "error"), ("q1", "completed")]
+    assert rows[0]["last_error.tool_name"] == "broken"
+
+    retried_after_a_repair(stepfleet, first)
+
+    rows = pq.read_table(stepfleet.folder / "out.parquet").to_pylist()
+    assert [(row["id"], row["status"]) for row in rows] == [
+        ("q0", "completed"),
+        ("q1", "completed"),
+    ]
+    assert rows[1]["output"] == "answer to fine"
 
 
 def test_a_worker_that_is_killed_is_noticed_and_replaced(stepfleet: CommandLine) -> None:
