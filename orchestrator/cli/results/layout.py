@@ -1,4 +1,4 @@
-"""How results are written: lines or a table, which fields, in which order. Pure decisions."""
+"""How results are written: lines or a table, which fields, in which order."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from stepfleet.orchestrator.batches.tables.arrow import require_arrow
 from stepfleet.orchestrator.batches.tables.fields import select
+from stepfleet.orchestrator.cli.results.places import is_empty
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchFormat
 
@@ -64,6 +65,17 @@ class ResultOptions:
             if value is not True:
                 found.append(value)
         return found
+
+    def check_new(self) -> None:
+        """Raise `ConfigurationError` where a file to be written as a whole holds something."""
+        named = self.out is not None and self.out.suffix.lower() in TABLES
+        is_whole = named or self.output_format in TABLES.values() or self.fields is not None
+        if is_whole and self.out is not None and not is_empty(self.out):
+            msg = (
+                f"--out {self.out} holds something already; name another file, or replace it when "
+                f"the batch has ended: stepfleet results ID --out {self.out}"
+            )
+            raise ConfigurationError(msg)
 
     def check(self) -> None:
         """Raise `ConfigurationError`, with the fix, where options contradict, or pyarrow lacks."""

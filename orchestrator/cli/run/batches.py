@@ -80,6 +80,7 @@ def submit_file(
         if not wait:
             raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
         check_writable(results.out)
+        results.check_new()
     known = load_agents(agents) if agents else {}
     default = default_agent(known, agent) if known else agent
     if check and default in known:

@@ -1,4 +1,6 @@
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +57,25 @@ def test_options_that_contradict_are_refused_with_the_fix(options: ResultOptions
 def test_only_lines_that_name_their_run_and_its_end_grow() -> None:
     grow = [kind for kind in ("full", "slim", "openai", "fields", "csv") if Layout(kind).grows]
     assert grow == ["full", "slim", "openai"]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, False),
+        ({"slim": True}, False),
+        ({"fields": "id"}, True),
+        ({"output_format": "csv"}, True),
+    ],
+)
+def test_a_file_of_somebody_is_no_place_for_a_whole_one(
+    tmp_path: Path, options: dict[str, Any], kept: bool
+) -> None:
+    path = tmp_path / "out.txt"
+    ResultOptions(path, **options).check_new()
+    path.write_text("mine")
+    checked = (
+        pytest.raises(ConfigurationError, match="name another file") if kept else nullcontext()
+    )
+    with checked:
+        ResultOptions(path, **options).check_new()
