@@ -148,6 +148,8 @@ class LocalWorker:
     async def _begin(self) -> None:
         settings = self._settings
         self._app = client_app(settings)
+        self._heavy = sorted({queue for agent in self._agents for queue in agent.queues})
+        self._app.amqp.queues.select([settings.queue, *self._heavy])  # the heartbeat reports them
         self._leases = Leases(time.monotonic)
         threads = ToolThreads(settings.tool_threads, patient=True)
         given = (settings, self._agents, self._app, self._leases)
@@ -168,8 +170,7 @@ class LocalWorker:
 
     async def _read(self) -> None:
         dispatch = self._services.store.dispatch
-        heavy = sorted({queue for agent in self._agents for queue in agent.queues})
-        lists = [dispatch.key_of(queue) for queue in (dispatch.queue, *heavy)]
+        lists = [dispatch.key_of(queue) for queue in (dispatch.queue, *self._heavy)]
         async with Redis.from_url(self._settings.store, decode_responses=True) as client:
             while not self._leases.draining:
                 try:

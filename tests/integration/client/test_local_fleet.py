@@ -87,6 +87,8 @@ async def test_an_asynchronous_local_fleet_does_the_calls_on_queues_of_their_own
     agent = with_tool(lambda: "heavy", queue="gpu")
     async with AsyncFleet.local([agent], folder=None) as fleet:
         result = await fleet.run_with_steps(agent, "hi", timeout=LONG)
+        (worker,) = (await fleet.overview()).workers
+        assert set(worker.queues or ()) == {"stepfleet", "gpu"}
     assert result.steps[0].tool_calls[0].result == "heavy"
 
 
