@@ -24,6 +24,8 @@ from stepfleet.orchestrator.records.text.redaction import redact
 if TYPE_CHECKING:
     from httpx import AsyncClient
 
+_CALLED = (Api.CHAT, Api.MESSAGES)
+"""Services of other protocols are not called here."""
 SECONDS = 10.0
 MOST_AT_ONCE = 8
 SWITCH = "STEPFLEET_ALLOW_MODEL_REQUESTS"
@@ -69,7 +71,7 @@ def probe_of(config: AgentConfig, environment: Mapping[str, str]) -> Probe | Non
     """
     prefix, _, model = config.model.partition(":")
     service, settings = SERVICES.get(prefix), config.settings
-    if service is None or config.name == PLAIN_AGENT:
+    if service is None or service.api not in _CALLED or config.name == PLAIN_AGENT:
         return None
     own = service.own_url(environment)
     base = (settings.base_url or own).rstrip("/")
