@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.runs.failed import FailedRuns
 
-ROWS = 500
+ROWS = 2_000
 """Rows whose statuses, and failures, are read at once."""
 MOST_GROUPS = 500
 MOST_KINDS = 50

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.store.lua import flat
 from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_TIDIED = 5
-ROWS = 500
+ROWS = 2_000
 """Rows whose runs are looked at together."""
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
 

@@ -1,10 +1,14 @@
 """A batch's failures by cause, and the retry of those that conditions select."""
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
+from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, ErrorInfo, ErrorPolicy, ErrorType
 from stepfleet.orchestrator.batches import failures as counting
@@ -165,3 +169,37 @@ async def test_a_line_is_found_in_its_batch_and_in_the_newest_one(
             await fleet.runs.find(text)
     with pytest.raises(ConfigurationError, match="has no line"):
         await fleet.runs.find("q9", older.id)
+
+
+async def test_the_command_line_groups_and_retries_just_these(
+    fleet: AsyncFleet, desk: Bench, tmp_path: Path, redis_url: str
+) -> None:
+    batch = await ended_in_each_way(fleet, desk, "a")
+    commands = CommandLine(tmp_path, STEPFLEET_REDIS_URL=redis_url)
+
+    async def said(*words: str, code: int = 0) -> str:
+        done = await asyncio.to_thread(commands, *words)
+        assert done.returncode == code, done.stdout + done.stderr
+        return str(done.stdout + done.stderr)
+
+    status = await said("status", batch.id)
+    assert "2  model error (INVALID_REQUEST): the host answered 400: row # is bad" in status
+    assert f"stepfleet failures {batch.id}" in status
+    causes = orjson.loads(await said("status", batch.id, "--json"))["causes"]
+    assert [one["runs"] for one in causes] == [2, 1, 1]
+    shown = await said("failures", code=1)
+    assert "5 runs did not complete, 5 were read, 4 causes" in shown
+    assert "e.g. line q0, run" in shown
+    found = orjson.loads(await said("failures", batch.id, "--json", code=1))["groups"]
+    assert all(group["retry"] in shown for group in found)
+    (broken,) = (group for group in found if group["cause"]["text"] == "broken")
+    assert "retry of 1 run." in await said(*broken["retry"].split()[1:])
+    assert await reopened(fleet, batch) == [BROKEN, OPEN]
+    explained = await said("explain", "q1", "--batch", batch.id)
+    assert "Cause: model error (INVALID_REQUEST) in step 1: the host answered 400" in explained
+    assert f"Line q1 of batch {batch.id}" in explained
+    assert "is retried at step 1" in await said("retry", "q1")
+    assert "there is no field 'color'" in await said(
+        "retry", "--batch", batch.id, "--where", "color=red", code=2
+    )
+    assert "for a batch" in await said("retry", "q0", "--where", "tool=a", code=2)
