@@ -97,7 +97,7 @@ def picture(failures: Failures) -> RenderableType:
     parts: list[RenderableType] = [
         Text(
             f"Batch {failures.batch_id}: {count(failures.not_completed)} runs did not complete, "
-            f"{count(failures.read)} were read, {count(len(failures.groups))} causes"
+            f"{count(failures.read)} were read, {_causes(len(failures.groups))}"
         )
     ]
     for group in failures.groups[:MOST_SHOWN]:
@@ -132,6 +132,10 @@ def _counted(label: str, counts: Mapping[Any, int], most: int = 3) -> str:
     pairs = zip(names, counts.values(), strict=True)
     listed = [f"{name} ({count(number)})" for name, number in pairs]
     return ", ".join(listed[:most]) + (" ..." if len(listed) > most else "")
+
+
+def _causes(number: int) -> str:
+    return "1 cause" if number == 1 else f"{count(number)} causes"
 
 
 def _of_part(failures: Failures) -> str:

@@ -115,7 +115,7 @@ def test_a_newcomer_gets_through_the_tutorial(terminals: Terminals) -> None:
         pid = terminals.alive()[0] if "PID" in block.text else ""
         printed = terminals.run(block.text.replace("PID", pid).replace("RUN", run_id))
         outputs[block.text] = printed
-        if found := re.search(r"^for example (\S+)", printed, re.MULTILINE):
+        if found := re.search(r"e\.g\. line (\S+), run ", printed):
             run_id = found[1]
     check(outputs, terminals)
 
@@ -124,8 +124,8 @@ def check(outputs: dict[str, str], terminals: Terminals) -> None:
     watched, mended = (text for command, text in outputs.items() if "watch" in command)
     assert re.search(r"completed +│ +90 │", watched)
     assert re.search(r"failed +│ +10 │", watched)
-    (reasons,) = (text for command, text in outputs.items() if "reasons.py" in command)
-    assert reasons.startswith("10 runs: tool error (TOOL_EXECUTION_ERROR) in tool price")
+    (failures,) = (text for command, text in outputs.items() if "failures" in command)
+    assert "     10  tool 'price': KeyError: '…'" in failures
     (explained,) = (text for command, text in outputs.items() if "explain" in command)
     assert re.search(r"^→ +ErrorPolicyCriterion", explained, re.MULTILINE)
     assert re.search(r"completed +│ +100 │", mended)
