@@ -10,7 +10,7 @@ from stepfleet.orchestrator.batches.failures import FailureGroup, Failures
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import count, shown
-from stepfleet.orchestrator.cli.terminal.output import every_second, print_either
+from stepfleet.orchestrator.cli.terminal.output import every_second, print_json, screen
 from stepfleet.orchestrator.cli.terminal.progress import TOP, cause_lines
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -31,7 +31,10 @@ def show_failures(batch_id: str | None, data: Any, *, json: bool) -> int:
         return await batch.failures(report)
 
     failures = with_fleet(data, read)
-    print_either(failures, picture, json=json, as_data=as_data)
+    if json:
+        print_json(as_data(failures))
+    else:  # no line is broken or cut: the commands are copied
+        screen().print(picture(failures), soft_wrap=True)
     return SOME_FAILED if failures.not_completed else COMPLETED
 
 
@@ -59,7 +62,7 @@ async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
 
 def command(failures: Failures, group: FailureGroup) -> str:
     """Return the command that retries the runs of a group. Pure."""
-    raised = "".join(f" --raise {name}={value:g}" for name, value in group.limits.items())
+    raised = "".join(f" --raise {name}={value}" for name, value in group.limits.items())
     return f"stepfleet retry --batch {failures.batch_id} --where {group.where}{raised}"
 
 
@@ -87,7 +90,7 @@ def top(failures: Failures) -> Iterator[RenderableType]:
     part = failures.read < failures.not_completed
     yield Text(f"Causes{_of_part(failures) if part else ''}:")
     yield from cause_lines(failures.groups[:TOP])
-    yield Text(f"All, and how to retry each: stepfleet failures {failures.batch_id}")
+    yield Text(f"More: stepfleet failures {failures.batch_id}")
 
 
 def picture(failures: Failures) -> RenderableType:
@@ -119,9 +122,7 @@ def _group(failures: Failures, group: FailureGroup) -> Iterator[RenderableType]:
     line = f"line {shown(example.line_id, 60)}, " if example.line_id else ""
     said = f": {shown(example.text, _LINE)}" if example.text else ""
     yield Text(f"         e.g. {line}run {example.run_id}{said}")
-    # Not broken into lines: it is copied.
-    retry = f"         {command(failures, group)}"
-    yield Text(retry, style="cyan", no_wrap=True, overflow="ignore")
+    yield Text(f"         {command(failures, group)}", style="cyan")
 
 
 def _counted(label: str, counts: Mapping[Any, int], most: int = 3) -> str:

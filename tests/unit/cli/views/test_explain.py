@@ -9,6 +9,8 @@ from stepfleet.orchestrator import (
     ContinuationDecision,
     ContinuationEvaluation,
     ContinuationOutcome,
+    ErrorType,
+    LastError,
     Lifecycle,
     StopReason,
 )
@@ -161,3 +163,23 @@ def test_markup_in_a_criterions_reason_is_shown_as_it_is() -> None:
 
     assert "[red]x[/]" in text
     assert "\x1b[2J" not in text
+
+
+def test_the_error_behind_a_limit_is_named_as_the_cause() -> None:
+    error = LastError(
+        type=ErrorType.TOOL,
+        code="X",
+        message="no such product 'gadgets'",
+        tool_name="stock",
+        step=8,
+        failed_steps=8,
+        steps=8,
+    )
+    result = ended(StopReason.STEPS_LIMIT, None).model_copy(
+        update={"last_error": error, "line_id": "q-5", "batch_id": "b1"}
+    )
+    shown = rendered(explain(result))
+    assert "Cause: tool 'stock' failed in 8 of 8 steps: no such product 'gadgets'" in shown
+    assert "Line q-5 of batch b1" in shown
+    old = error.model_copy(update={"failed_steps": 1, "good_steps": 5})
+    assert explain(result.model_copy(update={"last_error": old})).cause is None
