@@ -178,8 +178,8 @@ async def test_the_command_line_groups_and_retries_just_these(
     batch = await ended_in_each_way(fleet, desk, "a")
     commands = CommandLine(tmp_path, STEPFLEET_REDIS_URL=redis_url)
 
-    async def said(*words: str, code: int = 0, **env: str) -> str:
-        done = await asyncio.to_thread(partial(commands, *words, **env))
+    async def said(*words: str, code: int = 0, columns: str = "200") -> str:
+        done = await asyncio.to_thread(partial(commands, *words, COLUMNS=columns))
         assert done.returncode == code, done.stdout + done.stderr
         return str(done.stdout + done.stderr)
 
@@ -188,7 +188,7 @@ async def test_the_command_line_groups_and_retries_just_these(
     assert f"stepfleet failures {batch.id}" in status
     causes = orjson.loads(await said("status", batch.id, "--json"))["causes"]
     assert [one["runs"] for one in causes] == [2, 1, 1]
-    shown = await said("failures", code=1, COLUMNS="40")
+    shown = await said("failures", code=1, columns="40")
     assert "5 runs did not complete, 5 were read, 4 causes" in shown
     assert "e.g. line q0, run" in shown
     found = orjson.loads(await said("failures", batch.id, "--json", code=1))["groups"]
