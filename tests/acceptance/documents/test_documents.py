@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.documents.documents import blocks_of, files_of, pages, run_samples, samples_of
+from support.documents.documents import DOCS, blocks_of, files_of, pages, run_samples, samples_of
 from support.workers.fleet_workers import FleetWorker
 from support.workers.known_agents import until_known
 
@@ -15,7 +15,8 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 TESTS = Path(__file__).parents[2]
-TEXTS = pages()
+RECIPE = "docs/how-to/retry-what-failed.md"
+TEXTS = pages() | {RECIPE: (DOCS.parent / RECIPE).read_text(encoding="utf-8")}
 BLOCKS = {name: blocks_of(text) for name, text in TEXTS.items()}
 PYTHON = ("```python", '"python"')
 
@@ -63,7 +64,7 @@ def counts(request: RequestRecord) -> Reply:
 
 RULES: dict[str, Callable[[RequestRecord], Reply]] = {
     "docs/troubleshooting.md": prices,
-    "docs/how-to/retry-what-failed.md": counts,
+    RECIPE: counts,
 }
 
 
