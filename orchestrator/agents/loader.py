@@ -4,6 +4,8 @@ A TOML file has a table `[agents.NAME]` per agent, with the values of the enviro
 Must not know its callers: the command line and the worker load agents alike.
 """
 
+import importlib
+import importlib.util
 import os
 import sys
 import tomllib
@@ -61,10 +63,30 @@ def load_agents(reference: str | Iterable[str]) -> dict[str, Agent]:
 def _agents_of(part: str) -> Iterable[Agent]:
     if "" not in sys.path:  # as `python -m` does; console scripts do not
         see_folder(str(Path.cwd()))
+    _set_up_django()
     if part.endswith(SUFFIX):
         return agents_of_file(part).values()
     load = load_file if part.endswith(".py") or "/" in part else load_module
     return _agents_in(vars(load(part, _OPTION)).values())
+
+
+def _set_up_django() -> None:
+    """Set up a Django project that the environment names: its models import only after that.
+
+    Celery and `manage.py` have done it in their own processes; while they do it, agents may be
+    imported already. Raises `ConfigurationError` with the project's own error.
+    """
+    settings = os.environ.get("DJANGO_SETTINGS_MODULE")
+    if not settings or importlib.util.find_spec("django") is None:
+        return
+    registry: Any = importlib.import_module("django.apps").apps
+    if registry.ready or registry.loading:
+        return
+    try:
+        importlib.import_module("django").setup()
+    except Exception as error:
+        msg = f"DJANGO_SETTINGS_MODULE={settings}: {type(error).__name__}: {error}"
+        raise ConfigurationError(msg) from error
 
 
 def _parts(reference: str | Iterable[str]) -> list[str]:

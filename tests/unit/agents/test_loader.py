@@ -1,3 +1,5 @@
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +138,34 @@ def test_a_file_without_agents_is_refused_with_an_example(tmp_path: Path) -> Non
 def test_two_agents_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="two agents are named 'solver'"):
         load_agents(write(tmp_path, "twice.py", SOLVER + SOLVER.replace("solver =", "other =")))
+
+
+DJANGO_APP = Path(__file__).parents[3] / "examples" / "django_app"
+LOADED = (
+    "from stepfleet.orchestrator.agents.loader import load_agents\n"
+    "print(sorted(load_agents('shop.agents')))"
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("shop.settings", "['clerk']"),
+        ("shop.nowhere", "DJANGO_SETTINGS_MODULE=shop.nowhere: ModuleNotFoundError"),
+    ],
+)
+def test_agents_that_import_a_django_projects_models_are_found_in_any_process(
+    settings: str, said: str
+) -> None:
+    """Isolated processes and commands import them without Celery's own set-up of Django."""
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings}
+    found = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        cwd=DJANGO_APP,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert said in found.stdout + found.stderr
