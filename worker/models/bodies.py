@@ -44,6 +44,17 @@ def parse_body(body: bytes) -> dict[str, Any]:
     return payload
 
 
+def parse_event(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that is one event of a stream."""
+    try:
+        event = read_json(data)
+    except orjson.JSONDecodeError:
+        raise malformed("an event of the stream is not JSON") from None
+    if not isinstance(event, dict):
+        raise malformed("an event of the stream is not a JSON object")
+    return event
+
+
 def malformed(what: str) -> ModelError:
     """Return the transient failure of an answer that cannot be read."""
     msg = f"the model's answer is malformed: {what}"

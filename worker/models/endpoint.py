@@ -67,7 +67,7 @@ def endpoint_of(
         raise ModelSetupError(msg)
     is_own = service.is_own(base, host)
     trusted = is_own or local or base == own
-    required = service.needs_key and base == service.url
+    required = service.needs_key and base == (service.url or own)
     key = _key(settings.api_key_env, environment, service, trusted=trusted, required=required)
     found = dict(headers)
     if key:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -12,8 +10,7 @@ from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.anthropic.request import PROVIDER
-from stepfleet.worker.models.bodies import malformed, reasoning_block
-from stepfleet.worker.models.lenient_json import read_json
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _REASONS = {
@@ -37,7 +34,9 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     for block in content:
         kind = block.get("type")
         if kind in _THOUGHTS:
-            reasoning.append(reasoning_block(PROVIDER, bool(texts) + len(uses), block))
+            reasoning.append(
+                reasoning_block(PROVIDER, any(map(str.strip, texts)) + len(uses), block)
+            )
         elif kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif kind == "tool_use":
@@ -126,12 +125,7 @@ class StreamedMessage:
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
-        try:
-            event = read_json(data)
-        except orjson.JSONDecodeError:
-            raise malformed("an event of the stream is not JSON") from None
-        if not isinstance(event, dict):
-            raise malformed("an event of the stream is not a JSON object")
+        event = parse_event(data)
         match event.get("type"):
             case "message_start":
                 self._message = _object(event.get("message"))
@@ -171,7 +165,7 @@ class StreamedMessage:
     def _delta(self, index: Any, delta: dict[str, Any]) -> str:
         field = _PIECES.get(str(delta.get("type")), "")
         piece = delta.get(field)
-        if index not in self._blocks or not isinstance(piece, str):
+        if not isinstance(index, int) or index not in self._blocks or not isinstance(piece, str):
             return ""
         self._pieces.setdefault((index, field), []).append(piece)
         if field == "signature":

@@ -26,7 +26,7 @@ _MARK = {"type": "ephemeral"}
 def request_body(request: ModelRequest) -> dict[str, Any]:
     """Return the body of `request`. `extra_body` is merged last and may overrule every field."""
     settings = request.settings
-    system = [_text(one.text) for one in request.messages if one.is_system() and one.text]
+    system = [_text(one.text) for one in request.messages if one.is_system() and one.text.strip()]
     messages = _turns(one for one in request.messages if not one.is_system())
     body: dict[str, Any] = {
         "model": request.model,
@@ -123,9 +123,10 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
 
 def _parts(content: Content) -> Iterator[dict[str, Any]]:
     if isinstance(content, str):
-        content = [{"text": content}] if content else []
+        content = [{"text": content}]
     for block in content:
-        if REASONING not in block and block.get("text") != "":
+        # The service refuses texts that have only whitespace.
+        if REASONING not in block and str(block.get("text", "-")).strip():
             yield _part(block)
 
 
@@ -162,8 +163,8 @@ def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, Any]:
     result: dict[str, Any] = {"type": "tool_result", "tool_use_id": safe_name(call_id)}
-    if content:
-        result["content"] = content if isinstance(content, str) else list(_parts(content))
+    if parts := list(_parts(content)):
+        result["content"] = content if isinstance(content, str) else parts
     return result | {"is_error": True} if status == "error" else result
 
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -11,9 +9,8 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, reasoning_block
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
 from stepfleet.worker.models.google.request import PROVIDER
-from stepfleet.worker.models.lenient_json import read_json
 
 _SIGNATURE = "thoughtSignature"
 _MOST_PARTS = 100_000
@@ -54,7 +51,7 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
             calls.append({**call, "arguments": call.get("args")})
         elif isinstance(part.get("text"), str) and not part.get("thought"):
             texts.append(part["text"])
-    if not calls and not any(texts) and reason in _MISTAKES:
+    if not calls and not any(texts) and str(reason) in _MISTAKES:
         raise malformed(f"it ended with {reason}")
     known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
     found = parse_tool_calls(calls, new_id=new_call_id)
@@ -144,12 +141,7 @@ class StreamedContent:
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
-        try:
-            event = read_json(data)
-        except orjson.JSONDecodeError:
-            raise malformed("an event of the stream is not JSON") from None
-        if not isinstance(event, dict):
-            raise malformed("an event of the stream is not a JSON object")
+        event = parse_event(data)
         if event.get("error"):
             self.error = event
             return ""

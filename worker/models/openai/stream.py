@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
-from stepfleet.worker.models.bodies import malformed
-from stepfleet.worker.models.lenient_json import read_json
+from stepfleet.worker.models.bodies import malformed, parse_event
 
 _DONE = b"[DONE]"
 _LONGEST_NAME = 1024
@@ -146,12 +145,7 @@ class StreamedCompletion:
         if data == _DONE:
             self._done = True
             return ""
-        try:
-            event = read_json(data)
-        except orjson.JSONDecodeError:
-            raise malformed("an event of the stream is not JSON") from None
-        if not isinstance(event, dict):
-            raise malformed("an event of the stream is not a JSON object")
+        event = parse_event(data)
         if event.get("error"):
             self.error = event
             return ""

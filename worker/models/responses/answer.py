@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -11,8 +9,7 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, reasoning_block
-from stepfleet.worker.models.lenient_json import read_json
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
 from stepfleet.worker.models.responses.request import PROVIDER
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
@@ -33,7 +30,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
     for item in output:
         match item.get("type"):
             case "reasoning":
-                at = bool(texts) + len(calls)
+                at = any(texts) + len(calls)
                 sent = {name: value for name, value in item.items() if name != "status"}
                 reasoning.append(reasoning_block(PROVIDER, at, sent))
             case "message":
@@ -123,13 +120,8 @@ class StreamedResponse:
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
-        try:
-            event = read_json(data)
-        except orjson.JSONDecodeError:
-            raise malformed("an event of the stream is not JSON") from None
-        if not isinstance(event, dict):
-            raise malformed("an event of the stream is not a JSON object")
-        kind = event.get("type")
+        event = parse_event(data)
+        kind = str(event.get("type"))
         if kind in _DELTAS or kind == _CALL_DELTA:
             piece = event.get("delta")
             self._size += len(piece) if isinstance(piece, str) else 0

@@ -272,3 +272,41 @@ def test_a_stream_of_many_blocks_is_bounded() -> None:
         answer.add(orjson.dumps(event))
     answer.add(b'{"type":"message_stop"}')
     assert len(parse_message(answer.payload(), "m").tool_calls or ()) == 257
+
+
+def test_texts_that_the_service_refuses_are_left_out() -> None:
+    """A text of whitespace before a call is usual, and refused when it comes back."""
+    given = [
+        SIGNED,
+        {"type": "text", "text": "\n\n"},
+        {"type": "tool_use", "id": "a", "name": "look"},
+    ]
+    answer = parse_message({"content": given}, "claude-x")
+    calls = answer.tool_calls or ()
+    made = body(
+        Message.system(" "),
+        Message.user("hi"),
+        Message.assistant(answer.as_content, calls),
+        Message.tool(calls[0], "\n"),
+    )
+    assert "system" not in made
+    assert [block["type"] for block in made["messages"][1]["content"]] == ["thinking", "tool_use"]
+    assert "content" not in made["messages"][2]["content"][0]
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_thinking_stays_before_its_call_where_a_blank_text_was_first(text: str) -> None:
+    given = [
+        {"type": "text", "text": text},
+        SIGNED,
+        {"type": "tool_use", "id": "a", "name": "look"},
+    ]
+    answer = parse_message({"content": given}, "claude-x")
+    made = body(Message.user("hi"), Message.assistant(answer.as_content, answer.tool_calls or ()))
+    assert [block["type"] for block in made["messages"][1]["content"]] == ["thinking", "tool_use"]
+
+
+def test_a_delta_with_a_strange_index_is_skipped() -> None:
+    delta = {"type": "text_delta", "text": "x"}
+    event = {"type": "content_block_delta", "index": [], "delta": delta}
+    assert StreamedMessage().add(orjson.dumps(event)) == ""

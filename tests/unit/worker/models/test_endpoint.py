@@ -142,3 +142,9 @@ def test_azure_is_called_by_deployment_and_with_a_key_of_its_own() -> None:
 def test_a_service_without_an_address_names_its_variable() -> None:
     with pytest.raises(ModelSetupError, match="AZURE_OPENAI_ENDPOINT"):
         endpoint_of(ModelSettings(), {}, SERVICES["azure"])
+
+
+def test_azure_without_a_key_says_which_variable_to_set() -> None:
+    own = {"AZURE_OPENAI_ENDPOINT": "https://me.openai.azure.com"}
+    with pytest.raises(ModelSetupError, match="AZURE_OPENAI_API_KEY"):
+        endpoint_of(ModelSettings(), own, SERVICES["azure"])

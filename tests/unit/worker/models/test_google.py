@@ -230,3 +230,9 @@ def test_the_official_client_understands_the_model_server(server: ModelServer) -
     server.fail("unauthorized", attempt=None)
     with pytest.raises(errors.ClientError, match="API key not valid"):
         client.models.generate_content(model="gemini-x", contents="hi", config=config)
+
+
+@pytest.mark.parametrize("reason", [[], {}, 5, None])
+def test_a_strange_finish_reason_is_another_one(reason: Any) -> None:
+    found = parse_content({"candidates": [{"finishReason": reason}]}, "gemini-x")
+    assert found.finish_reason is FinishReason.OTHER

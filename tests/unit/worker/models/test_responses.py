@@ -201,3 +201,10 @@ def test_the_official_client_understands_the_model_server(server: ModelServer) -
     server.fail("rate_limited", attempt=None)
     with pytest.raises(openai.RateLimitError):
         client.responses.create(model="gpt-x", input="hi", tools=[tool])
+
+
+def test_reasoning_stays_before_its_call_where_an_empty_text_was_first() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    answer = answered([text(""), {"type": "reasoning", "id": "rs", "summary": []}, call])
+    made = body(Message.user("hi"), Message.assistant(answer.as_content, answer.tool_calls or ()))
+    assert [item["type"] for item in made["input"]] == ["message", "reasoning", "function_call"]
