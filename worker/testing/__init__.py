@@ -1,9 +1,10 @@
 """A scripted model, in process or behind real HTTP, for the tests of those who write agents.
 
 `Scripted` runs an agent against a list of replies: the pytest fixture `scripted`. `ModelServer`
-speaks the OpenAI protocol, checks every conversation that it receives, and fails on purpose where
-faults are planned; `python -m stepfleet.worker.testing` runs it as a program. The public names are
-imported at their first use: pytest loads the fixtures of an installed package at its every start.
+speaks the protocols of the built-in providers, checks every conversation that it receives, and
+fails on purpose where faults are planned; `python -m stepfleet.worker.testing` runs it as a
+program. The public names are imported at their first use: pytest loads the fixtures of an installed
+package at its every start.
 """
 
 from importlib import import_module

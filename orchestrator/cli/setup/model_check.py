@@ -18,7 +18,7 @@ import orjson
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.models.services import SERVICES, Api
+from stepfleet.orchestrator.models.services import SERVICES, Api, Service
 from stepfleet.orchestrator.records.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def probe_of(config: AgentConfig, environment: Mapping[str, str]) -> Probe | Non
     named = [name for name in names if environment.get(name, "").strip()] if trusted else []
     value = environment[named[0]].strip() if named else ""
     has_key = bool(value) and value.isascii() and value.isprintable()
-    headers = _headers(service.api, value if has_key else "", settings.organization)
+    headers = _headers(service, value if has_key else "", settings.organization)
     wants_new = official and prefix == "openai"
     body = {
         "model": model,
@@ -106,13 +106,13 @@ def _host_of(base: str) -> str:
         return ""
 
 
-def _headers(api: Api, key: str, organization: str | None) -> dict[str, str]:
+def _headers(service: Service, key: str, organization: str | None) -> dict[str, str]:
     headers = {"content-type": "application/json"}
-    if api is Api.MESSAGES:
-        return {**headers, "anthropic-version": "2026-10-21", **({"x-api-key": key} if key else {})}
     if key:
-        headers["authorization"] = f"Bearer {key}"
-    if organization:
+        headers[service.key_header] = service.key_form.format(key)
+    if service.api is Api.MESSAGES:
+        headers["anthropic-version"] = "2026-10-21"
+    elif organization:
         headers["openai-organization"] = organization
     return headers
 

@@ -9,6 +9,8 @@ from stepfleet.orchestrator import AgentConfig, ConfigurationError, ModelSetting
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.cli.setup import model_check
 from stepfleet.orchestrator.cli.setup.model_check import check_calls, fix_of, probe_of
+from stepfleet.worker.models import Models
+from stepfleet.worker.models.http_model import HttpModel
 from stepfleet.worker.testing import Fault, ModelServer, Reply
 
 CONFIG = AgentConfig(name="solver", model="openai:tiny")
@@ -127,3 +129,17 @@ def test_the_fix_names_what_is_wrong(status: int, text: str, part: str | None) -
     assert probe is not None
     fix = fix_of(probe, status, text)
     assert (fix is None) if part is None else (fix is not None and part in fix)
+
+
+@pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"])
+@pytest.mark.parametrize("name", ["anthropic:claude-x", "openai:tiny"])
+def test_a_key_goes_as_the_workers_send_it(name: str, variable: str) -> None:
+    environment = {variable: KEY, "OPENAI_API_KEY": KEY}
+    config = CONFIG.model_copy(update={"model": name})
+    probe = probe_of(config, environment)
+    assert probe is not None
+    models = Models(environment=environment)
+    llm, _ = models.resolve(name)
+    assert isinstance(llm, HttpModel)
+    sent = llm._endpoint(config.settings).headers
+    assert dict(probe.headers) == dict(sent)
