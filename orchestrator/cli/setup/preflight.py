@@ -11,10 +11,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.store.health import HealthFinding
 
-OPENAI_URL = "https://api.openai.com/v1"
-_KEY = "OPENAI_API_KEY"
+_FORM = "https://host/v1"
 _CONNECT_SECONDS = 5.0
 _PORTS = {"https": 443, "http": 80}
 
@@ -30,27 +30,28 @@ class Target:
 
 
 def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | None:
-    """Return the target of the agent's model; None for models other than `openai:`. Pure.
+    """Return the target of the agent's model; None for models of packages and of its own. Pure.
 
     Raises `ConfigurationError` for an unusable address.
     """
-    if not config.model.startswith("openai:"):
+    service = SERVICES.get(config.model.partition(":")[0])
+    if service is None:
         return None
     settings = config.settings
-    base = (settings.base_url or environment.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+    base = (settings.base_url or service.own_url(environment)).rstrip("/")
     try:
         parts = urlsplit(base)
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port, parts = None, None, urlsplit("")
     if parts.scheme not in _PORTS or not host:
-        msg = (
-            f"agent {config.name!r}: OPENAI_BASE_URL (or settings.base_url) must look like "
-            "https://host/v1"
-        )
+        variable = " or ".join(service.url_variables)
+        msg = f"agent {config.name!r}: {variable} (or settings.base_url) must look like {_FORM}"
         raise ConfigurationError(msg)
-    key = settings.api_key_env or (_KEY if base == OPENAI_URL else None)
-    return Target(base, host, port or _PORTS[parts.scheme], key)
+    required = service.needs_key and (base == service.url or not service.url)
+    named = (one for one in service.key_variables if environment.get(one, "").strip())
+    own = next(named, service.key_variables[0]) if required else None
+    return Target(base, host, port or _PORTS[parts.scheme], settings.api_key_env or own)
 
 
 def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> HealthFinding | None:
@@ -60,7 +61,7 @@ def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> H
     return HealthFinding(
         f"model of {agent}",
         f"agent {agent!r}: the model needs an API key, and {target.key} is not set",
-        f"set the variable {target.key}, or OPENAI_BASE_URL to another server, or try it "
+        f"set the variable {target.key}, or settings.base_url to another server, or try it "
         "without a provider: run --simulate RULES",
     )
 
@@ -79,7 +80,7 @@ def unreachable(agent: str, target: Target) -> HealthFinding | None:
             f"model of {agent}",
             f"agent {agent!r}: the model endpoint {target.base_url} cannot be reached "
             f"({error.strerror or error})",
-            "start it, or check the network, OPENAI_BASE_URL and settings.base_url",
+            "start it, or check the network, the provider's variable and settings.base_url",
         )
     return None
 

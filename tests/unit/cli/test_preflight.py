@@ -72,3 +72,28 @@ def test_an_endpoint_where_nobody_listens_is_refused(dead_port: int) -> None:
 
 def test_an_endpoint_where_somebody_listens_is_accepted(live_port: int) -> None:
     check_models([OPENAI], {"OPENAI_BASE_URL": f"http://127.0.0.1:{live_port}/v1"})
+
+
+@pytest.mark.parametrize(
+    ("model", "variable"),
+    [
+        ("anthropic:claude", "ANTHROPIC_API_KEY"),
+        ("google:gemini", "GOOGLE_API_KEY"),
+        ("groq:llama", "GROQ_API_KEY"),
+        ("openai-responses:gpt", "OPENAI_API_KEY"),
+    ],
+)
+def test_every_provider_with_a_key_names_its_variable(model: str, variable: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable} is not set"):
+        check_models([AgentConfig(name="a", model=model)], {})
+
+
+def test_the_second_variable_of_a_key_will_do_and_a_local_server_needs_none() -> None:
+    gemini = AgentConfig(name="a", model="google:gemini")
+    assert key_of(gemini, {"GEMINI_API_KEY": "k"}) == "GEMINI_API_KEY"
+    assert key_of(AgentConfig(name="a", model="ollama:llama"), {}) is None
+
+
+def test_a_provider_without_an_address_names_its_variable() -> None:
+    with pytest.raises(ConfigurationError, match=r"AZURE_OPENAI_ENDPOINT \(or settings.base_url"):
+        target_of(AgentConfig(name="a", model="azure:gpt"), {})
