@@ -61,7 +61,7 @@ def _higher(outcome: ContinuationOutcome) -> str:
     facts = (one.context for one in outcome.evaluations if one.criterion == outcome.resolved_by)
     known = next(facts, {})
     numbers = [one for one in map(known.get, ("value", "limit")) if isinstance(one, int | float)]
-    return f"{2 * max(numbers):g}" if numbers else "..."
+    return str(round(2 * max(numbers), 6)) if numbers else "..."
 
 
 def ensure_not_completed(run_id: str, state: AgentState) -> None:

@@ -2,7 +2,8 @@
 
 Its broker is the app's, with the app's `global_keyprefix`. Other settings come from arguments, then
 from the app's configuration (`stepfleet_queue`; in Django `CELERY_STEPFLEET_QUEUE`), then from
-where `load_settings` finds them. Reads the app's configuration, and never changes it.
+where `load_settings` finds them. Reads the app's configuration, and changes nothing of it but how
+addresses with passwords are shown.
 """
 
 import logging
@@ -10,6 +11,7 @@ import re
 from typing import Any
 
 from celery import Celery
+from pydantic import SecretStr
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "stepfleet_"
 AGENTS = f"{NAMESPACE}agents"
+_ADDRESSES = (f"{NAMESPACE}redis_url", f"{NAMESPACE}events_url")
 _JSON = {"json", "application/json"}
 _REDIS = re.compile(r"(rediss?|unix)://[^;]*")
 
@@ -29,6 +32,7 @@ def app_settings(app: Celery, **given: Any) -> Settings:
     not run on it.
     """
     conf = app.conf
+    _hide_addresses(conf)
     known = {name: conf.get(f"{NAMESPACE}{name}") for name in Settings.model_fields}
     own = {name: value for name, value in {**known, **given}.items() if value is not None}
     _check(conf)
@@ -42,6 +46,13 @@ def app_settings(app: Celery, **given: Any) -> Settings:
     if found.redis_url is None and _REDIS.fullmatch(broker) and not conf.broker_use_ssl:
         found = load_settings(**own, redis_url=broker)
     return found
+
+
+def _hide_addresses(conf: Any) -> None:
+    """Hide the passwords of our addresses, which Celery and Flower would show to who asks."""
+    for name in _ADDRESSES:
+        if isinstance(value := conf.get(name), str):
+            conf[name] = SecretStr(value)
 
 
 def _check(conf: Any) -> None:

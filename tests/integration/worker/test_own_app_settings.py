@@ -1,11 +1,13 @@
 """A fleet's settings on a user's own Celery app, and what of the app is refused, with the fix."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.worker import WorkController
+from celery.worker.control import conf
 
 from stepfleet.orchestrator import ConfigurationError, Fleet
 from stepfleet.orchestrator.settings.own_app import app_settings
@@ -89,3 +91,15 @@ def test_a_worker_that_cannot_do_steps_says_why_and_does_not_start(
     app.conf.update({**OWN, **conf})
     with pytest.raises(SystemExit, match=named):
         WorkController(app=app, queues="celery,stepfleet")
+
+
+def test_passwords_of_addresses_are_not_shown_with_the_apps_configuration(app: Celery) -> None:
+    """Celery's `inspect conf`, and Flower with it, show the configuration to who asks."""
+    url = "redis://:k7-of-the-store@localhost:6379/4"
+    app.conf.update(OWN)
+    install(app, agents="their_agents.py", redis_url=url, events_url=url)
+    for found in (app_settings(app), app_settings(app)):
+        assert found.store == url
+    shown = (conf(SimpleNamespace(app=app)), app.conf.humanize(with_defaults=False))
+    assert "redis_url" in str(shown)
+    assert "k7-of-the-store" not in str(shown)
