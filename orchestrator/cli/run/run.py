@@ -216,6 +216,7 @@ class _Run:
         note = self.note or self._new_note()
         self.note = note
         await self._warn_of_other_workers(fleet)
+        await self._say_of_earlier(fleet, note)
         if self.plan.file is None:  # a batch by its id, which is known
             raise ConfigurationError(f"batch {note.batch_id} is incomplete: run its file")
         saying = asyncio.create_task(self._say_how_far())
@@ -239,7 +240,23 @@ class _Run:
             **self.plan.form.for_batch(),
         )
 
+    async def _say_of_earlier(self, fleet: AsyncFleet, note: Note) -> None:
+        """Say that a changed file, or changed agents, make another batch, which is paid whole."""
+        file = of_file(self.plan)
+        earlier = self.notes.read(file) if file and not self.plan.again else None
+        if earlier is None or earlier.batch_id == note.batch_id:
+            return
+        with contextlib.suppress(ConfigurationError):  # another store, or past its retention
+            had = await (await fleet.batches.get(earlier.batch_id)).progress()
+            notice(
+                f"{self.plan.input_name} or its agents have changed since batch {had.batch_id} "
+                f"({had.completed:,} of {had.total:,} completed): all its rows are run, as "
+                "another batch. Only rows that were added: Ctrl-C, and this command with --only-new"
+            )
+
     def _on_submitted(self, runs: int) -> None:
+        if not self.submitted and self.note:  # not before: a refused file leaves its batch as it is
+            self.notes.write(self.note, of_file(self.plan))
         self.submitted = runs
         self.crew.needed.set()
 
@@ -278,7 +295,7 @@ class _Run:
         self.holds.enter_context(
             self.notes.working_on(note.batch_id, *is_run_by(self.plan, note.batch_id))
         )
-        self.notes.write(note, self.same, of_file(self.plan))
+        self.notes.write(note, self.same)
         return note
 
     async def _pause(self, fleet: AsyncFleet) -> None:

@@ -54,6 +54,31 @@ def test_one_line_on_standard_input_is_answered_on_standard_output(
     assert orjson.loads(asked.stdout)["output"] == "answer to who?"
 
 
+def test_rows_that_are_added_are_another_batch_only_with_a_word(stepfleet: CommandLine) -> None:
+    """A file that was refused in between leaves the batch that --only-new adds to as it is."""
+    stepfleet.questions("one", "two")
+    assert stepfleet(*RUN).returncode == 0
+    stepfleet.questions("one", "two", "three")
+    file = stepfleet.folder / "questions.jsonl"
+    good = file.read_text()
+
+    file.write_text(good + "oops\n")
+    refused = stepfleet(*RUN)
+    file.write_text(good)
+    added = stepfleet(*RUN, "--only-new", "--json")
+    stepfleet.questions("one", "two", "three", "four")
+    anew = stepfleet(*RUN, "--json")
+
+    assert refused.returncode == 2, refused.stderr
+    assert added.returncode == 0, added.stderr
+    assert "1 new rows" in added.stderr
+    assert "have changed" not in added.stderr
+    assert orjson.loads(added.stdout)["total"] == 3
+    assert anew.returncode == 0, anew.stderr
+    assert "have changed since batch" in anew.stderr
+    assert "--only-new" in anew.stderr
+
+
 def test_the_simulated_provider_can_be_slow_and_fail_now_and_then(stepfleet: CommandLine) -> None:
     stepfleet.write("rules.py", "def rules(request):\n    return 'an answer'\n")
     stepfleet.questions(*[f"question {n}" for n in range(12)])
