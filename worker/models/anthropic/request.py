@@ -21,6 +21,7 @@ MOST_TOKENS = 16_384
 
 _CHOICES = {"auto": "auto", "any": "any", "none": "none"}
 _MARK = {"type": "ephemeral"}
+_THINKS = ("enabled", "adaptive")
 
 
 def request_body(request: ModelRequest) -> dict[str, Any]:
@@ -52,20 +53,22 @@ def _most_tokens(settings: ModelSettings) -> int:
 
 
 def _sampling(settings: ModelSettings) -> dict[str, Any]:
-    thinking: dict[str, Any] | None = None
-    if settings.reasoning_budget:
-        thinking = {"type": "enabled", "budget_tokens": settings.reasoning_budget}
-    elif settings.reasoning_budget == 0 or settings.reasoning_effort == "none":
-        thinking = {"type": "disabled"}
-    elif settings.reasoning_effort:
-        thinking = {"type": "adaptive"}
     fields = {
         "stop_sequences": list(settings.stop) or None,
         "service_tier": settings.service_tier,
         "stream": settings.stream or None,
-        "thinking": thinking,
+        "thinking": _thinking(settings) or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _thinking(settings: ModelSettings) -> dict[str, Any]:
+    """Return how the model is to think; empty where the service decides."""
+    if settings.reasoning_budget:
+        return {"type": "enabled", "budget_tokens": settings.reasoning_budget}
+    if settings.reasoning_budget == 0 or settings.reasoning_effort == "none":
+        return {"type": "disabled"}
+    return {"type": "adaptive"} if settings.reasoning_effort else {}
 
 
 def _output(request: ModelRequest) -> dict[str, Any]:
@@ -86,6 +89,8 @@ def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, 
 
 def _tool_choice(request: ModelRequest) -> dict[str, Any]:
     kind = _CHOICES.get(request.tool_choice)
+    if kind not in ("auto", "none") and _thinking(request.settings).get("type") in _THINKS:
+        kind = "auto"  # the service refuses to force a call while the model thinks
     choice: dict[str, Any] = {"type": kind} if kind else {"type": "tool"}
     if kind is None:
         choice["name"] = request.tool_choice

@@ -29,7 +29,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
     reasoning: list[Block] = []
     for item in output:
         match item.get("type"):
-            case "reasoning":
+            case "reasoning" if item.get("encrypted_content"):  # others are not known again
                 at = any(texts) + len(calls)
                 sent = {name: value for name, value in item.items() if name != "status"}
                 reasoning.append(reasoning_block(PROVIDER, at, sent))

@@ -1,5 +1,6 @@
 """Translates the fleet's messages, tools and output format into a body of Responses. Pure."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from stepfleet.worker.models.bodies import (
 from stepfleet.worker.models.openai.request import arguments_text, fits_strict_mode, response_format
 
 PROVIDER = "openai"
+_WITHOUT_REASONING = re.compile(r"(?:ft:)?(?:gpt-[34]|chatgpt-|gpt-\d[\d.]*-chat)")
+"""Models that do not reason: the service refuses them the request for encrypted reasoning."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -29,8 +32,9 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
         "model": request.model,
         "input": [item for message in request.messages for item in _items(message)],
         "store": False,
-        "include": ["reasoning.encrypted_content"],
     }
+    if not _WITHOUT_REASONING.match(request.model):
+        body["include"] = ["reasoning.encrypted_content"]
     if request.tools:
         body["tools"] = [_tool(one.name, one.description, one.parameters) for one in request.tools]
         choice = _CHOICES.get(request.tool_choice)

@@ -61,7 +61,7 @@ def test_a_whole_conversation_has_the_sdks_types() -> None:
         tool_choice="look",
         parallel_tool_calls=False,
         output=OutputFormat(json_schema={"type": "object"}),
-        settings={"stop": ["X"], "reasoning_effort": "low"},
+        settings={"stop": ["X"]},
     )
     assert [block["text"] for block in made["system"]] == ["Be brief.", "In English."]
     assert [turn["role"] for turn in made["messages"]] == ["user", "assistant", "user"]
@@ -310,3 +310,21 @@ def test_a_delta_with_a_strange_index_is_skipped() -> None:
     delta = {"type": "text_delta", "text": "x"}
     event = {"type": "content_block_delta", "index": [], "delta": delta}
     assert StreamedMessage().add(orjson.dumps(event)) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "choice", "sent"),
+    [
+        ({"reasoning_budget": 1024}, "any", "auto"),
+        ({"reasoning_effort": "low"}, "look", "auto"),
+        ({"reasoning_effort": "low"}, "none", "none"),
+        ({"reasoning_effort": "none"}, "look", "tool"),
+        ({}, "any", "any"),
+    ],
+)
+def test_a_call_is_not_forced_while_the_model_thinks(
+    settings: dict[str, Any], choice: str, sent: str
+) -> None:
+    """The service refuses both together."""
+    made = body(tools=(LOOK,), tool_choice=choice, settings=settings)
+    assert made["tool_choice"] == {"type": sent, **({"name": "look"} if sent == "tool" else {})}

@@ -205,6 +205,25 @@ def test_the_official_client_understands_the_model_server(server: ModelServer) -
 
 def test_reasoning_stays_before_its_call_where_an_empty_text_was_first() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    answer = answered([text(""), {"type": "reasoning", "id": "rs", "summary": []}, call])
+    thought = {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "x"}
+    answer = answered([text(""), thought, call])
     made = body(Message.user("hi"), Message.assistant(answer.as_content, answer.tool_calls or ()))
     assert [item["type"] for item in made["input"]] == ["message", "reasoning", "function_call"]
+
+
+@pytest.mark.parametrize(
+    ("model", "reasons"),
+    [("gpt-4o-mini", False), ("gpt-4.1", False), ("ft:gpt-4o:me::1", False),
+     ("gpt-5-chat-latest", False), ("chatgpt-4o-latest", False),
+     ("gpt-5.5", True), ("o4-mini", True), ("mine", True)],
+)  # fmt: skip
+def test_encrypted_reasoning_is_requested_of_models_that_reason(model: str, reasons: bool) -> None:
+    """The service answers 400 to the request of it from another model."""
+    made = request_body(ModelRequest(model=model, messages=(Message.user("hi"),)))
+    assert ("include" in made) == reasons
+
+
+def test_reasoning_that_the_service_does_not_know_again_is_not_sent_back() -> None:
+    """Nothing is stored there: only encrypted reasoning is known from its item."""
+    answer = answered([{"type": "reasoning", "id": "rs", "summary": []}, text("ok")])
+    assert answer.reasoning == ()
