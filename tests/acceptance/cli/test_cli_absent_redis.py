@@ -20,6 +20,7 @@ COMMANDS = {
     "ask": ("solver", "hello", "--agents", "agents.py"),
     "submit": ("questions.jsonl", "--agent", "solver"),
     "watch": ("batch",),
+    "failures": ("batch",),
     "status": (),
     "results": ("batch", "--wait"),
     "show": ("run", "--follow"),

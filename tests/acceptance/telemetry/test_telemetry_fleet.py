@@ -115,8 +115,7 @@ def test_a_run_is_one_trace_over_three_workers(
     assert [span.parent for span in asked] == [step.id, later.id]
     assert len({span.id for span in spans}) == 6
     assert {span.attributes["stepfleet.run_id"] for span in spans} == {run_id}
-    pids = [span.worker.rpartition(":")[2] for span in (asked[0], tool, later)]
-    assert pids == [str(worker.pid) for worker in (first, painting, third)]
+    assert [span.worker for span in (asked[0], tool, later)] == ["w1@test", "w2@test", "w3@test"]
     for span in spans:
         above = next((s for s in spans if s.id == span.parent), span)
         assert above.began <= span.began <= span.ended <= above.ended

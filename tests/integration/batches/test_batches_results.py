@@ -227,7 +227,7 @@ async def test_runs_at_a_limit_are_retried_only_with_a_higher_one(
     batch = await submitted(fleet, 2)
     await go_to_limit(desk, batch, 0)
     await complete(desk, batch, 1)
-    with pytest.raises(ConfigurationError, match=r"would end at once again .*max_steps=\.\.\."):
+    with pytest.raises(ConfigurationError, match=r"would end at once again .*max_steps=4"):
         await batch.retry()
     assert await batch.retry(max_steps=4) == 1
     run = await fleet.runs.show(run_id_of(batch.id, 0))
