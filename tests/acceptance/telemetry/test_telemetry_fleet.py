@@ -90,13 +90,13 @@ def test_a_run_is_one_trace_over_three_workers(
     """OBS-01, OBS-03, RUN-01: steps on two workers, their tool on a third; ids and nesting."""
     model.follow(asks_for("render"))
     first = start_worker(name="w1", env=env)
-    painting = start_worker(name="w2", options=("-Q", "gpu"), env=env)
+    start_worker(name="w2", options=("-Q", "gpu"), env=env)
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(AGENTS["painter"], "How many lamps?")
         wait_until(otlp.has_all(run_id, "llm_generate"), within=LONG, what="the first step's call")
         first.signal(signal.SIGTERM)
         assert first.wait(within=LONG) == 0
-        third = start_worker(name="w3", env=env)
+        start_worker(name="w3", env=env)
         Path(env["ALLOWED"]).touch()
         assert fleet.runs.wait(run_id, timeout=LONG).success
     told = otlp.has_all(run_id, "agent_run", "step_1", "tool_execution")
