@@ -3,7 +3,7 @@
 import string
 from collections.abc import Callable, Iterator, Sequence
 
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.messages import REASONING, Block, Message
 
 OVERHEAD = 4
 BLOCK = 1000
@@ -15,14 +15,22 @@ _HIGH = bytes(range(128, 256))
 def estimate_tokens(message: Message) -> int:
     """Return about how many tokens a message takes: those of its text and calls, and its frame.
 
-    An image or another block that is no text counts as a thousand.
+    An image or another block that is no text counts as a thousand, reasoning as no more.
     """
     tokens = OVERHEAD + text_tokens(message.text)
     if not isinstance(message.content, str):
-        tokens += BLOCK * sum("text" not in block for block in message.content)
+        tokens += sum(map(_block_tokens, message.content))
     for call in message.tool_calls:
         tokens += text_tokens(call.name) + text_tokens(str(call.arguments))
     return tokens
+
+
+def _block_tokens(block: Block) -> int:
+    if "text" in block:
+        return 0
+    if REASONING in block:
+        return min(text_tokens(str(block[REASONING].get("data", ""))[: 8 * BLOCK]), BLOCK)
+    return BLOCK
 
 
 def text_tokens(text: str) -> int:

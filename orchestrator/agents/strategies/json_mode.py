@@ -109,7 +109,7 @@ def as_text(messages: Iterable[Message]) -> Iterator[Message]:
 
 def _call_as_text(message: Message) -> Message:
     content = message.content
-    if not content:
+    if not content or (message.reasoning and not message.text):
         actions = [{"tool": call.name, "arguments": call.arguments} for call in message.tool_calls]
         content = json.dumps({"action": actions[0] if len(actions) == 1 else actions})
     return message.model_copy(update={"content": content, "tool_calls": ()})

@@ -67,3 +67,13 @@ def test_a_summary_and_the_task_stay_and_notes_go_with_what_they_are_behind() ->
     messages = (Message.system("rules"), summary, Message.user("task"), *turns, note)
     kept = prune_to_token_limit(messages, 60)
     assert [one.text[0] for one in kept] == ["r", "s", "t", "5", "n"]
+
+
+def test_short_reasoning_counts_as_its_text_and_long_reasoning_as_any_other_block() -> None:
+    def tokens(thinking: str) -> int:
+        block = {"reasoning": {"provider": "anthropic", "at": 0, "data": {"thinking": thinking}}}
+        return estimate_tokens(Message.assistant([block, {"text": "ok"}]))
+
+    image = Message.assistant([{"image": {}}, {"text": "ok"}])
+    assert tokens("Hm.") < 50
+    assert tokens("word " * 50_000) == estimate_tokens(image)

@@ -159,3 +159,10 @@ def test_a_request_in_json_mode_offers_no_native_tools() -> None:
         '- look: Look. Arguments (JSON Schema): {"type":"object"}'
     )
     assert tools_paragraph(()) == ""
+
+
+def test_a_call_of_a_model_that_only_thought_is_text_too() -> None:
+    thought = {"reasoning": {"provider": "anthropic", "at": 0, "data": {"thinking": "Hm."}}}
+    call = ToolCall(id="c", name="look", arguments={})
+    (message,) = as_text([Message.assistant([thought], (call,))])
+    assert '"tool": "look"' in message.text
