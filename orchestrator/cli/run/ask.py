@@ -124,7 +124,10 @@ class _Asking:
     async def _settle(self, fleet: AsyncFleet) -> None:
         """Keep other batches out of our workers; without such, see that there are others."""
         if self.crew.plan.workers == 0:
-            if not any(one.alive for one in (await fleet.overview()).workers):
+            seen = await fleet.overview()
+            if seen.troubles:  # workers cannot report; the wait names it as long as it lasts
+                return
+            if not any(one.alive for one in seen.workers):
                 msg = (
                     "no worker is alive on this Redis: start one (stepfleet worker --agents "
                     "MODULE), or unset STEPFLEET_REDIS_URL and name --agents for a private fleet"

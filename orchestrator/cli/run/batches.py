@@ -131,7 +131,7 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
 
     async def watch(fleet: AsyncFleet) -> int:
         batch = await fleet.batches.get(batch_id)
-        if (await batch.progress()).over:
+        if (await batch.progress()).ended:
             notice(f"Batch {batch_id} has ended; its results: stepfleet results {batch_id}")
         return await _to_its_end(batch, ResultOptions(), json=json)
 

@@ -173,6 +173,8 @@ def _print_fleet(verb: str, *, json: bool) -> int:
 def _print_batch(verb: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
     runs = "1 run" if number == 1 else f"{number} runs"
     text = f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}"
+    if number == 0:
+        text = f"Batch {batch.id}: nothing to {verb}; its runs: stepfleet status {batch.id}"
     print_outcome({"batch_id": batch.id, "request": verb, "runs": number}, text, json=json)
     return COMPLETED
 

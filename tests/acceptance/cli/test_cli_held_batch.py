@@ -51,6 +51,9 @@ def test_a_refused_key_ends_some_runs_and_all_complete_behind_the_fix(
     shown = " ".join(stepfleet("status", batch["batch_id"]).stdout.split())
     assert f"Fix it, then: stepfleet resume --batch {batch['batch_id']}" in shown
     assert f"held at {MOST}/{RUNS}" in stepfleet("status").stdout
+    watched = stepfleet("watch", batch["batch_id"]).stderr
+    assert "The batch is held: " in watched
+    assert "has ended" not in watched
 
     (stepfleet.folder / "mended").touch()
     command = advice.partition("Fix it, then: stepfleet ")[2].partition(" (it resumes")[0]

@@ -48,11 +48,15 @@ def test_a_wait_names_the_missing_worker_and_the_full_redis_until_that_is_over(
         found = {one["check"]: one["state"] for one in orjson.loads(doctor.stdout)}
         assert (found["Redis memory"], found["workers"]) == ("fail", "warn")
 
+        batch = commands.said.split("Batch ")[1].split()[0]
+        asking = commands.start("ask", "solver", "still?", "--agents", "agents.py")
+        commands.until_said("waiting for it")
         client.config_set("maxmemory", "0")
     start_worker(server.url, env={"STEPFLEET_AGENTS": str(commands.folder / "agents.py")})
     assert waiting.wait(LONG) == 0, commands.said
+    assert asking.wait(LONG) == 0, commands.said
 
-    ended = commands("watch", commands.said.split("Batch ")[1].split()[0])
+    ended = commands("watch", batch)
     assert ended.returncode == 0
     assert "has ended" in ended.stderr
 

@@ -85,6 +85,8 @@ def test_a_reader_gets_the_text_while_it_is_written_and_goes_on_where_he_was(
     last = max(one["sequence"] for one in seen if "sequence" in one)
     again = [one["sequence"] for one in read(service, run_id, last - 1) if "sequence" in one]
     assert again == [last]
+    unknown = service.get("/runs/nosuch/events")
+    assert (unknown.status_code, "'nosuch'" in unknown.text) == (404, True)
 
 
 @pytest.mark.usefixtures("worker")

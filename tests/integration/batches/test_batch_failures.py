@@ -196,6 +196,7 @@ async def test_the_command_line_groups_and_retries_just_these(
     (broken,) = (group for group in found if group["cause"]["text"] == "broken")
     assert "retry of 1 run." in await said(*broken["retry"].split()[1:])
     assert await reopened(fleet, batch) == [BROKEN, OPEN]
+    assert "nothing to retry" in await said(*broken["retry"].split()[1:])
     explained = await said("explain", "q1", "--batch", batch.id)
     assert "Cause: model error (INVALID_REQUEST) in step 1: the host answered 400" in explained
     assert f"Line q1 of batch {batch.id}" in explained
