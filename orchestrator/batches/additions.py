@@ -24,7 +24,7 @@ class KnownRows:
 
     def __init__(self) -> None:
         self.runs = self.with_ids = 0
-        # Filled and asked in threads, one after the other.
+        # Filled and read in threads, one after the other.
         self._keys = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._keys.execute("PRAGMA journal_mode = OFF")
         self._keys.execute("CREATE TABLE known (key TEXT PRIMARY KEY) WITHOUT ROWID")

@@ -141,10 +141,10 @@ class BatchResults:
                     yield result
 
     async def _unknown(self, run_ids: list[str]) -> list[str]:
-        asked = [run_id for run_id in run_ids if self._known.get(run_id)]
-        if not asked:
+        known = [run_id for run_id in run_ids if self._known.get(run_id)]
+        if not known:
             return run_ids
-        ends = zip(asked, await self._batches.ends(asked), strict=True)
+        ends = zip(known, await self._batches.ends(known), strict=True)
         same = {run_id for run_id, ended in ends if ended == self._known[run_id]}
         return [run_id for run_id in run_ids if run_id not in same]
 

@@ -146,3 +146,17 @@ BasicAuth = Annotated[
         help="Require this user and password. Prefer the variable: ps shows arguments.",
     ),
 ]
+RunWorkers = Annotated[
+    int,
+    typer.Option(
+        "--workers", "-w", min=0, max=256, help="Worker processes; 0 if others do the work."
+    ),
+]
+RetryFailed = Annotated[
+    bool,
+    typer.Option("--retry-failed", help="Retry the batch's runs that did not complete."),
+]
+GoOnWith = Annotated[
+    str | None,
+    typer.Option("--batch", "-b", metavar="ID", help="Go on with this batch; no FILE."),
+]

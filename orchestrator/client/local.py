@@ -142,7 +142,7 @@ class DebugStep:
             why = self.result.outcome.reason if self.result.outcome else ""
             return f"the run ends: {self.result.stop_reason} ({why or self.result.error or ''})"
         outcome = self.logged.outcome if self.logged else None
-        return f"the run goes on ({outcome.reason if outcome else 'no criterion was asked'})"
+        return f"the run goes on ({outcome.reason if outcome else 'no criterion was evaluated'})"
 
     def __str__(self) -> str:
         """Return the step as lines of text, long texts cut."""

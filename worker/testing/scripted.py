@@ -52,20 +52,20 @@ class ScriptedModel(LLM):
 
     def __init__(self, script: Sequence[ScriptEntry]) -> None:
         self.script = tuple(script)
-        self.asked = 0
+        self.requests = 0
         self.conversation: tuple[Message, ...] = ()
         self.problem = ""
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Return the next reply. Raises `ModelError` where there is none that fits."""
-        self.asked += 1
+        self.requests += 1
         self.conversation = request.messages
-        if self.asked > len(self.script):
+        if self.requests > len(self.script):
             raise self._misfit(
-                f"the agent asked the model {self.asked} times, and the script has "
+                f"the agent called the model {self.requests} times, and the script has "
                 f"{len(self.script)} replies: add what the model answers now"
             )
-        entry = self.script[self.asked - 1]
+        entry = self.script[self.requests - 1]
         if isinstance(entry, Exception):
             raise entry
         offered = sorted(tool.name for tool in request.tools or ())
@@ -73,7 +73,7 @@ class ScriptedModel(LLM):
         for one in reply.tool_calls:
             if one.name not in offered:
                 raise self._misfit(
-                    f"reply {self.asked} of the script calls the tool {one.name!r}; the agent "
+                    f"reply {self.requests} of the script calls the tool {one.name!r}; the agent "
                     f"offers: {', '.join(offered) or 'none'}"
                 )
         return self._response(reply, request)
@@ -89,15 +89,15 @@ class ScriptedModel(LLM):
         calls = _calls(entry)
         if not isinstance(entry, Reply) and not calls:
             raise self._misfit(
-                f"reply {self.asked} of the script is {entry!r}; write text, call(...), a list of "
-                "calls, data or an exception"
+                f"reply {self.requests} of the script is {entry!r}; write text, call(...), a "
+                "list of calls, data or an exception"
             )
         return entry if isinstance(entry, Reply) else Reply(tool_calls=calls)
 
     def _response(self, reply: Reply, request: ModelRequest) -> LLMResponse:
         numbers = count()
         calls = parse_tool_calls(
-            reply.tool_calls, new_id=lambda: f"call_{self.asked}_{next(numbers)}"
+            reply.tool_calls, new_id=lambda: f"call_{self.requests}_{next(numbers)}"
         )
         answer = Message.assistant(reply.content or "", tool_calls=calls)
         spent, made = sum(map(estimate_tokens, request.messages)), estimate_tokens(answer)
@@ -175,12 +175,12 @@ class Scripted:
         self.steps = []
         asyncio.run(self._play(agent, given, model, overrides))
         result = self.steps[-1].result if self.steps else None
-        left = len(model.script) - model.asked
+        left = len(model.script) - model.requests
         if not model.problem and left > 0:
             why = f"{result.stop_reason}" if result else "before its first step"
             model.problem = (
                 f"{left} of {len(model.script)} replies of the script were not used: the run ended "
-                f"after {model.asked} ({why})"
+                f"after {model.requests} ({why})"
             )
         if model.problem or result is None:
             raise ScriptError(f"{model.problem or 'the run did not begin'}\n\n{self._shown(model)}")
@@ -208,8 +208,8 @@ class Scripted:
             await steps.aclose()
 
     def _shown(self, model: ScriptedModel) -> str:
-        asked = [f"  {one.role}: {_cut(one.text)}" for one in model.conversation if one.text]
-        lines = ["The conversation of the last request:", *asked]
+        lines_of = [f"  {one.role}: {_cut(one.text)}" for one in model.conversation if one.text]
+        lines = ["The conversation of the last request:", *lines_of]
         done = [one for one in self.steps if not one.error or one.error.message != model.problem]
         if done:
             lines += ["What the run did:", *(f"  {line}" for line in _lines(done))]

@@ -20,12 +20,7 @@ def run(
     agents: options.AgentsRef,
     agent: options.AgentName = None,
     out: options.Out = None,
-    workers: Annotated[
-        int,
-        typer.Option(
-            "--workers", "-w", min=0, max=256, help="Worker processes; 0 if others do the work."
-        ),
-    ] = 1,
+    workers: options.RunWorkers = 1,
     slots: options.Slots = None,
     simulate: options.Simulate = None,
     simulate_latency: options.SimulateLatency = None,
@@ -43,15 +38,9 @@ def run(
     json: options.Json = False,
     again: options.Again = False,
     no_check: options.NoCheck = False,
-    retry_failed: Annotated[
-        bool,
-        typer.Option("--retry-failed", help="Retry the batch's runs that did not complete."),
-    ] = False,
+    retry_failed: options.RetryFailed = False,
     raised: options.Raised = None,
-    batch: Annotated[
-        str | None,
-        typer.Option("--batch", "-b", metavar="ID", help="Go on with this batch; no FILE."),
-    ] = None,
+    batch: options.GoOnWith = None,
 ) -> int:
     """Run a file of inputs: Redis, workers, progress and results, all in one command.
 

@@ -38,6 +38,7 @@ def up(
 
 def worker(
     agents: options.AgentsRef,
+    *,
     slots: options.Slots = None,
     pool: Annotated[
         str,
@@ -46,6 +47,10 @@ def worker(
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", min=1, help="The same as --slots; Celery's name."),
+    ] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(metavar="MAX,MIN", help="Steps at once: as many as needed within these."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="Node name, unique.")] = None,
     queue: Annotated[
@@ -63,12 +68,19 @@ def worker(
     from stepfleet.orchestrator.cli.local.worker import become_worker
     from stepfleet.orchestrator.cli.local.worker_command import (
         WorkerOptions,
+        checked_autoscale,
         named_queues,
         slots_of,
     )
 
     wanted = slots_of(pool, concurrency or slots)
-    become_worker(WorkerOptions(agents, wanted, pool, name, queues=named_queues(queue or ())), data)
+    queues = named_queues(queue or ())
+    become_worker(
+        WorkerOptions(
+            agents, wanted, pool, name, queues=queues, autoscale=checked_autoscale(autoscale)
+        ),
+        data,
+    )
 
 
 def flower(

@@ -13,6 +13,7 @@ WORKER = "stepfleet.worker"
 WATCHDOG = "stepfleet.orchestrator.cli.local.watchdog"
 POOLS = ("asyncio", "prefork", "threads", "solo")
 THREADS = 32
+MOST_SLOTS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class WorkerOptions:
     """A worker's agents, its steps at once, and its queues.
 
     `slots` None leaves the number to the settings; `pool` is Celery's name or `asyncio`. Without
-    `queues` the worker serves the settings' queue of steps only.
+    `queues` the worker serves the settings' queue of steps only. `autoscale` is Celery's `MAX,MIN`.
     """
 
     agents: str
@@ -29,6 +30,7 @@ class WorkerOptions:
     name: str | None = None
     log_level: str = "INFO"
     queues: tuple[str, ...] = ()
+    autoscale: str | None = None
 
 
 def celery_arguments(options: WorkerOptions) -> list[str]:
@@ -43,6 +45,8 @@ def celery_arguments(options: WorkerOptions) -> list[str]:
         arguments += ["--queues", ",".join(options.queues)]
     if options.slots is not None:
         arguments += ["--concurrency", str(options.slots)]
+    if options.autoscale is not None:
+        arguments += ["--autoscale", options.autoscale]
     return arguments
 
 
@@ -93,6 +97,18 @@ def slots_of(pool: str, wanted: int | None) -> int | None:
     if wanted is not None or pool == "asyncio":
         return wanted
     return {"prefork": os.cpu_count() or 1, "threads": THREADS, "solo": 1}[pool]
+
+
+def checked_autoscale(given: str | None) -> str | None:
+    """Return `MAX,MIN` as Celery takes it. Raises `ConfigurationError` for anything else."""
+    if given is None:
+        return None
+    most, _, least = given.partition(",")
+    if not most.strip().isdecimal() or not (least.strip() or "0").isdecimal():
+        raise ConfigurationError("--autoscale takes MAX,MIN: the most and the least steps at once")
+    if not 1 <= int(most) <= MOST_SLOTS or int(least.strip() or 0) > int(most):
+        raise ConfigurationError(f"--autoscale {given}: MAX is 1 to {MOST_SLOTS:,}, MIN up to MAX")
+    return f"{int(most)},{int(least.strip() or 0)}"
 
 
 def tool_queues(agents: Iterable[Agent]) -> tuple[str, ...]:

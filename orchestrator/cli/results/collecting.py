@@ -42,16 +42,16 @@ async def when_there_is_space(
     write: Callable[[], Awaitable[T]], report: Callable[[str], None]
 ) -> T:
     """Return what `write` returns, tried again for as long as the disk is full."""
-    told = False
+    reported = False
     while True:
         try:
             found = await write()
         except FullDiskError as error:
             report(error.message)
-            told = True
+            reported = True
             await asyncio.sleep(_SPACE_SECONDS)
             continue
-        if told:
+        if reported:
             report("")
         return found
 

@@ -124,7 +124,7 @@ def check_calls(
     *,
     own_keys: bool = False,
 ) -> None:
-    """Call each model once; `say` is told what may pass. `own_keys`: only with a key from here.
+    """Call each model once; `say` gets what may pass. `own_keys`: only with a key from here.
 
     Raises `ConfigurationError` with the fix where every run would be refused.
     """

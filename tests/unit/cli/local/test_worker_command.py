@@ -1,8 +1,12 @@
 import sys
 
+import pytest
+
+from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.cli.local.worker_command import (
     WorkerOptions,
     celery_arguments,
+    checked_autoscale,
     simulated_environment,
     watched_argv,
     worker_argv,
@@ -56,3 +60,16 @@ def test_simulated_workers_can_reach_no_real_provider() -> None:
 
     assert environment["STEPFLEET_ALLOW_MODEL_REQUESTS"] == "0"
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:1/v1"
+
+
+def test_autoscale_is_passed_on_as_celery_takes_it() -> None:
+    options = WorkerOptions("agents.py", autoscale=checked_autoscale(" 50 , 2"))
+    assert celery_arguments(options)[-2:] == ["--autoscale", "50,2"]
+    assert checked_autoscale("50") == "50,0"
+    assert checked_autoscale(None) is None
+
+
+@pytest.mark.parametrize("given", ["", "many", "2,50", "0,0", "1000000,1", "-5,1", "5,x"])
+def test_an_autoscale_that_is_none_is_refused(given: str) -> None:
+    with pytest.raises(ConfigurationError, match="--autoscale"):
+        checked_autoscale(given)
