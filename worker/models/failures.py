@@ -20,6 +20,7 @@ from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLi
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 
 _LONGEST_MESSAGE = 600
+_SHORTEST_KEY = 8
 _LOOKS_LIKE_A_KEY = re.compile(
     r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|\bAIza[A-Za-z0-9_-]{8,}|Bearer \S+"
 )
@@ -27,7 +28,7 @@ _LOOKS_LIKE_A_KEY = re.compile(
 
 def redact(text: str, key: str | None) -> str:
     """Return `text` without the key or what looks like one, cut to a bounded length."""
-    if key:
+    if key and len(key) >= _SHORTEST_KEY:  # local servers take any word for one
         text = text.replace(key, "[key]")
     text = text[: 8 * _LONGEST_MESSAGE]  # a foreign text may have megabytes
     text = _LOOKS_LIKE_A_KEY.sub("[key]", text)

@@ -77,8 +77,8 @@ def test_errors_of_provider_and_tools_are_played_too(scripted: Scripted) -> None
     ("script", "problem"),
     [
         (["done", "more"], r"1 of 2 replies .* not used: the run ended after 1 \(completed\)"),
-        ([call("look", what="a")], r"asked the model 2 times, and the script has 1 replies"),
-        ([], r"asked the model 1 times, and the script has 0 replies"),
+        ([call("look", what="a")], r"called the model 2 times, and the script has 1 replies"),
+        ([], r"called the model 1 times, and the script has 0 replies"),
         ([call("loook", what="a"), "x"], r"reply 1 .* calls the tool 'loook'; .* offers: look"),
         ([3], r"reply 1 of the script is 3; write text"),
     ],

@@ -187,3 +187,10 @@ def test_an_error_inside_an_answer_is_judged_by_its_code(
 @pytest.mark.parametrize("code", [429, "rate_limit_exceeded"])
 def test_a_rate_limit_inside_an_answer_is_a_rate_limit(code: Any) -> None:
     assert isinstance(failed_event(error(code=code), host="h", key=None), RateLimitError)
+
+
+def test_a_word_that_stands_for_a_key_stays_in_messages() -> None:
+    """Local servers take any key: a letter is none that could be cut out."""
+    body = orjson.dumps({"error": {"message": "maximum context"}})
+    failure = refusal(400, {}, body, host="h", key="x", now=NOW)
+    assert "maximum context" in str(failure)
