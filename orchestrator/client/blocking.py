@@ -207,9 +207,14 @@ class Fleet(_Blocking):
 
     @classmethod
     def local(cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER) -> "Fleet":
-        """Return a fleet of one's own, as `AsyncFleet.local`, with a worker in this process.
+        """Return a fleet of one's own: a private server, and a worker in a thread of this process.
 
-        `with Fleet.local(agents=[clerk]) as fleet: fleet.run(clerk, "hello")`
+        For development, without any set-up: `with Fleet.local(agents=[clerk]) as fleet`, or
+        `async with AsyncFleet.local(...)`. Runs are kept in `folder`, which commands in this
+        directory find too; None is a temporary one. The worker also does open runs of its agents
+        that it finds there, and hands back what is open at the end. Tools have no time limits:
+        `breakpoint()` works in them. At the first use raises `ConfigurationError` that names the
+        extra `local` where it is missing.
         """
         made = cls.__new__(cls)
         made._use(AsyncFleet.local(agents, folder=folder))  # noqa: SLF001 - its own
@@ -223,9 +228,14 @@ class Fleet(_Blocking):
         at: int = 0,
         **overrides: Unpack[RunOverrides],
     ) -> Iterator[DebugStep]:
-        """Execute a run here, step by step, as `AsyncFleet.debug`: each `next` does one step.
+        """Execute a run here, step by step: each step is done when it is taken.
 
-        Tools run in the calling thread: `for step in fleet.debug("hello", clerk): print(step)`.
+        `given` is an input as that of `submit`, or the id of a run: then a copy of it goes on after
+        its first `at` steps, with `agent` as it is now, and the run stays as it is. Model calls
+        and tools are real. They are executed in the calling thread and on a private server
+        that is removed at the end: `breakpoint()` works in tools, and neither leases nor limits of
+        time end a person's session. `agent` may be left out in a local fleet with one agent.
+        Raises `ConfigurationError` with the fix.
         """
         _refuse_event_loop()
         # The steps run in this thread, and not in the portal's.

@@ -91,11 +91,12 @@ class AsyncFleet:
     ) -> "AsyncFleet":
         """Return a fleet of one's own: a private server, and a worker in a thread of this process.
 
-        For development, without any set-up: `async with AsyncFleet.local(agents=[clerk]) as
-        fleet`. Runs are kept in `folder`, which commands in this directory find too; None is a
-        temporary one. The worker also does open runs of its agents that it finds there, and hands
-        back what is open at the end. Tools have no time limits: `breakpoint()` works in them. At
-        the first use raises `ConfigurationError` that names the extra `local` where it is missing.
+        For development, without any set-up: `with Fleet.local(agents=[clerk]) as fleet`, or
+        `async with AsyncFleet.local(...)`. Runs are kept in `folder`, which commands in this
+        directory find too; None is a temporary one. The worker also does open runs of its agents
+        that it finds there, and hands back what is open at the end. Tools have no time limits:
+        `breakpoint()` works in them. At the first use raises `ConfigurationError` that names the
+        extra `local` where it is missing.
         """
         agents = tuple(agents)
         made = cls.__new__(cls)
@@ -244,7 +245,7 @@ class AsyncFleet:
         at: int = 0,
         **overrides: Unpack[RunOverrides],
     ) -> DebugSteps:
-        """Execute a run here, step by step: each `anext` does one step and yields what it did.
+        """Execute a run here, step by step: each step is done when it is taken.
 
         `given` is an input as that of `submit`, or the id of a run: then a copy of it goes on after
         its first `at` steps, with `agent` as it is now, and the run stays as it is. Model calls

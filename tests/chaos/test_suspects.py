@@ -66,29 +66,29 @@ def open_fleet(own_redis: Callable[..., RedisServer], effects: Path) -> Iterator
         yield opened
 
 
-def held(load: LoadFleet) -> Counter[int]:
-    """Return how many runs each worker holds, by its process id."""
+def held(load: LoadFleet) -> Counter[str]:
+    """Return how many runs each worker holds, by its name."""
     with load.client() as client:
         keys = [key for key in client.scan_iter("sf:{s*}:run:*", 1000) if key.count(":") == 3]
         asking = client.pipeline(transaction=False)
         for key in keys:
             asking.hmget(key, "worker", "token")
         told = asking.execute()
-    return Counter(int(worker.rpartition(":")[2]) for worker, token in told if token)
+    return Counter(worker for worker, token in told if token)
 
 
 def in_flight(load: LoadFleet, runs: int, batch: Batch) -> bool:
     """Tell whether the newest worker has taken everything that has not ended."""
     asked = Counter(request.key for request in load.model.requests)
-    mine = held(load)[load.workers[-1].pid]
+    mine = held(load)[load.workers[-1].name]
     return mine + batch.progress().done >= runs and len(asked) == runs
 
 
 def at_work(load: LoadFleet) -> list[FleetWorker]:
     """Return the living workers that hold runs, the busiest first."""
     shares = held(load)
-    workers = [one for one in load.workers if shares[one.pid]]
-    return sorted(workers, key=lambda one: -shares[one.pid])
+    workers = [one for one in load.workers if shares[one.name]]
+    return sorted(workers, key=lambda one: -shares[one.name])
 
 
 def kill(worker: FleetWorker, load: LoadFleet) -> None:

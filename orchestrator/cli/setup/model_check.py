@@ -86,11 +86,10 @@ def probe_of(config: AgentConfig, environment: Mapping[str, str]) -> Probe | Non
     value = environment[named[0]].strip() if named else ""
     has_key = bool(value) and value.isascii() and value.isprintable()
     headers = _headers(service, value if has_key else "", settings.organization)
-    wants_new = official and prefix == "openai"
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "ping"}],
-        "max_completion_tokens" if wants_new else "max_tokens": 1,
+        service.newest_limit if official else "max_tokens": 1,
         **(settings.extra_body or {}),
     }
     path = "/v1/messages" if service.api is Api.MESSAGES else "/chat/completions"

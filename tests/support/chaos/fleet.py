@@ -47,9 +47,9 @@ class RecoveryWatch:
         self._thread.join(timeout=30)
         self._client.close()
 
-    def held_by(self, pids: Iterable[int]) -> set[Held]:
-        """Return header key and token of the runs that these processes hold."""
-        endings = tuple(f":{pid}" for pid in pids)
+    def held_by(self, name: str, pids: Iterable[int]) -> set[Held]:
+        """Return header key and token of the runs that a worker and its processes hold."""
+        endings = (name, *(f":{pid}" for pid in pids))
         keys = self._active()
         asked = self._client.pipeline(transaction=False)
         for key in keys:
@@ -124,7 +124,7 @@ class ChaosWorkers:
         """End a worker and its children by SIGKILL and start another in its place."""
         worker = self.workers[name]
         victims = processes(worker)
-        held = _held(watch, victims)
+        held = _held(watch, self.workers[name].name, victims)
         for process in victims:
             process.kill()
         worker.wait()
@@ -136,7 +136,7 @@ class ChaosWorkers:
     def freeze(self, name: str, seconds: float, watch: RecoveryWatch) -> None:
         """Stop a worker in its tracks, and let it go on after `seconds`."""
         victims = processes(self.workers[name])
-        held = _held(watch, victims)
+        held = _held(watch, self.workers[name].name, victims)
         self.frozen.add(name)
         for process in victims:
             freeze(process.pid)
@@ -179,8 +179,8 @@ def processes(worker: FleetWorker) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-def _held(watch: RecoveryWatch, victims: list[psutil.Process]) -> set[Held]:
+def _held(watch: RecoveryWatch, name: str, victims: list[psutil.Process]) -> set[Held]:
     try:
-        return watch.held_by(process.pid for process in victims)
+        return watch.held_by(name, (process.pid for process in victims))
     except (redis.ConnectionError, redis.TimeoutError):
         return set()

@@ -4,6 +4,7 @@ Starts and stops; what the counts must be is the tests' business.
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,10 +38,12 @@ class LoadFleet:
     fleet: Fleet
     env: dict[str, str]
     workers: list[FleetWorker] = field(default_factory=list)
+    births: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers of workers: a dead one's name, which its runs still have, is never used again."""
 
     def start(self, *options: str, count: int = 1) -> None:
         """Start workers; return when all consume."""
-        names = [f"load{len(self.workers) + n}" for n in range(count)]
+        names = [f"load{next(self.births)}" for _ in range(count)]
         started = [self._worker(name, options).launch() for name in names]
         self.workers += started
         for worker in started:
@@ -50,7 +53,7 @@ class LoadFleet:
         """Start a worker for each that has ended; return how many there were."""
         dead = [worker for worker in self.workers if worker.exit_code is not None]
         for _ in dead:
-            name = f"load{len(self.workers)}"
+            name = f"load{next(self.births)}"
             self.workers.append(self._worker(name, options).launch())
         self.workers = [one for one in self.workers if one not in dead]
         return len(dead)
