@@ -104,12 +104,21 @@ class Following:
         position: Position | None = None
         while True:
             position = await self._watch.moved(run_id, position, chunks=progress.chunks)
+            last: dict[str, Any] | None = None
             async for one in self._new(progress, position):
-                if one.get("sequence", since + 1) > since:
+                if one.get("sequence", since + 1) <= since:
+                    continue
+                if not position.is_over or "sequence" not in one:
                     yield one
+                    continue
+                if last:
+                    yield last
+                last = one
             if position.is_over:
-                async for chunk in self._last_text(progress):
+                async for chunk in self._last_text(progress, position):
                     yield chunk
+                if last:  # the end of the run, behind all of its text
+                    yield last
                 return
 
     async def _new(self, progress: _Progress, position: Position) -> Envelopes:
@@ -145,10 +154,10 @@ class Following:
             progress.text.add(chunk)
         return written
 
-    async def _last_text(self, progress: _Progress) -> Envelopes:
+    async def _last_text(self, progress: _Progress, position: Position) -> Envelopes:
         """Yield chunks that arrive a moment after the commit; some may never arrive."""
         clock = asyncio.get_running_loop().time
-        until = clock() + (LAST_CHUNK_SECONDS if progress.chunks else 0)
+        until = clock() + (await self._left(position) if progress.chunks else 0)
         while clock() < until and not progress.text.is_whole(progress.step):
             written = await self._written(progress)
             for chunk in written:
@@ -156,6 +165,11 @@ class Following:
                     yield chunk
             if not written:
                 await asyncio.sleep(LAST_CHUNK_LOOK)
+
+    async def _left(self, position: Position) -> float:
+        """Return for how many seconds the text of a run that has ended may still arrive."""
+        ended = int(position.updated or 0) / 1000
+        return ended + LAST_CHUNK_SECONDS - (await self._runs.now()).timestamp()
 
     async def steps(self, run_id: str) -> Steps:
         """Yield the results of the run's steps as they are committed, until it has ended.

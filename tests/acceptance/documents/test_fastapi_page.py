@@ -80,8 +80,8 @@ def test_a_reader_gets_the_text_while_it_is_written_and_goes_on_where_he_was(
     seen = read(service, run_id)
     chunks = [one["payload"]["chunk"] for one in seen if one["type"] == "agent.stream.chunk"]
     assert "".join(chunks) == "The answer to q1 is twelve lamps."
-    statuses = [one["payload"]["status"] for one in seen if one["type"] == "agent.status"]
-    assert statuses[-1] == "completed"
+    assert seen[-1]["type"] == "agent.status"
+    assert seen[-1]["payload"]["status"] == "completed"
     last = max(one["sequence"] for one in seen if "sequence" in one)
     again = [one["sequence"] for one in read(service, run_id, last - 1) if "sequence" in one]
     assert again == [last]

@@ -139,8 +139,10 @@ async def test_text_is_told_in_chunks_while_it_is_written(
     run_id = await fleet.submit(agent, "hi")
     working = asyncio.create_task(finished(redis_url, agent, run_id))
     text, chunks = StreamedText(), []
+    kinds: list[str] = []
     async with asyncio.timeout(30):
         async for event in fleet.runs.events(run_id, chunks=True):
+            kinds.append(event["type"])
             text.add(event)
             if event["type"] == "agent.stream.chunk":
                 chunks.append(event["payload"])
@@ -148,6 +150,7 @@ async def test_text_is_told_in_chunks_while_it_is_written(
                 assert (await fleet.runs.show(run_id)).log == ()
                 typist.go_on.set()
         await working
+    assert kinds[-1] == "agent.status"  # the last text is written after the commit, but read before
     assert text.text == "".join(one["chunk"] for one in chunks) == "Hello, world"
     assert [one["chunk_index"] for one in chunks] == list(range(len(chunks)))
     assert [one["is_complete"] for one in chunks] == [False] * (len(chunks) - 1) + [True]
