@@ -8,7 +8,7 @@ Rooms, from top to bottom:
 - `store`: the only code that reads and writes runs in Redis; Lua scripts
 - `protocol`: one step as values: claim, attempt, verdict, fold
 - `agents`: what an agent is and where it comes from
-- `events`, `models`, `settings`: envelopes and their way out; a model's interface, prices, cache
+- `events`, `models`, `settings`: envelopes and their way out; a model's interface, address, prices
 - `memory`, `redis_client`, `tools`: what is sent of a conversation; connections; what a tool is
 - `continuation`, `references`: whether a run goes on; the import of code that a field names
 - `errors`: the exceptions

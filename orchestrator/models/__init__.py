@@ -1,1 +1,1 @@
-"""The interface of a model, the prices of its calls, and the response cache as values."""
+"""The interface of a model, services and their failures, prices, the response cache as values."""

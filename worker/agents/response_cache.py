@@ -24,13 +24,13 @@ from stepfleet.orchestrator.models.caching.entries import (
     marked,
 )
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
+from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
 from stepfleet.orchestrator.store.response_cache import CacheEntries
-from stepfleet.worker.models.endpoint import endpoint_of
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import aiohttp
 from yarl import URL
 
-from stepfleet.worker.models.endpoint import is_loopback
+from stepfleet.orchestrator.models.endpoint import is_loopback
 
 CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 30.0

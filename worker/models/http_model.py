@@ -15,14 +15,14 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models.endpoint import Endpoint, endpoint_of
+from stepfleet.orchestrator.models.failures import failed_event, redact, refusal
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.services import Service
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.endpoint import Endpoint, endpoint_of
-from stepfleet.worker.models.failures import failed_event, redact, refusal
 
 _FIELDS = (b":", b"event:", b"id:", b"retry:")
 

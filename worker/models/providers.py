@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any, Protocol, runtime_checkable
 
 from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.services import SERVICES, Api
 from stepfleet.orchestrator.records.base import well_formed
@@ -19,7 +20,6 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.anthropic.messages import MESSAGES
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.google.content import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
 from stepfleet.worker.models.openai.chat import AZURE_CHAT_COMPLETIONS, CHAT_COMPLETIONS

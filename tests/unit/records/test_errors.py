@@ -9,9 +9,9 @@ from stepfleet.orchestrator import AgentException, ConfigurationError, ErrorInfo
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.broadcast.signing import SignatureError
 from stepfleet.orchestrator.events.broadcast.webhook import WebhookError
+from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.store.embedded.folder import EmbeddedRedisError
 from stepfleet.orchestrator.tools.mcp import ToolSourceError
-from stepfleet.worker.models.endpoint import ModelSetupError
 
 TREE = [
     (errors.ConfigurationError, errors.AgentException),

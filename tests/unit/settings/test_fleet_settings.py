@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError, ModelSettings
+from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.worker.models.endpoint import endpoint_of
 
 
 def test_arguments_win_over_the_environment_and_that_over_the_file(

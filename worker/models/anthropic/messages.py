@@ -1,10 +1,10 @@
 """The format of `POST /v1/messages`."""
 
+from stepfleet.orchestrator.models.endpoint import Endpoint
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.anthropic.answer import StreamedMessage, parse_message, usage_of
 from stepfleet.worker.models.anthropic.request import request_body
 from stepfleet.worker.models.bodies import encode, parse_body
-from stepfleet.worker.models.endpoint import Endpoint
 from stepfleet.worker.models.http_model import Format
 
 

@@ -2,9 +2,9 @@
 
 from urllib.parse import quote
 
+from stepfleet.orchestrator.models.endpoint import Endpoint
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
-from stepfleet.worker.models.endpoint import Endpoint
 from stepfleet.worker.models.google.answer import StreamedContent, parse_content, usage_of
 from stepfleet.worker.models.google.request import request_body
 from stepfleet.worker.models.http_model import Format

@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
+from stepfleet.orchestrator.models.endpoint import Endpoint
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
-from stepfleet.worker.models.endpoint import Endpoint
 from stepfleet.worker.models.http_model import Format
 from stepfleet.worker.models.openai.answer import parse_completion, usage_of
 from stepfleet.worker.models.openai.request import request_body

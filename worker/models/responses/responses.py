@@ -1,8 +1,8 @@
 """The format of `POST /responses`."""
 
+from stepfleet.orchestrator.models.endpoint import Endpoint
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
-from stepfleet.worker.models.endpoint import Endpoint
 from stepfleet.worker.models.http_model import Format
 from stepfleet.worker.models.responses.answer import StreamedResponse, parse_response, usage_of
 from stepfleet.worker.models.responses.request import request_body

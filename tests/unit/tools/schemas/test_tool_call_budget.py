@@ -8,6 +8,7 @@ import pytest
 from stepfleet.orchestrator import ToolCall, tool
 from stepfleet.orchestrator.agents.planning.plan import is_planning_response
 from stepfleet.orchestrator.errors import ToolArgumentsError
+from stepfleet.orchestrator.models.failures import redact
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     MAX_VALUES,
@@ -15,7 +16,6 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
     load_bounded,
     plain_json,
 )
-from stepfleet.worker.models.failures import redact
 from stepfleet.worker.models.lenient_json import read_json
 
 MEGABYTE = 1024 * 1024

@@ -14,8 +14,8 @@ from stepfleet.orchestrator import (
     ToolCall,
 )
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError
+from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.worker.models import Models
-from stepfleet.worker.models.endpoint import ModelSetupError
 from stepfleet.worker.models.http_model import HttpModel
 
 

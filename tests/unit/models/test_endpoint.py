@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ModelRequest, ModelSettings
+from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of, is_loopback
 from stepfleet.orchestrator.models.services import SERVICES
-from stepfleet.worker.models.endpoint import ModelSetupError, endpoint_of, is_loopback
 from stepfleet.worker.models.openai.chat import AZURE_CHAT_COMPLETIONS
 
 KEYS = {"OPENAI_API_KEY": "k-openai", "OTHER_API_KEY": "k-other"}

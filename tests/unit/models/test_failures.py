@@ -6,7 +6,7 @@ import pytest
 
 from stepfleet.orchestrator import ErrorType
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
-from stepfleet.worker.models.failures import failed_event, redact, refusal, retry_after
+from stepfleet.orchestrator.models.failures import failed_event, redact, refusal, retry_after
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = "my-very-secret-key"

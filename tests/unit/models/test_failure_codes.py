@@ -8,8 +8,8 @@ import pytest
 
 from stepfleet.orchestrator import ErrorType, ModelErrorCode
 from stepfleet.orchestrator.errors import ModelError, RateLimitError
+from stepfleet.orchestrator.models.failures import failed_event, refusal
 from stepfleet.orchestrator.records.errors import ErrorContext
-from stepfleet.worker.models.failures import failed_event, refusal
 
 C = ModelErrorCode
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
