@@ -3,6 +3,7 @@
 Knows neither files nor agents: whether an agent exists and takes the overrides is decided later.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +22,8 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 INPUT_LIMIT = 1024 * 1024
 METADATA_LIMIT = 64 * 1024
 ID_LIMIT = 512
-FIELDS = ("id", "input", "agent", "metadata", "overrides")
+FIELDS = ("id", "input", "agent", "metadata", "overrides", "tenant")
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _IGNORED_OF_MESSAGES = frozenset({"refusal", "audio", "annotations", "reasoning", "function_call"})
 
 LineFormat = Literal["stepfleet", "openai"]
@@ -38,6 +40,7 @@ class BatchLine:
     line_id: str | None
     messages: tuple[Message, ...]
     agent: str | None = None
+    tenant: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
@@ -87,6 +90,7 @@ def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
         line_id=parse_id(data.get("id"), "id"),
         messages=input_of(data["input"], "input", prompt, data),
         agent=agent_named(data),
+        tenant=parse_tenant(data.get("tenant")),
         metadata=parse_metadata(data.get("metadata")),
         overrides=_object(data.get("overrides"), "overrides"),
     )
@@ -128,6 +132,17 @@ def parse_id(value: Any, name: str) -> str | None:
     if len(str(value)) > ID_LIMIT:
         raise ConfigurationError(f"field {name!r} is longer than {ID_LIMIT} characters; shorten it")
     return str(value)
+
+
+def parse_tenant(value: Any) -> str | None:
+    """Return the name of a tenant. Raises `ConfigurationError` for text that is none."""
+    if value is None or (isinstance(value, str) and _TENANT.fullmatch(value)):
+        return value
+    msg = (
+        f"field 'tenant' is {ascii(value)[:70]}; write 1 to 64 letters, digits and the "
+        "signs . _ @ -, beginning with a letter or digit"
+    )
+    raise ConfigurationError(msg)
 
 
 def parse_input(value: Any, name: str) -> tuple[Message, ...]:

@@ -4,7 +4,7 @@ Agents are given as configurations, or found by name through a function.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -107,6 +107,8 @@ class Plan:
         else:
             base = self._base(self._name_of(self.rules.agent_of(data)))
             line = self.rules.line_of(data, base.config.prompt)
+        if self.rules.tenant and line.tenant is None:
+            line = replace(line, tenant=self.rules.tenant)
         overrides, max_steps = self._decide(base, line.overrides)
         return Draft(line, base.config, base.digest, overrides, max_steps)
 

@@ -36,17 +36,19 @@ class RowRules:
     """How the objects of a batch are read.
 
     With an `input_field` or an `id_field` each of them is a row. `is_table`: a further column is
-    no misspelled field of a line.
+    no misspelled field of a line. `tenant` is that of objects that name none.
     """
 
     input_field: str | None = None
     id_field: str | None = None
     is_table: bool = False
+    tenant: str | None = None
 
     @property
     def signature(self) -> list[str | None]:
         """What of the rules decides what the runs are given; empty for the usual ones."""
-        return [self.input_field, self.id_field] if self._names_fields else []
+        fields = [self.input_field, self.id_field] if self._names_fields else []
+        return [*fields, f"tenant {self.tenant}"] if self.tenant else fields
 
     def format_of(self, data: Mapping[str, Any]) -> LineFormat:
         """Return which format an object has: a row is no request of OpenAI's."""

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.run.causes import FailedRun
 
 LONGEST = 2_000
 """Characters that conditions may have together."""
-FIELDS = ("error", "code", "tool", "model", "step", "stop_reason", "cause", "agent")
+FIELDS = ("error", "code", "tool", "model", "step", "stop_reason", "cause", "agent", "tenant")
 _LIMITS = {
     "max_steps": StopReason.STEPS_LIMIT,
     "cumulative_timeout": StopReason.TIME_LIMIT,
@@ -121,4 +121,5 @@ def _value(run: FailedRun, name: str) -> str:
         "stop_reason": run.stop_reason.value,
         "cause": run.cause.key,
         "agent": run.agent,
+        "tenant": run.tenant or "",
     }[name]

@@ -291,4 +291,5 @@ def _new_run(manifest: Manifest, row: int, draft: Draft) -> NewRun:
         line_id=line.line_id,
         overrides=draft.overrides,
         metadata=line.metadata,
+        tenant=line.tenant,
     )

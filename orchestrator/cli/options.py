@@ -67,6 +67,10 @@ InputField = Annotated[
 IdField = Annotated[
     str | None, typer.Option("--id-field", metavar="NAME", help="The field that is a row's id.")
 ]
+Tenant = Annotated[
+    str | None,
+    typer.Option("--tenant", metavar="NAME", help="Whom the runs are for, in costs and limits."),
+]
 OnlyNew = Annotated[
     bool,
     typer.Option("--only-new", help="Add the rows that the batch of this file lacks to it."),

@@ -13,7 +13,7 @@ from celery import Celery
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.batches.lines import parse_metadata
+from stepfleet.orchestrator.batches.lines import parse_metadata, parse_tenant
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.submit import BatchOrder
@@ -163,13 +163,15 @@ class AsyncFleet:
         metadata: Mapping[str, Any] | None = None,
         delay: float = 0.0,
         parent: str | None = None,
+        tenant: str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
         """Submit one run and return its id; workers start it after `delay` seconds.
 
         `input` is text, a conversation, another run's result, whose answer becomes the prompt, or
         a dict, worded by the agent's `prompt` (JSON without one).
-        `parent` is the id of the run that this one works for. `overrides` are fields of the
+        `parent` is the id of the run that this one works for. `tenant` names who it is for, as
+        costs and limits count it; without one, that of the parent. `overrides` are fields of the
         agent's configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
@@ -179,8 +181,9 @@ class AsyncFleet:
         client = await self._session.open()
         config = await client.config_of(agent)
         own = stored_overrides(config, overrides)
+        tenant = parse_tenant(tenant)
         if parent is not None:
-            await client.snapshots.standing(checked_id(parent))
+            tenant = tenant or await client.snapshots.tenant(checked_id(parent))
         run = NewRun(
             run_id=checked_id(run_id),
             agent=config.name,
@@ -190,6 +193,7 @@ class AsyncFleet:
             overrides=own,
             metadata=parse_metadata(dict(metadata) if metadata else None),
             parent=parent,
+            tenant=tenant,
             delay=delay,
             origin=origin_of(input),
         )
@@ -284,11 +288,12 @@ class AsyncFleet:
         """Submit a batch: a file, `-` for standard input, or dicts.
 
         Files are JSONL, CSV, TSV, Parquet or a JSON array, by their ending or `input_format`.
-        Lines have `id`, `input` and optionally `agent`, `metadata` and `overrides`, are OpenAI
-        batch requests, or rows of your own: their agent's `prompt` words them, or `input_field`
-        is sent; `id_field` is their id. With `only_new`, rows that the newest batch of this
-        file (or of this `name`) and agent lacks are added to that batch. Further options are
-        overrides for all runs. `agent` is for lines that name none; `agents` are further ones as
+        Lines have `id`, `input` and optionally `agent`, `metadata`, `overrides` and `tenant`
+        (`tenant=` is that of lines that name none), are OpenAI batch requests, or rows of your
+        own: their agent's `prompt` words them, or `input_field` is sent; `id_field` is their id.
+        With `only_new`, rows that the newest batch of this file (or of this `name`) and agent
+        lacks are added to that batch. Further options are overrides for all runs. `agent` is for
+        lines that name none; `agents` are further ones as
         code, other names are those that workers announced. All lines are checked before any
         becomes a run; `skip_invalid` submits the good ones anyway. The same lines, agents and
         overrides, or the same `idempotency_key`, are the same batch: submitting again completes
@@ -304,7 +309,11 @@ class AsyncFleet:
         overrides: dict[str, Any] = dict(options)
         input_format = overrides.pop("input_format", None)
         only_new = overrides.pop("only_new", False)
-        rules = RowRules(overrides.pop("input_field", None), overrides.pop("id_field", None))
+        rules = RowRules(
+            overrides.pop("input_field", None),
+            overrides.pop("id_field", None),
+            tenant=parse_tenant(overrides.pop("tenant", None)),
+        )
         order = BatchOrder(
             source=source,
             default_agent=agent.name if isinstance(agent, Agent) else agent,

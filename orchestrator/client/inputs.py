@@ -24,6 +24,7 @@ class SubmitOptions(RunOverrides, total=False):
     metadata: Mapping[str, Any] | None
     delay: float
     parent: str | None
+    tenant: str | None
 
 
 class BatchOptions(RunOverrides, total=False):
@@ -33,6 +34,7 @@ class BatchOptions(RunOverrides, total=False):
     id_field: str | None
     input_format: InputFormat | None
     only_new: bool
+    tenant: str | None
 
 
 class RunOptions(SubmitOptions, total=False):

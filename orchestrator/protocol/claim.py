@@ -85,6 +85,7 @@ class Claim:
     decided: bool = False
     batch_id: str | None = None
     line_id: str | None = None
+    tenant: str | None = None
     history: History | None = None
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""

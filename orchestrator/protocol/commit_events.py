@@ -64,6 +64,7 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
             error=verdict.error,
             last_response=verdict.state.last_output,
         )
+        ended |= _tenant(claim)
         found.append(_event(claim, EventType.STATUS, facts.now, ended))
     return Events(found)
 
@@ -135,9 +136,14 @@ def _step(
         completed["error_codes"] = [error.code for error in result.errors]
     if result.cached:
         completed["cached"] = True
+    completed |= _tenant(claim)
     if traced:
         completed["continuation"] = brief(traced)
     return [*found, _event(claim, EventType.STEP_COMPLETED, facts.now, completed)]
+
+
+def _tenant(claim: Claim) -> dict[str, str]:
+    return {"tenant": claim.tenant} if claim.tenant else {}
 
 
 def _tool_call(claim: Claim, call: ToolCallRecord) -> list[Event]:

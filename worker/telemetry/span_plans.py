@@ -249,13 +249,14 @@ def _tool_call(call: ToolCallObservation) -> dict[str, Any]:
 
 
 def _whose(claim: Claim) -> dict[str, Any]:
-    """Return the run, its agent, its batch and its parent run."""
+    """Return the run, its agent, batch, tenant and parent run."""
     attributes = {
         "stepfleet.run_id": claim.run_id,
         "gen_ai.conversation.id": claim.run_id,
         "gen_ai.agent.name": claim.config.name,
         "stepfleet.execution": claim.state.info.execution,
         "stepfleet.batch_id": claim.batch_id,
+        "stepfleet.tenant": claim.tenant,
         "stepfleet.parent_run_id": claim.state.parent_agent_id,
     }
     return {name: value for name, value in attributes.items() if value is not None}

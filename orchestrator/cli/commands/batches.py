@@ -31,6 +31,7 @@ def run(
     input_field: options.InputField = None,
     id_field: options.IdField = None,
     only_new: options.OnlyNew = False,
+    tenant: options.Tenant = None,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -71,7 +72,7 @@ def run(
         check=not no_check,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
-        form=InputForm(input_format, input_field, id_field, only_new),
+        form=InputForm(input_format, input_field, id_field, only_new, tenant),
     )
     return run_file(plan)
 
@@ -119,6 +120,7 @@ def submit(
     input_field: options.InputField = None,
     id_field: options.IdField = None,
     only_new: options.OnlyNew = False,
+    tenant: options.Tenant = None,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -139,7 +141,7 @@ def submit(
     return submit_file(
         file,
         data,
-        form=InputForm(input_format, input_field, id_field, only_new),
+        form=InputForm(input_format, input_field, id_field, only_new, tenant),
         agents=agents,
         agent=agent,
         results=ResultOptions(out, output_format, fields, slim, ordered),

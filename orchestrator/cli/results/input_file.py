@@ -31,6 +31,7 @@ class InputForm:
     input_field: str | None = None
     id_field: str | None = None
     only_new: bool = False
+    tenant: str | None = None
 
     def open(self, file: Path) -> BatchInput:
         """Open the file."""
@@ -43,6 +44,7 @@ class InputForm:
             input_field=self.input_field,
             id_field=self.id_field,
             only_new=self.only_new,
+            tenant=self.tenant,
         )
 
 
@@ -65,6 +67,8 @@ def digest_of(source: BatchInput, form: InputForm = InputForm()) -> bytes:
         digest.update((line.data or b"") + b"\n")
     if named := [form.input_field, form.id_field] if form.input_field or form.id_field else []:
         digest.update(orjson.dumps(named))
+    if form.tenant:
+        digest.update(f"tenant {form.tenant}".encode())
     return digest.digest()
 
 

@@ -79,6 +79,7 @@ def _head(result: AgentRunResult) -> RenderableType:
         ("state", state),
         ("origin", origin_text(result.origin)),
         ("batch", f"{result.batch_id}, line {shown(result.line_id)}" if result.batch_id else ""),
+        ("tenant", result.tenant),
         ("started", moment(result.start_time)),
         ("duration", seconds(result.duration_seconds) if result.end_time else ""),
         ("used", used),

@@ -63,6 +63,7 @@ def capture(run: StoredRun, now: datetime, at: int | None = None) -> AgentCheckp
         given=len(given[count]),
         ending=_ending(run) if count == len(run.log) else None,
         origin=run.result().origin,
+        tenant=run.header.get("tenant"),
         lost_attempts=tuple(one for one in run.lost if one.step <= count + 1),
     )
 

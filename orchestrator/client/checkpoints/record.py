@@ -80,6 +80,7 @@ class AgentCheckpoint(Record):
     ending: CheckpointEnding | None = None
     origin: RunOrigin | None = None
     lost_attempts: tuple[LostAttempt, ...] = ()
+    tenant: str | None = None
 
     @property
     def full_state(self) -> AgentState:

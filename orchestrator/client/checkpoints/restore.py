@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN, AgentConfig
+from stepfleet.orchestrator.batches.lines import parse_tenant
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed
@@ -71,6 +72,7 @@ def restored(
             max_steps=config.with_overrides(overrides or {}).max_steps,
             overrides=dict(overrides or {}),
             metadata=checkpoint.metadata,
+            tenant=parse_tenant(checkpoint.tenant),
             parent=state.parent_agent_id,
             origin=checkpoint.origin if same else _origin(checkpoint),
         ),

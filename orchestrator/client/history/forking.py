@@ -60,6 +60,7 @@ def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
             max_steps=config.max_steps,
             overrides=dict(order.overrides),
             metadata=state.metadata,
+            tenant=run.header.get("tenant"),
             origin=RunOrigin(
                 kind=OriginKind.FORK,
                 run_id=run.run_id,

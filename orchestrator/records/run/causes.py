@@ -127,6 +127,7 @@ class FailedRun(Record):
 
     run_id: str
     line_id: str | None = None
+    tenant: str | None = None
     agent: str
     model: str
     stop_reason: StopReason

@@ -156,6 +156,7 @@ class RunFacts(Record):
     batch_id: str | None = None
     line_id: str | None = None
     row: int | None = None
+    tenant: str | None = None
     parent_agent_id: str | None = None
     origin: RunOrigin | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _FIELDS = (
     *("v", "agent", "config", "overrides", "slim"),
-    *("status", "step", "stop_reason", "error", "line"),
+    *("status", "step", "stop_reason", "error", "line", "tenant"),
 )
 _LIMITS = {
     StopReason.STEPS_LIMIT: ("max_steps",),
@@ -103,6 +103,7 @@ def failed_run(
     return FailedRun(
         run_id=run_id,
         line_id=header.get("line") or None,
+        tenant=header.get("tenant"),
         agent=header["agent"],
         model=config.model,
         stop_reason=reason,

@@ -101,6 +101,7 @@ class StoredRun:
             parent_agent_id=state.parent_agent_id,
             origin=RunOrigin.from_json(header["origin"]) if header.get("origin") else None,
             metadata=state.metadata,
+            tenant=header.get("tenant"),
             outcome=state.last_continuation_outcome,
             lost_attempts=tuple(lost.estimated_by(steps) for lost in self.lost),
         )

@@ -68,6 +68,13 @@ class Snapshots:
             raise unknown_run(run_id)
         return Lifecycle(found[0]), int(found[1])
 
+    async def tenant(self, run_id: str) -> str | None:
+        """Return whom a run is for. Raises `ConfigurationError` if there is no run of that id."""
+        found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "tenant")
+        if found[0] is None:
+            raise unknown_run(run_id)
+        return None if found[1] is None else str(found[1])
+
     async def _header(self, run_id: str) -> Fields:
         header = await self._connection.execute("HGETALL", self._keys.run(run_id))
         if not header:

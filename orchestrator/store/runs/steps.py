@@ -73,7 +73,7 @@ class Terms:
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
-    *("want", "want_note"),
+    *("want", "want_note", "tenant"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -243,6 +243,7 @@ class StepStore:
             decided=bool(header.get("outcome")),
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,
+            tenant=header.get("tenant"),
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,
         )

@@ -45,6 +45,7 @@ class NewRun:
     parent: str | None = None
     delay: float = 0.0
     origin: RunOrigin | None = None
+    tenant: str | None = None
 
 
 class Submission:
@@ -158,10 +159,13 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
     }
     if run.origin is not None:
         fields["origin"] = run.origin.to_json()
+    if run.tenant is not None:
+        fields["tenant"] = run.tenant
     return fields
 
 
 def _queued(run: NewRun, now: datetime) -> Events:
     payload = status_payload(Lifecycle.QUEUED.value, before=None, steps=0)
+    payload |= {"tenant": run.tenant} if run.tenant else {}
     execution = f"{run.run_id}:1"
     return Events([Event(EventType.STATUS, run.run_id, execution, now, payload, run.parent)])
