@@ -125,6 +125,7 @@ _LIMIT = re.compile(
     r"|> (\d[\d,]*) maximum|limit of (\d[\d,]*)|tokens allowed \((\d[\d,]*)\)",
     re.IGNORECASE,
 )
+_SOME_VARIABLE = "of the key"
 _HINTS = {
     HTTPStatus.UNAUTHORIZED: "check the variable {variable} on the workers",
     HTTPStatus.FORBIDDEN: "check what the key may use",
@@ -140,16 +141,16 @@ def refusal(
     host: str,
     key: str | None,
     now: datetime,
-    variable: str = "of the key",
+    variable: str | None = _SOME_VARIABLE,
 ) -> ModelError:
     """Return the failure of an answer with `status` (not 2xx).
 
     `now` turns a Retry-After date into seconds; `key` is cut out of the provider's message.
-    `variable` is the one that should have the key.
+    `variable` is the one that should have the key; None leaves out what to check on workers.
     """
     error = _error_of(body)
     message = redact(str(error.get("message") or f"status {status}"), key)
-    text = _answered(host, status, message).replace("{variable}", variable)
+    text = _answered(host, status, message, variable)
     wait = retry_after(headers, now)
     return _failure(status, error, message, text, _retry_delay(error) if wait is None else wait)
 
@@ -159,7 +160,11 @@ def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> Mode
     error = _as_error(payload)
     message = redact(str(error.get("message") or "an error without a message"), key)
     status = _status_of(error.get("code"))
-    text = f"{host} failed: {message}" if status is None else _answered(host, status, message)
+    text = (
+        f"{host} failed: {message}"
+        if status is None
+        else _answered(host, status, message, _SOME_VARIABLE)
+    )
     return _failure(status, error, message, text, None)
 
 
@@ -179,11 +184,12 @@ def _failure(
     return ModelError(text, retryable=True, retry_after=wait, code=code)
 
 
-def _answered(host: str, status: int, message: str) -> str:
+def _answered(host: str, status: int, message: str, variable: str | None) -> str:
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         return f"{host} redirects ({status}): set settings.base_url to the final address"
-    hint = _HINTS.get(HTTPStatus(status)) if status in _HINTS else None
-    return f"{host} answered {status}: {message}" + (f" ({hint})" if hint else "")
+    hint = _HINTS[HTTPStatus(status)] if variable and status in _HINTS else ""
+    shown = f" ({hint.format(variable=variable)})" if hint else ""
+    return f"{host} answered {status}: {message}{shown}"
 
 
 def _code_of(

@@ -30,8 +30,7 @@ class Service:
     key, which goes to hosts that `hosts` fits, to `url`, and to the address in the variable.
     `needs_key` says whether `url` refuses calls without one. `lacks` names the fields of an agent's
     `settings` that its calls cannot carry. The key goes into `key_header`, as `key_form` says.
-    `version_variable` may name the version of the service's interface. `newest_limit` is the field
-    that bounds an answer of its own newest models.
+    `version_variable` may name the version of the service's interface.
     """
 
     api: Api
@@ -44,7 +43,6 @@ class Service:
     key_header: str = "authorization"
     key_form: str = "Bearer {}"
     version_variable: str = ""
-    newest_limit: str = "max_tokens"
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -102,7 +100,6 @@ SERVICES: Mapping[str, Service] = {
         ("OPENAI_BASE_URL",),
         ("OPENAI_API_KEY",),
         r"(?:[^.]+\.)?api\.openai\.com",
-        newest_limit="max_completion_tokens",
     ),
     "openai-responses": Service(
         Api.RESPONSES,

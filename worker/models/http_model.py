@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.endpoint import Endpoint, endpoint_of
 from stepfleet.orchestrator.models.failures import failed_event, redact, refusal
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.models.routes import Route
 from stepfleet.orchestrator.models.services import Service
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
@@ -110,21 +111,18 @@ class StreamedAnswer(Protocol):
 class Format:
     """How the requests and answers of one protocol look: pure functions.
 
-    Requests go to `path` of the service, with `headers`; `url` adds what depends on the request.
     `parse` reads an unstreamed body; `response` gets what it returned, or a stream's payload, and
     the name of the requested model. `failed` says whether a 200 answer is a failure.
     """
 
-    path: str
+    route: Route
     body: Callable[[ModelRequest, Endpoint], bytes]
     parse: Callable[[bytes], dict[str, Any]]
     stream: Callable[[], StreamedAnswer]
     usage: Callable[[Any], UsageStats | None]
     response: Callable[[dict[str, Any], str], LLMResponse]
     failed: Callable[[dict[str, Any]], bool]
-    headers: Mapping[str, str] = field(default_factory=dict)
     usage_field: str = "usage"
-    url: Callable[[Endpoint, ModelRequest], str] = lambda endpoint, _: endpoint.url
 
 
 @dataclass
@@ -234,8 +232,8 @@ class HttpModel(LLM):
                 settings,
                 self._environment,
                 self._service,
-                path=self._format.path,
-                headers={"content-type": "application/json", **self._format.headers},
+                path=self._format.route.path,
+                headers={"content-type": "application/json", **self._format.route.headers},
             )
         return self._endpoints[key]
 
@@ -247,7 +245,7 @@ class HttpModel(LLM):
         received: Received,
     ) -> dict[str, Any]:
         body = self._format.body(request, endpoint)
-        url = self._format.url(endpoint, request)
+        url = self._format.route.url(endpoint, request.model, request.settings.stream)
         response = await self._connections.post(url, endpoint.headers, body)
         try:
             if response.status // 100 != _SUCCESS:

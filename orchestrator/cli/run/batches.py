@@ -85,7 +85,7 @@ def submit_file(
     default = default_agent(known, agent) if known else agent
     if check and default in known:
         # The workers' keys are theirs: only a key that is here is tried.
-        check_calls([known[default].config], os.environ, notice, own_keys=True)
+        asyncio.run(check_calls([known[default].config], os.environ, notice, own_keys=True))
 
     async def submit(fleet: AsyncFleet) -> int:
         batch = await fleet.submit_batch(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
@@ -58,14 +59,14 @@ def run_file(plan: RunPlan) -> int:
     check_options(plan)
     agents = load_agents(plan.fleet.agents)
     with contextlib.ExitStack() as holds:
-        same = ""
+        same, used = "", list[AgentConfig]()
         plan = replace(plan, agent=default_agent(agents, plan.agent))
         if plan.file is not None:
             file = holds.enter_context(named_file(plan.file))
             plan = replace(plan, file=file)
             if plan.from_stdin and (text := text_of(file)) is not None:
                 return ask_agent(_question(plan, agents, text))
-            same = _read_input(plan, agents)
+            same, used = _read_input(plan, agents)
         if plan.out is not None:
             check_writable(plan.out)
         folder = DataFolder.prepare(plan.data)
@@ -73,6 +74,8 @@ def run_file(plan: RunPlan) -> int:
         note = None if plan.again else notes.read(plan.batch_id or same)
         if plan.form.only_new:
             note = notes.read(of_file(plan)) or note
+        if note is None:
+            asyncio.run(_check_calls(plan, used))
         if not plan.again:
             batch_id = note.batch_id if note else plan.batch_id or ""
             lock = notes.working_on(batch_id or same, *is_run_by(plan, batch_id))
@@ -83,7 +86,7 @@ def run_file(plan: RunPlan) -> int:
         warn_of(settings.store, patience=settings.patience, prefix=settings.prefix)
         private = load_settings().redis_url is None
         crew = Crew(plan.fleet, agents, folder, settings, private)
-        return asyncio.run(_Run(plan, crew, notes, same, note, holds).to_its_end())
+        return asyncio.run(_Run(plan, crew, notes, same, used, note, holds).to_its_end())
 
 
 def _question(plan: RunPlan, agents: dict[str, Agent], text: str) -> Question:
@@ -95,18 +98,23 @@ def _question(plan: RunPlan, agents: dict[str, Agent], text: str) -> Question:
     return Question(plan.agent, text, plan.fleet, plan.data, plan.json)
 
 
-def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> str:
-    """Check the models that the file's lines use, and return the identity of the command."""
+def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> tuple[str, list[AgentConfig]]:
+    """Return the identity of the command, and the agents that the file's lines use."""
     if plan.file is None:
-        return ""
+        return "", []
     with plan.form.open(plan.file) as source:
         content = digest_of(source, plan.form)
         used = configs_used((line.data for line in source), agents, plan.agent)
     simulate = plan.fleet.simulate
-    if simulate is None and plan.check:
+    same = identity(content, plan.agent, agents, simulate.rules if simulate else None)
+    return same, list(used)
+
+
+async def _check_calls(plan: RunPlan, used: list[AgentConfig]) -> None:
+    """Check that the agents' models can be called. Raises `ConfigurationError` with the fix."""
+    if plan.fleet.simulate is None and plan.check:
         check_models(used, os.environ)
-        check_calls(used, os.environ, notice)
-    return identity(content, plan.agent, agents, simulate.rules if simulate else None)
+        await check_calls(used, os.environ, notice)
 
 
 _SAY_SECONDS = 5.0
@@ -120,9 +128,12 @@ class _Run:
     crew: Crew
     notes: Notes
     same: str
+    used: list[AgentConfig]
     note: Note | None
     holds: contextlib.ExitStack
     last: BatchProgress | None = None
+    refused: bool = False
+    """Whether a model cannot be called: the batch stays as it is."""
     submitted: int = 0
     answer: AgentRunResult | None = None
     """Of a single line on standard input."""
@@ -174,9 +185,11 @@ class _Run:
             if self.plan.retry_failed:
                 msg = "--retry-failed: no batch here has run this file; run it without the option"
                 raise ConfigurationError(msg)
-            self.note = None
+            if self.note:  # its batch is gone: this is a new one
+                await self._check_models(self.used)
+                self.note = None
             return None
-        self._check_agents(progress)
+        await self._check_agents(progress)
         self._print_known(progress)
         if not progress.ended:
             await batch.resume()
@@ -184,7 +197,7 @@ class _Run:
             return None  # the rest of it is submitted
         return batch
 
-    def _check_agents(self, progress: BatchProgress) -> None:
+    async def _check_agents(self, progress: BatchProgress) -> None:
         """Raise `ConfigurationError` where the command's workers cannot run the batch."""
         names = progress.agent.split(", ") if self.plan.batch_id and self.crew.agent_names else []
         agents = self.crew.agents
@@ -195,8 +208,15 @@ class _Run:
                 f"{', '.join(sorted(agents))}"
             )
             raise ConfigurationError(msg)
-        if self.plan.fleet.simulate is None and progress.open:
-            check_models([agents[name].config for name in names], os.environ)
+        if not progress.ended or self.plan.retry_failed or self.plan.form.only_new:
+            await self._check_models(self.used or [agents[name].config for name in names])
+
+    async def _check_models(self, used: list[AgentConfig]) -> None:
+        try:
+            await _check_calls(self.plan, used)
+        except ConfigurationError:
+            self.refused = True
+            raise
 
     def _print_known(self, progress: BatchProgress) -> None:
         if not progress.ended:
@@ -301,7 +321,7 @@ class _Run:
     async def _pause(self, fleet: AsyncFleet) -> None:
         """Pause the batch, so that no other command's workers go on with it unasked."""
         batch_id = self.plan.batch_id or (self.note.batch_id if self.note else "")
-        if not batch_id:
+        if self.refused or not batch_id:
             return
         try:
             batch = await fleet.batches.get(batch_id)

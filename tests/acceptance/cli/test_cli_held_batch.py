@@ -9,7 +9,7 @@ import pytest
 from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
 
-from stepfleet.worker.testing import Fault, ModelServer
+from stepfleet.worker.testing import Fault, ModelServer, Reply
 
 REFUSED = """\
 from pathlib import Path
@@ -83,6 +83,11 @@ def test_a_refused_key_is_found_before_anything_is_submitted(stepfleet: CommandL
             assert "model 'gpt-4o-mini' at http://127.0.0.1" in said
             assert "Fix: set OPENAI_API_KEY to a valid key; nothing was submitted" in said
             assert "sk-refused" not in said
-        assert len(model.requests) == 2
         assert called(*RUN[:4], "--no-check").returncode == 1
-        assert len(model.requests) == 3
+        ended = called(*RUN[:4], "--json")
+        retry = (*RUN[:1], "--batch", orjson.loads(ended.stdout)["batch_id"], *RUN[2:4])
+        assert len(model.requests) == 3, "two test calls and a run's; none where nothing is left"
+        assert called(*retry, "--retry-failed").returncode == 2
+        model.follow(lambda _: Reply("answer"))
+        assert called(*retry, "--retry-failed").returncode == 0
+        assert [one.body.get("max_tokens") for one in list(model.requests)[3:]] == [1, 1, None]

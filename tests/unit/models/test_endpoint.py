@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator import ModelRequest, ModelSettings
+from stepfleet.orchestrator import ModelSettings
 from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of, is_loopback
-from stepfleet.orchestrator.models.services import SERVICES
-from stepfleet.worker.models.openai.chat import AZURE_CHAT_COMPLETIONS
+from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.services import SERVICES, Api
 
 KEYS = {"OPENAI_API_KEY": "k-openai", "OTHER_API_KEY": "k-other"}
 ELSEWHERE = "https://models.example.com/v1"
@@ -122,15 +122,15 @@ def test_a_key_is_not_in_the_endpoints_representation() -> None:
 def test_azure_is_called_by_deployment_and_with_a_key_of_its_own() -> None:
     """LLM-04: with OPENAI_API_VERSION by the older interface."""
     own = {"AZURE_OPENAI_ENDPOINT": "https://me.openai.azure.com/", "AZURE_OPENAI_API_KEY": "k-az"}
-    request = ModelRequest(model="my deployment", messages=())
+    route = ROUTES[Api.AZURE]
 
     def url(environment: dict[str, str]) -> tuple[str, bool]:
-        format_ = AZURE_CHAT_COMPLETIONS
         service = SERVICES["azure"]
-        endpoint = endpoint_of(ModelSettings(), environment, service, path=format_.path)
+        endpoint = endpoint_of(ModelSettings(), environment, service, path=route.path)
         assert endpoint.headers["api-key"] == "k-az"
         assert "authorization" not in endpoint.headers
-        return format_.url(endpoint, request), endpoint.official
+        whole = route.url(endpoint, "my deployment", False)  # noqa: FBT003 - as it is called
+        return whole, endpoint.official
 
     root = "https://me.openai.azure.com/openai"
     assert url(own) == (f"{root}/v1/chat/completions", True)

@@ -1,6 +1,8 @@
 """The format of `POST /v1/messages`."""
 
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.anthropic.answer import StreamedMessage, parse_message, usage_of
 from stepfleet.worker.models.anthropic.request import request_body
@@ -13,12 +15,11 @@ def _body(request: ModelRequest, _: Endpoint) -> bytes:
 
 
 MESSAGES = Format(
-    path="/v1/messages",
+    route=ROUTES[Api.MESSAGES],
     body=_body,
     parse=parse_body,
     stream=StreamedMessage,
     usage=usage_of,
     response=parse_message,
     failed=lambda payload: payload.get("type") == "error",
-    headers={"anthropic-version": "2026-10-21"},
 )

@@ -1,8 +1,8 @@
 """The format of `POST /v1/models/MODEL:generateContent`, and of its stream."""
 
-from urllib.parse import quote
-
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
 from stepfleet.worker.models.google.answer import StreamedContent, parse_content, usage_of
@@ -14,14 +14,8 @@ def _body(request: ModelRequest, _: Endpoint) -> bytes:
     return encode(request_body(request))
 
 
-def _url(endpoint: Endpoint, request: ModelRequest) -> str:
-    verb = "streamGenerateContent?alt=sse" if request.settings.stream else "generateContent"
-    return f"{endpoint.url}/{quote(request.model, safe='')}:{verb}"
-
-
 GENERATE_CONTENT = Format(
-    path="/v1/models",
-    url=_url,
+    route=ROUTES[Api.GENERATE_CONTENT],
     body=_body,
     parse=parse_body,
     stream=StreamedContent,

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
 from stepfleet.worker.models.http_model import Format
@@ -22,7 +23,7 @@ def _failed(payload: dict[str, Any]) -> bool:
 
 
 CHAT_COMPLETIONS = Format(
-    path="/chat/completions",
+    route=ROUTES[Api.CHAT],
     body=_body,
     parse=parse_body,
     stream=StreamedCompletion,
@@ -32,13 +33,4 @@ CHAT_COMPLETIONS = Format(
 )
 
 
-def _azure_url(endpoint: Endpoint, request: ModelRequest) -> str:
-    """Return the address of a deployment; with a version it is that of the older interface."""
-    if not endpoint.version:
-        return f"{endpoint.url}/openai/v1/chat/completions"
-    deployment, version = quote(request.model, safe=""), quote(endpoint.version, safe="")
-    path = f"/openai/deployments/{deployment}/chat/completions"
-    return f"{endpoint.url}{path}?api-version={version}"
-
-
-AZURE_CHAT_COMPLETIONS = replace(CHAT_COMPLETIONS, path="", url=_azure_url)
+AZURE_CHAT_COMPLETIONS = replace(CHAT_COMPLETIONS, route=ROUTES[Api.AZURE])

@@ -1,6 +1,8 @@
 """The format of `POST /responses`."""
 
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
 from stepfleet.worker.models.http_model import Format
@@ -13,7 +15,7 @@ def _body(request: ModelRequest, _: Endpoint) -> bytes:
 
 
 RESPONSES = Format(
-    path="/responses",
+    route=ROUTES[Api.RESPONSES],
     body=_body,
     parse=parse_body,
     stream=StreamedResponse,
