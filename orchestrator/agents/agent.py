@@ -4,7 +4,7 @@ A run stores the configuration it started with; workers find the code by the age
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -48,8 +48,9 @@ CUSTOM_MODEL = "custom:"
 class Agent:
     """An agent as code: a configuration, its tools, and its further criteria.
 
-    Every field of `AgentConfig` is a keyword argument. `model` is a `provider:name` string or
-    an object with the `LLM` protocol. `criteria` are appended to the base set. `context` is
+    Every field of `AgentConfig` is a keyword argument. `model` is a `provider:name` string, a list
+    of them (the next one answers while one is out) or an object with the `LLM` protocol.
+    `criteria` are appended to the base set. `context` is
     its memory beyond conversations, read before each model call. `strategy` is an
     object, a registered name or a `module:attribute` reference, made with `strategy_options`.
     `output_type` is the type of its answer's data: one that pydantic knows, or a JSON Schema.
@@ -75,7 +76,7 @@ class Agent:
         self,
         name: str,
         *,
-        model: str | LLM,
+        model: str | Sequence[str] | LLM,
         tools: Iterable[Any] = (),
         criteria: Iterable[CanDecideToContinue] = (),
         failures: ErrorContextResolver | None = None,
@@ -90,10 +91,10 @@ class Agent:
     ) -> None:
         registry = registry_of(tools)
         specials = tuple(special_tools)
-        custom = not isinstance(model, str)
+        custom = not isinstance(model, str | list | tuple)
         fields = {
             "name": name,
-            "model": f"{CUSTOM_MODEL}{type(model).__name__}" if custom else model,
+            "model": f"{CUSTOM_MODEL}{type(model).__name__}" if custom else _named(name, model),
             "tools": tuple(
                 ToolRef(name=one.name, version=str(getattr(one, "version", "1")))
                 for one in registry
@@ -185,6 +186,18 @@ def criteria_of(
         leading=reasoner.criteria() if reasoner else (),
         extra=agent.criteria if agent else (),
     )
+
+
+def _named(agent: str, models: Any) -> Any:
+    """Return the name of a model, or a list of names. Raises `ConfigurationError`."""
+    for one in () if isinstance(models, str) else models or [None]:
+        if not isinstance(one, str) or not one:
+            msg = (
+                f"agent {agent!r}: field 'model': a list names models as 'provider:name'; "
+                f"it has {one!r}"
+            )
+            raise ConfigurationError(msg)
+    return models
 
 
 def _schema(name: str, output_type: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Decides precedence alone: code wins over the environment, the environment over t
 over the defaults. Checks nothing itself: `build` does as `Agent` does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -36,8 +36,8 @@ class AgentBuilder:
         """Set any arguments of `Agent`; tables such as `settings` are set field by field."""
         return type(self)(self.name, layered(self.given, fields))
 
-    def with_model(self, model: str | LLM) -> Self:
-        """Set the model: `provider:name`, or an object with the `LLM` protocol."""
+    def with_model(self, model: str | Sequence[str] | LLM) -> Self:
+        """Set the model: `provider:name`, a list of them, or an object with the `LLM` protocol."""
         return self.with_fields(model=model)
 
     def with_base_url(self, url: str, *, api_key_env: str | None = None) -> Self:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stepfleet.orchestrator.agents.planning.settings import Planning
 from stepfleet.orchestrator.agents.prompt import Prompt
@@ -16,7 +16,7 @@ from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
-from stepfleet.orchestrator.models.services import problem_with
+from stepfleet.orchestrator.models.services import problem_of_list, problem_with
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
@@ -52,6 +52,8 @@ class ToolRef(Record):
 class AgentConfig(Record):
     """The storable part of an agent.
 
+    `model` may be given as a list: the first one is called, and the others, the `fallbacks`, in
+    its place where it is out or too small for the conversation.
     `time_limit` and `cumulative_timeout` are seconds (the second replaces the first),
     `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
     off. `prompt` words a row of fields as the input. `model_attempts` bounds how often one step's
@@ -67,6 +69,7 @@ class AgentConfig(Record):
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][\w.\- ]*$")
     model: str = Field(min_length=1)
+    fallbacks: tuple[str, ...] = ()
     instructions: str = ""
     prompt: Prompt | None = None
     tools: tuple[ToolRef, ...] = ()
@@ -97,6 +100,16 @@ class AgentConfig(Record):
     pricing: Pricing = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(given.get("model"), list | tuple):
+            first, *others = given["model"] or [""]
+            if given.get("fallbacks"):
+                raise ValueError("'model' is a list already; leave 'fallbacks' out")
+            return {**given, "model": first, "fallbacks": others}
+        return given
+
     @field_validator("cache", mode="before")
     @classmethod
     def _switched(cls, given: Any) -> Any:
@@ -111,6 +124,19 @@ class AgentConfig(Record):
             return handle_of(schema).schema
         except ConfigurationError as error:
             raise ValueError(error.message) from None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The model and its fallbacks, in the order of their calls."""
+        return (self.model, *self.fallbacks)
+
+    @property
+    def by_model(self) -> tuple[Self, ...]:
+        """The configuration with each of its models alone."""
+        if not self.fallbacks:
+            return (self,)
+        each = ({"model": one, "fallbacks": ()} for one in self.models)
+        return tuple(self.model_copy(update=one) for one in each)
 
     @property
     def demands_answer(self) -> bool:
@@ -166,8 +192,10 @@ class AgentConfig(Record):
         """Raise `ConfigurationError`, with the fix, where a model cannot be called like this."""
         settings = self.settings.model_dump(exclude_defaults=True)
         summary = {"base_url": self.settings.base_url}
+        if problem := problem_of_list(self.models, settings):
+            raise ConfigurationError(f"agent {self.name!r}: field 'model': {problem}")
         for field, model, given in (
-            ("model", self.model, settings),
+            *(("model", one, settings) for one in self.models),
             ("summary_model", self.memory.summary_model, summary),
         ):
             problem = problem_with(model, given) if model is not None else None
@@ -188,10 +216,11 @@ class AgentConfig(Record):
         if not overrides:
             return self
         merged = {**self.settings.model_dump(), **overrides.get("settings", {})}
+        own = self.model_dump()
+        if "model" in overrides:
+            own["fallbacks"] = ()
         try:
-            changed = type(self).model_validate(
-                {**self.model_dump(), **overrides, "settings": merged}
-            )
+            changed = type(self).model_validate({**own, **overrides, "settings": merged})
         except ValidationError as error:
             raise ConfigurationError(explain_invalid(error, record=type(self))) from None
         for name in NOT_PER_RUN:

@@ -3,7 +3,7 @@
 Names and types alone: `AgentConfig` validates the values and has the defaults.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from stepfleet.orchestrator.agents.planning.settings import Planning
@@ -18,6 +18,7 @@ Fields = Mapping[str, Any]
 
 
 class _ForBoth(TypedDict, total=False):
+    fallbacks: Iterable[str]
     instructions: str
     max_steps: int
     token_limit: int | None
@@ -44,7 +45,7 @@ class _ForBoth(TypedDict, total=False):
 class RunOverrides(_ForBoth, total=False):
     """Changes of one run to its agent's configuration."""
 
-    model: str
+    model: str | Sequence[str]
 
 
 class AgentKeywords(_ForBoth, total=False):

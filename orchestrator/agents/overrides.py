@@ -32,11 +32,13 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
         check_nesting(value, name)
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
-    if not {"model", "memory", "settings"}.isdisjoint(given):
+    if not {"model", "fallbacks", "memory", "settings"}.isdisjoint(given):
         changed.check_models()
     if "tool_choice" in given:
         changed.check_tool_choice(json_strategy(config.strategy, config.strategy_options))
-    plain = changed.model_dump(mode="json", include=set(given))
+    # A run's own model is called without the fallbacks of its agent.
+    stored = {*given, "fallbacks"} if "model" in given and changed.fallbacks else set(given)
+    plain = changed.model_dump(mode="json", include=stored)
     if _IN_PARTS in plain:
         plain[_IN_PARTS] = {name: plain[_IN_PARTS][name] for name in wanted[_IN_PARTS]}
     return plain
@@ -70,6 +72,8 @@ def read_overrides(stored: str | None) -> dict[str, Any]:
 
 def merged_overrides(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored overrides in which `second` wins, field by field of the settings too."""
+    if "model" in second:
+        first = {name: value for name, value in first.items() if name != "fallbacks"}
     merged = {**first, **second}
     if _IN_PARTS in first and _IN_PARTS in second:
         merged[_IN_PARTS] = {**first[_IN_PARTS], **second[_IN_PARTS]}

@@ -83,6 +83,30 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+MOST_MODELS = 8
+_OF_ONE_SERVICE = ("base_url", "api_key_env", "organization")
+
+
+def problem_of_list(models: tuple[str, ...], settings: Mapping[str, Any]) -> str | None:
+    """Return why these models cannot stand in for each other with these settings."""
+    twice = [one for one in models if models.count(one) > 1]
+    if twice:
+        return f"{twice[0]!r} is in the list twice; name each model once"
+    if len(models) > MOST_MODELS:
+        return f"the list has {len(models)} models; name {MOST_MODELS} at most"
+    own = [one for one in models if one.startswith("custom:")]
+    if own and len(models) > 1:
+        return f"{own[0]!r}: a list has models by name; write 'provider:name'"
+    providers = sorted({one.partition(":")[0] for one in models})
+    named = [name for name in _OF_ONE_SERVICE if settings.get(name)]
+    if len(providers) > 1 and named:
+        return (
+            f"settings.{named[0]} is of one service, and the list has models of "
+            f"{' and '.join(providers)}; set each provider's variables on the workers instead"
+        )
+    return None
+
+
 def environment_of(root: str) -> dict[str, str]:
     """Return the variables that send the calls of all services to one server at `root`."""
     found: dict[str, str] = {}

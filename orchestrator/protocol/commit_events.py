@@ -136,6 +136,11 @@ def _step(
         completed["error_codes"] = [error.code for error in result.errors]
     if result.cached:
         completed["cached"] = True
+    if result.fallback:
+        completed["fallback"] = {
+            "model": result.fallback.model,
+            "failed": [{"model": one.model, "code": one.code} for one in result.fallback.failed],
+        }
     completed |= _tenant(claim)
     if traced:
         completed["continuation"] = brief(traced)

@@ -132,6 +132,7 @@ def _journal(failed: LoggedStep) -> list[str]:
         reasoning=failed.messages[0].reasoning,
         remembered=remembered,
         cache=result.cache,
+        fallback=result.fallback.paid() if result.fallback else None,
     )
     entries += ["response", response.to_json()]
     for index, record in enumerate(result.tool_calls):

@@ -31,7 +31,7 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, with_few_tracebacks
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import Fallback, UsageStats
 
 BASE = 1.0
 FACTOR = 3.0
@@ -193,11 +193,31 @@ def _late(
 
 
 def _in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttempt | None:
-    """Return the ledger entry of a failed step whose call may have been paid for."""
-    if not isinstance(attempt, Failed) or claim.journal.response is not None:
+    """Return the ledger entry of failed calls that may have been paid for."""
+    if not isinstance(attempt, Failed):
+        fallback = attempt.response.fallback if attempt.response else None
+        return _passed_on(claim, fallback) if fallback else None
+    if claim.journal.response is not None:
         return None
     lost = _lost(claim, attempt, LostKind.FAILED, reason=attempt.error.message)
     return lost if lost.ambiguous else None
+
+
+def _passed_on(claim: Claim, fallback: Fallback) -> LostAttempt | None:
+    """Return the ledger entry of the models that failed before another one answered."""
+    paid = [one for one in fallback.failed if one.ambiguous]
+    if not paid:
+        return None
+    return LostAttempt(
+        kind=LostKind.FAILED,
+        step=claim.number,
+        seconds=0.0,  # the step has them
+        ambiguous=True,
+        tokens=sum(one.tokens for one in paid),
+        cost_usd=sum(one.cost_usd for one in paid),
+        estimated=any(one.estimated for one in paid),
+        reason=f"{paid[0].model}: {paid[0].message}",
+    )
 
 
 def _remembered(attempt: Answered | Failed | Interrupted) -> Remembered | None:
@@ -351,9 +371,10 @@ def _step_result(
         errors=errors,
         started_at=span.started_at,
         duration_ms=span.seconds * 1000,
-        model=response.model or claim.config.model,
+        model=response.model or (response.fallback or claim.config).model,
         worker=facts.worker,
         cache=response.cache,
+        fallback=response.fallback,
     )
 
 

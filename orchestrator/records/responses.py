@@ -10,7 +10,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Block, Content, Message
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
-from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
+from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
 
@@ -74,9 +74,10 @@ class LLMResponse(Record):
     """One response. `usage` is None when the provider reported none.
 
     A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
-    policy before the call. `cache` is set where the response cache
-    took part. `reasoning` has the blocks that go back to the provider unchanged (see
-    `records.messages.REASONING`). `raw` is the provider's payload for hooks in the same process; it
+    policy before the call. `cache` is set where the response cache took part, `fallback` where
+    other models of the agent's list had failed before. `reasoning` has the blocks that go back to
+    the provider unchanged (see `records.messages.REASONING`). `raw` is the provider's payload for
+    hooks in the same process; it
     is never stored.
     """
 
@@ -89,6 +90,7 @@ class LLMResponse(Record):
     reasoning: tuple[Block, ...] = Field(default=(), exclude_if=operator.not_)
     remembered: Remembered | None = None
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
+    fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)
 
     @property

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
 from stepfleet.orchestrator.records.tools import ToolCallRecord
-from stepfleet.orchestrator.records.usage import CacheUse, UsageStats
+from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
 
 
 class StepType(StrEnum):
@@ -50,7 +50,7 @@ class StepResult(Record):
     step's alone; `usage_reported` is false when the provider sent no usage: then both are
     estimates, or nothing was used. `duration_ms`
     is the monotonic wall span of model call and tools. `cache` is set where the response cache
-    took part in the call.
+    took part in the call, `fallback` where other models of the agent's list had failed before.
     """
 
     # Computed fields of `to_dict` are accepted again.
@@ -70,6 +70,7 @@ class StepResult(Record):
     model: str | None = None
     worker: str | None = None
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
+    fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
 
     @property
     def cached(self) -> bool:

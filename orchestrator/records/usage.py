@@ -24,6 +24,40 @@ class CacheUse(Record):
     saved_usd: float = 0.0
 
 
+class FailedCall(Record):
+    """A model of the agent's list that did not answer. `code` is that of its error.
+
+    With `ambiguous` the call may have been paid for: `tokens` and `cost_usd`, counted here where
+    they are `estimated`.
+    """
+
+    model: str
+    code: str
+    message: str
+    ambiguous: bool = False
+    tokens: int = 0
+    cost_usd: float = 0.0
+    estimated: bool = False
+
+
+class Fallback(Record):
+    """The `model` of the agent's list that answered, after the calls that `failed`, in order."""
+
+    model: str
+    failed: tuple[FailedCall, ...] = ()
+
+    def __str__(self) -> str:
+        """Return both on one line."""
+        why = "; ".join(f"{one.model} ({one.code}: {one.message})" for one in self.failed)
+        return f"{self.model} answered in the place of {why}"
+
+    def paid(self) -> "Fallback":
+        """Return it without what its failed calls may have cost: that is counted already."""
+        free = {"ambiguous": False, "tokens": 0, "cost_usd": 0.0, "estimated": False}
+        failed = tuple(one.model_copy(update=free) for one in self.failed)
+        return self.model_copy(update={"failed": failed})
+
+
 class UsageStats(Record):
     """Token counts of one call or of a sum of calls.
 

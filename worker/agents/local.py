@@ -99,7 +99,7 @@ class LocalAgent:
     def call_for(self, claim: Claim) -> Call:
         """Return what makes the model calls of a step, and streams them."""
         generate: Generate = self.generate
-        if (policy := claim.config.cache) is not None and policy.covers(claim.config.model):
+        if (policy := claim.config.cache) and any(map(policy.covers, claim.config.models)):
             generate = partial(self.generate, config=claim.config)
         if self._streaming is None:
             return generate
@@ -159,7 +159,8 @@ class LocalAgent:
     ) -> LLMResponse:
         trusted = request.model_copy(update={"settings": self._trusted(request.settings)})
         llm = self._agent.llm
-        if config is None or self._cache is None:
+        policy = config.cache if config else None
+        if not config or not policy or not self._cache or not policy.covers(request.model):
             return await self._models.generate(trusted, llm=llm, on_text=on_text)
         call = partial(self._models.generate, llm=llm, on_text=on_text)
         return await self._cache.answer(trusted, config, call, llm=llm, on_text=on_text)

@@ -15,8 +15,9 @@ from stepfleet.orchestrator.memory.window import History, advance, shown, token_
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.memory_window import Remembered, Summary, Window
 from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.attempt.fallback import first_answer
 from stepfleet.worker.attempt.usage import call_cost, counted
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
@@ -67,7 +68,7 @@ async def _summarized(
     response = await _ask(claim, history, history.between(before, window.since), agent, ports)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
-    model = claim.config.memory.summary_model or claim.config.model
+    model = response.fallback.model if response.fallback else _models(claim)[0]
     usage = response.usage or UsageStats()
     summary = Summary(
         text=response.content.strip(),
@@ -86,17 +87,22 @@ async def _ask(
     agent: AgentCode,
     ports: Ports,
 ) -> LLMResponse:
-    model = claim.config.memory.summary_model or claim.config.model
+    models = _models(claim)
     earlier = history.summary.text if history.summary else None
     settings = claim.config.settings
-    request = summary_request(model, settings, earlier, messages)
-    try:
-        response = await agent.generate(request)
-    except ContextWindowError:
+
+    def shorter(request: ModelRequest, _: ContextWindowError) -> ModelRequest:
         longest = LONGEST_MESSAGE // SHORTER
-        request = summary_request(model, settings, earlier, messages, longest)
-        response = await agent.generate(request)
-    return counted(response, request, ports.tokens(model))
+        return summary_request(request.model, settings, earlier, messages, longest)
+
+    request = summary_request(models[0], settings, earlier, messages)
+    response, sent = await first_answer(request, models, agent.generate, shorter)
+    return counted(response, sent, ports.tokens(sent.model))
+
+
+def _models(claim: Claim) -> tuple[str, ...]:
+    own = claim.config.memory.summary_model
+    return (own,) if own else claim.config.models
 
 
 async def _note(claim: Claim, remembered: Remembered, lease: Lease, ports: Ports) -> None:

@@ -9,12 +9,10 @@ from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
-    ContextWindowError,
     ModelError,
     RateLimitError,
 )
 from stepfleet.orchestrator.memory.protocol import context_for
-from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
 from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.base import well_formed
@@ -26,6 +24,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
+from stepfleet.worker.attempt.fallback import first_answer, pruned
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.attempt.usage import counted, spent_in_vain
@@ -59,8 +58,9 @@ async def call_model(
 ) -> LLMResponse:
     """Make the call.
 
-    A conversation that is too long for the model is pruned once and tried again; what then fits
-    is remembered. Raises `ModelError`, or `AgentMemoryError` when a memory fails.
+    Where the first model is out or too small, the agent's next one answers. A conversation that is
+    too long for all is pruned once and tried again; what then fits is remembered. Raises
+    `ModelError`, or `AgentMemoryError` when a memory fails.
     """
     messages, remembered = claim.state.messages, None
     if claim.history is not None:
@@ -76,12 +76,10 @@ async def call_model(
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
     ask = partial(_answer, claim, agent.call_for(claim), ports)
-    try:
-        response = await ask(request)
-    except ContextWindowError as error:
-        pruned = _pruned(request, error)
-        response = await ask(pruned)
-        remembered = _with_limit(claim, remembered, pruned, ports)
+    response, sent = await first_answer(request, claim.config.models, ask, pruned)
+    # The size that a fallback takes is no limit of the model that is called first.
+    if sent.messages is not request.messages and sent.model == request.model:
+        remembered = _with_limit(claim, remembered, sent, ports)
     ports.crash("after-reply")
     if reasoner:
         response = storable(reasoner.interpret(response, claim.state))
@@ -103,22 +101,13 @@ async def _answer(
     return counted(response, request, ports.tokens(request.model))
 
 
-def _pruned(request: ModelRequest, error: ContextWindowError) -> ModelRequest:
-    """Return the request with fewer messages; raises `error` where none can go."""
-    for limit in (error.limit, None):
-        messages = prune_to_token_limit(request.messages, limit)
-        if len(messages) < len(request.messages):
-            return request.model_copy(update={"messages": messages})
-    raise error
-
-
 def _with_limit(
-    claim: Claim, remembered: Remembered | None, pruned: ModelRequest, ports: Ports
+    claim: Claim, remembered: Remembered | None, sent: ModelRequest, ports: Ports
 ) -> Remembered:
     """Return what is remembered with the size that the model has taken."""
     before = remembered or Remembered(window=claim.state.window or Window())
     count = ports.tokens(claim.config.model)
-    limit = sum(map(count, pruned.messages))
+    limit = sum(map(count, sent.messages))
     window = before.window.model_copy(update={"limit": limit})
     return before.model_copy(update={"window": window})
 

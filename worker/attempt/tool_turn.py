@@ -227,6 +227,8 @@ class ToolTurn:
 
     def _outcome(self) -> _Outcome:
         config = self.claim.config
-        cost = call_cost(self.response, config.model, config, self.ports)
+        fallback = self.response.fallback
+        model = fallback.model if fallback else config.model
+        cost = call_cost(self.response, model, config, self.ports)
         records = self._ordered()
         return self.response, records, self._texts(), cost, self._progress, self._handled

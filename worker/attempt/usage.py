@@ -46,7 +46,7 @@ def spent_in_vain(
         completion = error.received if most is None else min(error.received, most)
         usage = _usage(request, completion, ports.tokens(request.model))
     response = LLMResponse.model_construct(usage=usage, model=request.model)
-    cost = call_cost(response, config.model, config, ports)
+    cost = call_cost(response, request.model, config, ports)
     return Spent(usage.total_tokens, cost, estimated=error.usage is None)
 
 

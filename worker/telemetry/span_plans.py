@@ -152,6 +152,8 @@ def _step(observed: StepObservation, step_id: int, began: int) -> SpanPlan:
         attributes["stepfleet.cost_usd"] = result.cost_usd
         if result.cached:
             attributes["stepfleet.cached"] = True
+        if result.fallback:
+            attributes["stepfleet.fallback"] = result.fallback.model
     error = verdict.failure.code if verdict.failure else ""
     return SpanPlan(
         name=f"step_{claim.number}",

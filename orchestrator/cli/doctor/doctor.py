@@ -156,7 +156,7 @@ def _private_server() -> Check:
 def _models(configs: Iterable[AgentConfig]) -> Iterator[Check]:
     """Judge key and address of each agent's model; no prompt is sent."""
     usable = []
-    for config in configs:
+    for config in (one for listed in configs for one in listed.by_model):
         try:
             preflight.target_of(config, os.environ)
         except AgentException as error:

@@ -83,7 +83,7 @@ async def check_calls(
     Raises `ConfigurationError` with the fix where every run would be refused.
     """
     found: dict[tuple[str, str, str | None], Probe] = {}
-    for config in configs:
+    for config in (one for listed in configs for one in listed.by_model):
         try:
             probe = probe_of(config, environment)
         except ModelSetupError as error:

@@ -100,7 +100,15 @@ def examined(
 
 
 def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` where an agent's model has no key or cannot be reached."""
-    for _, _, finding in examined(configs, environment):
-        if finding:
-            raise ConfigurationError(finding.text)
+    """Raise `ConfigurationError` where a model has no key, or none of an agent can be reached."""
+    tried: dict[Target, HealthFinding | None] = {}
+    for config in configs:
+        away: list[HealthFinding | None] = []
+        for target in (target_of(one, environment) for one in config.by_model):
+            if target and (finding := missing_key(config.name, target, environment)):
+                raise ConfigurationError(finding.text)
+            if target and target not in tried:
+                tried[target] = unreachable(config.name, target)
+            away.append(tried[target] if target else None)
+        if away[0] and all(away):
+            raise ConfigurationError(away[0].text)

@@ -109,7 +109,7 @@ def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:
     return line.append(shown(text, limit), style=style)
 
 
-def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:
+def _step_head(step: StepResult) -> Text:
     spent = [seconds(step.duration_ms / 1000)]
     if step.usage and (step.usage.total_tokens or not step.cached):
         spent.append(f"{count(step.usage.total_tokens)} tokens")
@@ -120,7 +120,13 @@ def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:
         spent.append(f"cached (saved {saved})")
     head = Text(f"step {step.step}", style="bold cyan")
     head.append(f" {step.type.value}, {', '.join(spent)}", style="dim")
-    lines: list[RenderableType] = [head]
+    return head
+
+
+def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:
+    lines: list[RenderableType] = [_step_head(step)]
+    if step.fallback:
+        lines.append(Text("  " + shown(str(step.fallback), limit), style="yellow"))
     if step.thought:
         lines.append(Text("  " + shown(step.thought, limit)))
     for call in step.tool_calls:

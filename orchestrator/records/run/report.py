@@ -106,6 +106,8 @@ def replayed(facts: RunFacts) -> str:
     lines = [*_head(facts), "", "Steps:"]
     for step in facts.steps:
         parts = [part.describe() for part in parts_of(facts, step)] + _model_failures(step)
+        if step.fallback:
+            parts.append(f"Fallback: {one_line(str(step.fallback))}")
         lines += _numbered(step.step, parts or ["(no text of the model)"])
     return "\n".join([*lines, *_tail(facts)]) + "\n"
 
@@ -125,6 +127,8 @@ def described(step: StepResult) -> str:
     tokens = f"{step.usage.total_tokens} tokens" if step.usage else "no usage"
     spent = f"{step.duration_ms:.0f} ms, {'cached' if step.cached else tokens}"
     parts = "; ".join(_step_parts(step)) or "nothing"
+    if step.fallback:
+        spent += f", fallback {step.fallback.model}"
     return f"step {step.step}: {step.type.value} ({spent}): {parts}"
 
 
@@ -199,6 +203,8 @@ def _fields(step: StepResult) -> Iterator[str]:
     )
     if step.model or step.worker:
         yield f"model: {step.model or 'unknown'}, worker: {step.worker or 'unknown'}"
+    if step.fallback:
+        yield f"fallback: {one_line(str(step.fallback))}"
     if step.thought:
         yield f"thought: {step.thought}"
     for call in step.tool_calls:

@@ -1,0 +1,126 @@
+"""Which model of an agent's list answers: the first one that is not out and not too small.
+
+A model is out after a connection failure, a server error or a timeout. Refusals of the request
+itself (a key, a model's name, an argument, content) pass to no other model: they are mistakes of
+the configuration, and the next model's answer would hide them. Nor does a rate limit.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from stepfleet.orchestrator.errors import ContextWindowError, ModelError, ModelTimeoutError
+from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.usage import FailedCall, Fallback, Spent
+
+Ask = Callable[[ModelRequest], Awaitable[LLMResponse]]
+Shorten = Callable[[ModelRequest, ContextWindowError], ModelRequest | None]
+
+_OUTAGES = {
+    ModelErrorCode.CONNECTION_ERROR,
+    ModelErrorCode.SERVER_ERROR,
+    ModelErrorCode.TIMEOUT,
+    ModelErrorCode.OTHER,
+}
+
+
+def is_outage(error: ModelError) -> bool:
+    """Return whether the service, and not the request, is at fault."""
+    return error.retryable and error.code in _OUTAGES
+
+
+@dataclass
+class _Tries:
+    """What became of the models that did not answer."""
+
+    failed: list[tuple[ModelRequest, ModelError]] = field(default_factory=list)
+
+    async def of(self, ask: Ask, request: ModelRequest) -> LLMResponse | None:
+        """Return the answer, None where the next model is to be called. Raises `ModelError`."""
+        try:
+            return await ask(request)
+        except ModelError as error:
+            self.failed.append((request, error))
+            if isinstance(error, ContextWindowError) or is_outage(error):
+                return None
+            if len(self.failed) == 1:
+                raise
+            raise self.error() from None
+
+    def answered(self, response: LLMResponse, model: str) -> LLMResponse:
+        """Return the response with the calls that had failed before."""
+        if not self.failed:
+            return response
+        failed = tuple(_failed(request, error) for request, error in self.failed)
+        return response.model_copy(update={"fallback": Fallback(model=model, failed=failed)})
+
+    def error(self) -> ModelError:
+        """Return the failure of all: one that may pass where one of them may.
+
+        Its message names each model, and its cost is that of all calls.
+        """
+        errors = [error for _, error in self.failed]
+        raised = next((one for one in reversed(errors) if one.retryable), errors[-1])
+        if len(errors) > 1:
+            tried = reversed(self.failed)  # the last is why no one answered
+            texts = (f"{request.model}: {error.message}" for request, error in tried)
+            raised.spent = sum_of([one.spent for one in errors if one.spent])
+            raised.message = "; after ".join(texts)
+        return raised
+
+
+async def first_answer(
+    request: ModelRequest, models: tuple[str, ...], ask: Ask, shorten: Shorten
+) -> tuple[LLMResponse, ModelRequest]:
+    """Return the answer of the first of `models` that gives one, and the request of that call.
+
+    Where all that are there are too small for the conversation, it is shortened once for the first
+    of these. Raises `ModelError`.
+    """
+    tries = _Tries()
+    for model in models:
+        sent = request
+        if model != request.model and len(models) > 1:
+            sent = request.model_copy(update={"model": model})
+        if (response := await tries.of(ask, sent)) is not None:
+            return tries.answered(response, model), sent
+    for sent, error in tries.failed:
+        if isinstance(error, ContextWindowError) and (shorter := shorten(sent, error)):
+            if len(models) == 1:
+                return await ask(shorter), shorter
+            if (response := await tries.of(ask, shorter)) is not None:
+                return tries.answered(response, sent.model), shorter
+            break
+    raise tries.error()
+
+
+def pruned(request: ModelRequest, error: ContextWindowError) -> ModelRequest | None:
+    """Return the request with fewer messages; None where none can go."""
+    for limit in (error.limit, None):
+        messages = prune_to_token_limit(request.messages, limit)
+        if len(messages) < len(request.messages):
+            return request.model_copy(update={"messages": messages})
+    return None
+
+
+def sum_of(spent: list[Spent]) -> Spent | None:
+    """Return what several failed calls may have cost together; None for none."""
+    if not spent:
+        return None
+    tokens, cost = sum(one.tokens for one in spent), sum(one.cost_usd for one in spent)
+    return Spent(tokens, cost, estimated=any(one.estimated for one in spent))
+
+
+def _failed(request: ModelRequest, error: ModelError) -> FailedCall:
+    spent = error.spent or Spent(0, 0.0)
+    info = error.to_info()
+    return FailedCall(
+        model=request.model,
+        code=info.code,
+        message=info.message,
+        ambiguous=error.spent is not None or isinstance(error, ModelTimeoutError),
+        tokens=spent.tokens,
+        cost_usd=spent.cost_usd,
+        estimated=error.spent is not None and spent.estimated,
+    )
