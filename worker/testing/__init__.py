@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepfleet.worker.testing.scenario.faults import Faults as Faults
     from stepfleet.worker.testing.scenario.faults import Planned as Planned
     from stepfleet.worker.testing.scenario.latency import Latency as Latency
+    from stepfleet.worker.testing.scenario.limits import RateLimit as RateLimit
     from stepfleet.worker.testing.scenario.replies import Quirk as Quirk
     from stepfleet.worker.testing.scenario.replies import Reply as Reply
     from stepfleet.worker.testing.scenario.replies import ToolCallReply as ToolCallReply
@@ -42,6 +43,7 @@ _WHERE = {
     "openai.requests": "RequestRecord ToolAnswer",
     "scenario.faults": "Fault FaultKind Faults Planned",
     "scenario.latency": "Latency",
+    "scenario.limits": "RateLimit",
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 

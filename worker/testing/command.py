@@ -22,9 +22,17 @@ from stepfleet.worker.testing.http.request_log import RequestLog
 from stepfleet.worker.testing.rules import RulesNotFoundError, load_rules
 from stepfleet.worker.testing.scenario.faults import TRANSIENT, FaultKind, Faults
 from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.limits import RateLimit
 from stepfleet.worker.testing.server import ModelServer
 
 USAGE_ERROR = 2
+_LIMITS = {
+    "rpm": ("requests", "requests per minute"),
+    "tpm": ("tokens", "tokens per minute, those of prompts and answers"),
+    "input-tpm": ("input_tokens", "tokens of prompts per minute"),
+    "output-tpm": ("output_tokens", "tokens of answers per minute"),
+    "in-flight": ("in_flight", "requests at once"),
+}
 _POLL_SECONDS = 0.25
 
 
@@ -62,6 +70,10 @@ def parser() -> argparse.ArgumentParser:
         help=f"kinds, each with an optional weight: reset=3,hang; of {', '.join(FaultKind)}",
     )
     add("--first-attempts", type=int, help="only the first N attempts of a turn may fail")
+    add("--context-window", type=int, help="tokens of the longest prompt (default: any)")
+    for name, (_, text) in _LIMITS.items():
+        add(f"--{name}", type=float, help=f"{text}, for each model and key")
+    add("--burst", type=float, default=2.0, help="seconds of a limit that come at once (default 2)")
     add("--retry-after", type=float, help="seconds in the Retry-After of 429 answers")
     add("--seed", type=int, default=0, help="of faults and latency (default 0)")
     add("--log", type=Path, help="JSONL file to append one line per request to")
@@ -86,6 +98,8 @@ def make_server(options: argparse.Namespace) -> ModelServer:
         load_rules(options.rules),
         faults=faults,
         latency=Latency.parse(options.latency),
+        limits=_limit(options),
+        context_window=options.context_window,
         log=RequestLog(keep=0, path=options.log),
         host=options.host,
         port=options.port,
@@ -109,6 +123,17 @@ async def _serve(server: ModelServer, options: argparse.Namespace) -> None:
         await ended.wait()
     finally:
         await server.stop()
+
+
+def _limit(options: argparse.Namespace) -> RateLimit | None:
+    given = {
+        field: getattr(options, name.replace("-", "_")) for name, (field, _) in _LIMITS.items()
+    }
+    if not any(value is not None for value in given.values()):
+        return None
+    if given["in_flight"] is not None:
+        given["in_flight"] = int(given["in_flight"])
+    return RateLimit(**given, burst=options.burst)
 
 
 def _weights(text: str) -> dict[FaultKind | str, float]:

@@ -1,7 +1,7 @@
 """Chooses the answer to a request: by rules, by scripts written beforehand, or a fault. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -9,8 +9,7 @@ from stepfleet.orchestrator.references import load_file, load_module
 from stepfleet.worker.testing.openai.conversation import Violation, violation_in
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind, Faults
-from stepfleet.worker.testing.scenario.replies import Answer, Reply
-from stepfleet.worker.testing.wire import CHAT, Wire
+from stepfleet.worker.testing.scenario.replies import Reply
 
 Said = Reply | Fault | str
 Rules = Callable[[RequestRecord], Said]
@@ -80,28 +79,28 @@ def load_rules(reference: str) -> Rules:
     return cast("Rules", rules)
 
 
-def decide(
-    request: RequestRecord, rules: Rules, faults: Faults, wire: Wire = CHAT
-) -> tuple[Answer, Violation | None]:
-    """Return the answer, and what was wrong with the request or with the rules."""
+@dataclass(frozen=True)
+class Choice:
+    """What a request gets: a reply, spoiled by a fault if there is one, or a refusal."""
+
+    reply: Reply = field(default_factory=lambda: Reply(""))
+    fault: Fault | None = None
+    violation: Violation | None = None
+
+
+def choose(request: RequestRecord, rules: Rules, faults: Faults) -> Choice:
+    """Return the reply and fault for a request, or what was wrong with it or with the rules."""
     violation = violation_in(dict(request.body), request.key)
     if violation is not None:
-        return wire.refusing(violation), violation
+        return Choice(violation=violation)
     fault = faults.decide(request.key, request.turn, request.attempt)
     try:
-        reply = rules(request)
+        said = rules(request)
     except Exception as error:  # noqa: BLE001 - rules are foreign code; the log shows what they raise
-        violation = Violation("rules", f"{type(error).__name__}: {error}")
-        return wire.refusing(violation), violation
-    return _answer(request, reply, fault, wire), None
-
-
-def _answer(request: RequestRecord, reply: Said, fault: Fault | None, wire: Wire) -> Answer:
-    if isinstance(reply, Fault):
-        fault, reply = fault or reply, Reply("")
-    reply = Reply(reply) if isinstance(reply, str) else reply
-    if fault is None:
-        return wire.replying(request, reply)
-    if fault.kind is FaultKind.MISSING_USAGE:
+        return Choice(violation=Violation("rules", f"{type(error).__name__}: {error}"))
+    if isinstance(said, Fault):
+        fault, said = fault or said, Reply("")
+    reply = Reply(said) if isinstance(said, str) else said
+    if fault is not None and fault.kind is FaultKind.MISSING_USAGE:
         reply = replace(reply, send_usage=False)
-    return wire.failing(fault, wire.replying(request, reply))
+    return Choice(reply, fault)

@@ -15,12 +15,14 @@ from aiohttp import web
 
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.testing.http.request_log import RequestLog
+from stepfleet.worker.testing.http.service import Service
 from stepfleet.worker.testing.http.serving import Endpoint
 from stepfleet.worker.testing.openai.conversation import first_user_text
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.rules import Rules, Said, as_rules
 from stepfleet.worker.testing.scenario.faults import Fault, Faults, Planned
 from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.limits import RateLimit, RateLimiter
 
 # Below the ephemeral ports: there a client that retries a dead port can connect to itself.
 _LOWEST, _COUNT = 20_000, 12_000
@@ -88,15 +90,19 @@ class ModelServer:
     `rules` is a callable from `RequestRecord` to a reply, or a mapping from conversation key to
     the replies of its turns. `latency` is in seconds. The key of a conversation is the text of
     its first user message unless `key` makes another of the request's body. Without `port` a
-    free one below 32768 is taken. Raises `OSError` on entering where the port is taken.
+    free one below 32768 is taken. `limits` are enforced for each model and key: one for all models,
+    or by the model's name. Prompts of more than `context_window` tokens are refused. Raises
+    `OSError` on entering where the port is taken.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per way in which servers differ
         self,
         rules: Rules | Mapping[str, Sequence[Said]] | None = None,
         *,
         faults: Faults | None = None,
         latency: Latency | float = 0.0,
+        limits: RateLimit | Mapping[str, RateLimit] | None = None,
+        context_window: int | None = None,
         log: RequestLog | None = None,
         key: Callable[[dict[str, Any]], str] = first_user_text,
         host: str = "127.0.0.1",
@@ -106,9 +112,12 @@ class ModelServer:
         self.host = host
         self._port = port
         self._scripts = as_rules(rules)
+        by_model = {"": limits} if isinstance(limits, RateLimit) else limits
+        self._service = Service(
+            self._scripts, faults or Faults(), RateLimiter(by_model), context_window
+        )
         self._endpoint = Endpoint(
-            self._scripts,
-            faults or Faults(),
+            self._service,
             latency if isinstance(latency, Latency) else Latency(latency),
             self.log,
             key=key,
@@ -141,12 +150,12 @@ class ModelServer:
     def script(self, key: str, *replies: Said) -> None:
         """Let the conversation `key` get these replies, one per turn."""
         self._scripts = self._scripts.with_script(key, replies)
-        self._endpoint.rules = self._scripts
+        self._service.rules = self._scripts
 
     def follow(self, rules: Rules | Mapping[str, Sequence[Said]]) -> None:
         """Follow these rules or scripts from now on, instead of all earlier ones."""
         self._scripts = as_rules(rules)
-        self._endpoint.rules = self._scripts
+        self._service.rules = self._scripts
 
     def fail(
         self,
@@ -158,9 +167,13 @@ class ModelServer:
     ) -> None:
         """Plan a fault; None means any conversation, turn or attempt."""
         fault = fault if isinstance(fault, Fault) else Fault(fault)
-        faults = self._endpoint.faults
+        faults = self._service.faults
         planned = (*faults.planned, Planned(fault, key, turn, attempt))
-        self._endpoint.faults = replace(faults, planned=planned)
+        self._service.faults = replace(faults, planned=planned)
+
+    def limit(self, limit: RateLimit | None, model: str = "") -> None:
+        """Enforce the limit from now on: on a model, or on all without one; None lifts it."""
+        self._service.limiter.change(limit, model)
 
     async def start(self) -> None:
         """Serve on the running loop, instead of in a thread."""

@@ -1,13 +1,22 @@
 """What the server needs of a protocol. Rules see every request as a chat completion's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.worker.testing.openai.answers import failing, refusing, replying
+from stepfleet.worker.testing.openai.answers import (
+    failing,
+    limit_headers,
+    refusing,
+    replying,
+    too_long,
+)
+from stepfleet.worker.testing.openai.completions import prompt_of
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault
+from stepfleet.worker.testing.scenario.limits import Standing
+from stepfleet.worker.testing.scenario.prompt_cache import Prompt
 from stepfleet.worker.testing.scenario.replies import Answer, Reply
 
 
@@ -23,14 +32,22 @@ class MisfitError(Exception):
 class Wire:
     """One protocol: its requests as those of chat completions, and its forms of answers.
 
-    `conversation` takes body and path, and raises `MisfitError`; the others are as in
-    `testing.openai.answers`.
+    `conversation` takes body and path, and raises `MisfitError`; a reply has its usage. `prompt` is
+    what the service caches of a request, `too_long` words the refusal of a prompt. `limit_headers`
+    has the headers of rate limits, with the seconds to wait in a 429; `free_reads` says whether
+    tokens that were read from the cache count against no limit.
     """
 
     conversation: Callable[[dict[str, Any], str], dict[str, Any]]
     replying: Callable[[RequestRecord, Reply], Answer]
     refusing: Callable[[Violation], Answer]
     failing: Callable[[Fault, Answer], Answer]
+    prompt: Callable[[RequestRecord], Prompt] = prompt_of
+    too_long: Callable[[int, int], str] = too_long
+    limit_headers: Callable[[Mapping[str, Standing], float | None], Mapping[str, str]] = (
+        limit_headers
+    )
+    free_reads: bool = False
 
 
 CHAT = Wire(lambda body, _: body, replying, refusing, failing)

@@ -100,7 +100,7 @@ def test_faults_of_the_model_cost_retries_and_no_run(
 ) -> None:
     """ERR-22: transient failures are tried again as the same step."""
     model.follow(busy)
-    model._endpoint.faults = Faults(rate=0.2, first_attempts=2, retry_after=0.1)
+    model._service.faults = Faults(rate=0.2, first_attempts=2, retry_after=0.1)
     for name in ("w1", "w2"):
         start_worker(name=name, env={"EFFECTS": str(effects)})
     results = list(fleet.submit_batch(lines(30), agent=AGENTS["plain"]).results())

@@ -39,7 +39,7 @@ def test_a_thousand_runs_complete_on_four_workers_and_know_nothing_of_each_other
     """MULTI-05, QUAL-07: with a provider whose limit they exceed now and then."""
     model.follow(rules)
     limited: dict[FaultKind | str, float] = {FaultKind.RATE_LIMITED: 1.0}
-    model._endpoint.faults = Faults(rate=0.05, kinds=limited, first_attempts=2, retry_after=0.2)
+    model._service.faults = Faults(rate=0.05, kinds=limited, first_attempts=2, retry_after=0.2)
     for number in range(4):
         start_worker(name=f"w{number}", env={"STEPFLEET_SLOTS": "100"})
     with Fleet(redis_url) as fleet:

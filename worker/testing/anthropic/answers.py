@@ -1,7 +1,8 @@
 """Puts replies, refusals and faults into the answers of Messages, whole or as events."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
@@ -13,11 +14,13 @@ from stepfleet.worker.testing.anthropic.conversation import (
     signature,
 )
 from stepfleet.worker.testing.openai import answers as chat
-from stepfleet.worker.testing.openai.completions import arguments_text, estimate, pieces_of
+from stepfleet.worker.testing.openai.completions import arguments_text, pieces_of
 from stepfleet.worker.testing.openai.conversation import Violation, call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
 from stepfleet.worker.testing.scenario.latency import name_of
+from stepfleet.worker.testing.scenario.limits import Standing
+from stepfleet.worker.testing.scenario.prompt_cache import marked
 from stepfleet.worker.testing.scenario.replies import (
     EVENTS,
     JSON,
@@ -31,8 +34,13 @@ from stepfleet.worker.testing.wire import Wire
 
 PATH = "/v1/messages"
 _OVERLOADED = 529
-_LOOKED_BACK = 20
-_CHARACTERS_PER_TOKEN = 4
+
+
+def too_long(tokens: int, window: int) -> str:
+    """Return why a prompt of so many tokens is refused."""
+    return f"prompt is too long: {tokens} tokens > {window} maximum"
+
+
 _REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens",
             "content_filter": "refusal"}  # fmt: skip
 _REFUSALS: dict[FaultKind | str, tuple[int, str, str]] = {
@@ -43,7 +51,7 @@ _REFUSALS: dict[FaultKind | str, tuple[int, str, str]] = {
     FaultKind.OVERLOADED: (_OVERLOADED, "overloaded_error", "Overloaded"),
     FaultKind.CONTEXT_LENGTH_EXCEEDED: (
         HTTPStatus.BAD_REQUEST, "invalid_request_error",
-        "prompt is too long: 208310 tokens > 200000 maximum"),
+        too_long(208_310, 200_000)),
     FaultKind.CONTENT_FILTER: (
         HTTPStatus.BAD_REQUEST, "invalid_request_error",
         "Output blocked by content filtering policy"),
@@ -55,48 +63,15 @@ _REFUSALS: dict[FaultKind | str, tuple[int, str, str]] = {
 }  # fmt: skip
 
 
-@dataclass
-class PromptCache:
-    """Which beginnings of prompts the service has cached: those that end at a mark."""
-
-    _known: set[int] = field(default_factory=set)
-
-    def usage(self, body: dict[str, Any], usage: Usage) -> Usage:
-        """Return the usage with the tokens that were read and written.
-
-        A mark finds an entry that ends at most 20 blocks before it.
-        """
-        blocks = marked_blocks(body)
-        ends, sizes = [hash(())], [0]
-        for data, _ in blocks:
-            ends.append(hash((ends[-1], data)))
-            sizes.append(sizes[-1] + len(data))
-        marks = [place for place, (_, marked) in enumerate(blocks, 1) if marked]
-        near = {place for mark in marks for place in range(max(mark - _LOOKED_BACK, 1), mark + 1)}
-        read = max((sizes[place] for place in near if ends[place] in self._known), default=0)
-        written = max((sizes[mark] for mark in marks), default=0) - read
-        self._known |= {ends[mark] for mark in marks}
-        cached = min(read // _CHARACTERS_PER_TOKEN, usage.prompt_tokens)
-        added = min(max(written, 0) // _CHARACTERS_PER_TOKEN, usage.prompt_tokens - cached)
-        return replace(usage, cached_tokens=cached, cache_write_tokens=added)
-
-
-def messages_wire() -> Wire:
-    """Return the protocol for one server, with a prompt cache of its own."""
-    cache = PromptCache()
-
-    def replying(request: RequestRecord, reply: Reply) -> Answer:
-        usage = reply.usage
-        if reply.send_usage and usage is None:
-            usage = cache.usage(dict(request.sent), estimate(request.body, reply))
-        message = _Message(reply, request, usage if reply.send_usage else None)
-        answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
-        if request.streams:
-            return replace(answer, pieces=tuple(message.events()), content_type=EVENTS)
-        body = orjson.dumps(message.body())
-        return replace(answer, pieces=(body,), length=len(body))
-
-    return Wire(conversation, replying, refusing, failing)
+def replying(request: RequestRecord, reply: Reply) -> Answer:
+    """Return the answer that carries `reply`, streamed where the request wants it."""
+    usage = reply.usage if reply.send_usage else None
+    message = _Message(reply, request, usage)
+    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
+    if request.streams:
+        return replace(answer, pieces=tuple(message.events()), content_type=EVENTS)
+    body = orjson.dumps(message.body())
+    return replace(answer, pieces=(body,), length=len(body))
 
 
 def refusing(violation: Violation) -> Answer:
@@ -118,6 +93,30 @@ def failing(fault: Fault, sound: Answer) -> Answer:
     else:
         return chat.failing(fault, sound)
     return chat.delayed(fault, failed)
+
+
+def limit_headers(standings: Mapping[str, Standing], _wait: float | None) -> dict[str, str]:
+    """Return the headers that show how a key stands to its limits."""
+    headers: dict[str, str] = {}
+    for kind, standing in standings.items():
+        name = f"anthropic-ratelimit-{kind.replace('_', '-')}"
+        moment = datetime.now(UTC) + timedelta(seconds=standing.reset)
+        headers[f"{name}-limit"] = f"{standing.limit:.0f}"
+        headers[f"{name}-remaining"] = f"{int(standing.remaining)}"
+        headers[f"{name}-reset"] = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return headers
+
+
+WIRE = Wire(
+    conversation,
+    replying,
+    refusing,
+    failing,
+    prompt=lambda request: marked(request.model, marked_blocks(request.sent)),
+    too_long=too_long,
+    limit_headers=limit_headers,
+    free_reads=True,
+)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Reads a request of Messages as one of chat completions, as strictly as the service. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,6 +15,7 @@ _FIELDS = {
 _MOST_MARKS = 4
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _LEAST_BUDGET = 1024
+_OF_MESSAGES = ("tool_choice", "thinking")
 
 
 def conversation(body: dict[str, Any], _path: str) -> dict[str, Any]:
@@ -23,6 +24,9 @@ def conversation(body: dict[str, Any], _path: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": _text(body["system"])}] if body.get("system") else []
     for number, turn in enumerate(body["messages"]):
         messages += _messages(turn, f"messages.{number}")
+    if (marks := sum(mark for _, mark in marked_blocks(body))) > _MOST_MARKS:
+        why = f"A maximum of 4 blocks with cache_control may be provided. Found {marks}."
+        raise MisfitError("cache_control", why)
     chat: dict[str, Any] = {"model": body.get("model"), "messages": messages}
     if body.get("tools"):
         chat["tools"] = [_tool(tool) for tool in body["tools"]]
@@ -32,15 +36,24 @@ def conversation(body: dict[str, Any], _path: str) -> dict[str, Any]:
     return chat
 
 
-def marked_blocks(body: dict[str, Any]) -> list[tuple[bytes, bool]]:
-    """Return the blocks of a prompt in order, each with whether it is marked for the cache."""
-    system = body.get("system") or []
-    system = [{"type": "text", "text": system}] if isinstance(system, str) else system
-    blocks = [*(body.get("tools") or []), *system]
-    for turn in body.get("messages", []):
+def marked_blocks(body: Mapping[str, Any]) -> list[tuple[bytes, bool]]:
+    """Return the blocks of a prompt in order, each with whether it is marked for the cache.
+
+    A mark of the whole request is one of its last block. How the model chooses tools and thinks
+    belongs to the messages: they are not found again after a change of it.
+    """
+    blocks = [*(body.get("tools") or []), *_blocks(body.get("system") or "")]
+    fixed = len(blocks)
+    for turn in body["messages"]:
         blocks += ({"role": turn["role"], **block} for block in _blocks(turn.get("content")))
+    blocks[fixed] = {**blocks[fixed], **{name: body.get(name) for name in _OF_MESSAGES}}
+    if mark := body.get("cache_control"):
+        blocks[-1] = {**blocks[-1], "cache_control": mark}
     return [
-        (orjson.dumps({**block, "cache_control": None}), bool(block.get("cache_control")))
+        (
+            orjson.dumps({name: one for name, one in block.items() if name != "cache_control"}),
+            bool(block.get("cache_control")),
+        )
         for block in blocks
     ]
 
@@ -58,8 +71,6 @@ def _check(body: dict[str, Any]) -> None:
         )
     if not isinstance(body.get("messages"), list) or not body["messages"]:
         raise MisfitError("messages", "at least one message is required")
-    if sum(mark for _, mark in marked_blocks(body)) > _MOST_MARKS:
-        raise MisfitError("cache_control", "at most 4 blocks may have it")
 
 
 def _messages(turn: dict[str, Any], place: str) -> Iterator[dict[str, Any]]:

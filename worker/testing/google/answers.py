@@ -11,7 +11,6 @@ from stepfleet.worker.testing.google.conversation import conversation, signature
 from stepfleet.worker.testing.openai import answers as chat
 from stepfleet.worker.testing.openai.completions import (
     arguments_text,
-    estimate,
     event,
     pieces_of,
 )
@@ -28,6 +27,14 @@ from stepfleet.worker.testing.scenario.replies import (
 )
 from stepfleet.worker.testing.wire import Wire
 
+
+def too_long(tokens: int, window: int) -> str:
+    """Return why a prompt of so many tokens is refused."""
+    return (
+        f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({window})."
+    )
+
+
 _REASONS = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS",
             "content_filter": "SAFETY"}  # fmt: skip
 _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str]] = {
@@ -39,7 +46,7 @@ _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str]] = {
         HTTPStatus.SERVICE_UNAVAILABLE, "UNAVAILABLE", "The model is overloaded"),
     FaultKind.CONTEXT_LENGTH_EXCEEDED: (
         HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT",
-        "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."),
+        too_long(9000, 8192)),
     FaultKind.CONTENT_FILTER: (
         HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT", "The prompt was blocked"),
     FaultKind.UNAUTHORIZED: (
@@ -52,7 +59,7 @@ _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str]] = {
 
 def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
-    usage = (reply.usage or estimate(request.body, reply)) if reply.send_usage else None
+    usage = reply.usage if reply.send_usage else None
     content = _Content(reply, request, usage)
     answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
     if request.streams:
@@ -76,7 +83,15 @@ def failing(fault: Fault, sound: Answer) -> Answer:
     return chat.delayed(replace(fault, retry_after=None), failed)
 
 
-WIRE = Wire(conversation, replying, refusing, failing)
+# A 429 has its hint in the body, and no answer has headers of rate limits.
+WIRE = Wire(
+    conversation,
+    replying,
+    refusing,
+    failing,
+    too_long=too_long,
+    limit_headers=lambda _standings, _wait: {},
+)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import IO, Any
 
 import orjson
 
+from stepfleet.worker.testing.http.service import Decision
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import FaultKind
-from stepfleet.worker.testing.scenario.replies import Answer
 
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "cache_write_tokens")
 _SECRET = ("authorization", "cookie", "key", "token", "secret")
 
 
@@ -24,7 +25,8 @@ class RequestLog:
     """The newest `keep` requests (None: all), counts of all, and a JSONL file if `path` is given.
 
     The file gets one line per request when it has ended, without bodies: `at` is the epoch
-    second, `received` and `answered` are seconds of the machine's monotonic clock.
+    second, `received` and `answered` are seconds of the machine's monotonic clock. A rate limit
+    admits a request, or refuses it (`limited` names which one did), at `received`.
     """
 
     def __init__(self, *, keep: int | None = None, path: Path | None = None) -> None:
@@ -68,6 +70,7 @@ class RequestLog:
         body: dict[str, Any],
         headers: Mapping[str, str],
         sent: dict[str, Any] | None = None,
+        account: str = "",
     ) -> RequestRecord:
         """Record a request that has arrived whole; `sent` is its body where `body` is another."""
         self._attempts[key, turn] += 1
@@ -83,6 +86,7 @@ class RequestLog:
             headers,
             time.monotonic(),
             sent=body if sent is None else sent,
+            account=account,
         )
         self._open[request.number] = request
         return request
@@ -91,10 +95,9 @@ class RequestLog:
         """Record a violation."""
         self._violations.append(str(violation))
 
-    def decided(
-        self, request: RequestRecord, answer: Answer, violation: Violation | None
-    ) -> RequestRecord:
+    def decided(self, request: RequestRecord, decision: Decision) -> RequestRecord:
         """Record the answer before it is sent, so that its client finds it in the log."""
+        answer, violation, admission = decision.answer, decision.violation, decision.admission
         known = replace(
             request,
             answered=time.monotonic(),
@@ -102,6 +105,7 @@ class RequestLog:
             status=answer.status if answer.pieces else None,
             usage=answer.usage,
             violation=str(violation) if violation else None,
+            limited=admission.refused or None if admission else None,
         )
         self._open[request.number] = known
         return known
@@ -156,8 +160,9 @@ def _line(request: RequestRecord) -> bytes:
         "model": request.body.get("model"),
         "messages": len(request.messages),
         "stream": request.streams,
-        "prompt_tokens": usage and usage.prompt_tokens,
-        "completion_tokens": usage and usage.completion_tokens,
+        **{name: usage and getattr(usage, name) for name in _COUNTS},
+        "account": request.account,
+        "limited": request.limited,
         "violation": request.violation,
     }
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)

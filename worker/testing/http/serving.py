@@ -4,8 +4,8 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -13,21 +13,22 @@ import orjson
 from aiohttp import web
 
 from stepfleet.worker.testing.anthropic.answers import PATH as MESSAGES
-from stepfleet.worker.testing.anthropic.answers import messages_wire
+from stepfleet.worker.testing.anthropic.answers import WIRE as MESSAGES_WIRE
 from stepfleet.worker.testing.google.answers import WIRE as CONTENT_WIRE
 from stepfleet.worker.testing.google.conversation import PATH as CONTENT
 from stepfleet.worker.testing.http.request_log import RequestLog, without_secrets
+from stepfleet.worker.testing.http.service import Service
 from stepfleet.worker.testing.openai.answers import COMPLETIONS, models_at
 from stepfleet.worker.testing.openai.conversation import turn_of
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.responses.answers import WIRE as RESPONSES_WIRE
 from stepfleet.worker.testing.responses.conversation import PATH as RESPONSES
-from stepfleet.worker.testing.rules import Rules, decide
-from stepfleet.worker.testing.scenario.faults import Faults
-from stepfleet.worker.testing.scenario.latency import Latency
+from stepfleet.worker.testing.scenario.latency import Latency, name_of
+from stepfleet.worker.testing.scenario.limits import RateLimit
 from stepfleet.worker.testing.scenario.replies import Answer, Ending
 from stepfleet.worker.testing.wire import CHAT, MisfitError, Wire
 
+_KEYS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -95,14 +96,12 @@ async def _reset(request: web.BaseRequest) -> None:
 
 @dataclass
 class Endpoint:
-    """Answers HTTP requests of one server; its rules and faults may change while it runs."""
+    """Answers HTTP requests of one server, as its service decides."""
 
-    rules: Rules
-    faults: Faults
+    service: Service
     latency: Latency
     log: RequestLog
     key: Callable[[dict[str, Any]], str]
-    messages: Wire = field(default_factory=messages_wire)
 
     async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one HTTP request."""
@@ -113,17 +112,20 @@ class Endpoint:
             return _json(models)
         if path == "/stats" and request.method == "GET":
             return _json(self._stats())
+        if path == "/limits" and request.method in {"GET", "PUT"}:
+            return await self._limits(request)
         return _json(
             {"error": {"message": f"there is no {request.method} {path}", "type": "not_found"}},
             HTTPStatus.NOT_FOUND,
         )
 
-    def _wire(self, path: str) -> Wire | None:
+    @staticmethod
+    def _wire(path: str) -> Wire | None:
         if CONTENT.fullmatch(path):
             return CONTENT_WIRE
         if COMPLETIONS.fullmatch(path):
             return CHAT
-        return {RESPONSES: RESPONSES_WIRE, MESSAGES: self.messages}.get(path)
+        return {RESPONSES: RESPONSES_WIRE, MESSAGES: MESSAGES_WIRE}.get(path)
 
     async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:
         try:
@@ -133,28 +135,45 @@ class Endpoint:
             self.log.refuse(error.violation)
             return await send(request, wire.refusing(error.violation))
         headers = without_secrets(request.headers)
-        record = self.log.begin(self.key(body), turn_of(body), body, headers, sent)
+        record = self.log.begin(
+            self.key(body), turn_of(body), body, headers, sent, _account(request.headers)
+        )
+        decision = self.service.decide(record, wire, record.received)
+        if decision.violation is not None:
+            self.log.refuse(decision.violation)
         try:
-            answer, violation_found = decide(record, self.rules, self.faults, wire)
-            if violation_found is not None:
-                self.log.refuse(violation_found)
-            await self._wait(record, answer)
-            self.log.decided(record, answer, violation_found)
-            return await send(request, replace(answer, delay=0))
+            await self._wait(record, decision.answer)
+            self.log.decided(record, decision)
+            return await send(request, replace(decision.answer, delay=0))
         except (asyncio.CancelledError, ConnectionError):
             self.log.disconnected(record)
             raise
         finally:
             self.log.end(record)
+            if decision.is_admitted:
+                self.service.limiter.release(record.model, record.account)
 
     async def _wait(self, record: RequestRecord, answer: Answer) -> None:
         seconds = answer.delay
         if seconds is None:
-            seconds = self.latency.seconds(
-                self.faults.seed, record.key, record.turn, record.attempt
-            )
+            seed = self.service.faults.seed
+            seconds = self.latency.seconds(seed, record.key, record.turn, record.attempt)
         if seconds:
             await asyncio.sleep(seconds)
+
+    async def _limits(self, request: web.BaseRequest) -> web.Response:
+        """Show the limits by model ("" for all), or set the one in the body; {} lifts it."""
+        limiter = self.service.limiter
+        if request.method == "PUT":
+            try:
+                given = _parsed(await request.content.read())
+                model = str(given.pop("model", ""))
+                limiter.change(RateLimit(**given) if given else None, model)
+            except (MisfitError, TypeError, ValueError) as error:
+                fields = ", ".join(("model", *RateLimit.__dataclass_fields__))
+                text = f"{error}; the fields are {fields}"
+                return _json({"error": {"message": text}}, HTTPStatus.BAD_REQUEST)
+        return _json({name: vars(one) for name, one in limiter.limits.items()})
 
     def _stats(self) -> dict[str, Any]:
         log = self.log
@@ -166,6 +185,13 @@ class Endpoint:
             "outcomes": log.outcomes,
             "violations": log.violations,
         }
+
+
+def _account(headers: Mapping[str, str]) -> str:
+    """Return a digest of the key that a request carries."""
+    key = next((headers[name] for name in _KEYS if name in headers), "")
+    # A signature differs for each request; the key's name before it does not.
+    return name_of(key.partition("/")[0] if key.startswith("AWS4-") else key)[:12]
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:

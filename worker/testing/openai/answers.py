@@ -1,6 +1,8 @@
 """Puts replies, refusals and faults into the answers of a chat completions service. Pure."""
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +14,7 @@ from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.quirks import quirky_body, quirky_events
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
+from stepfleet.worker.testing.scenario.limits import Standing
 from stepfleet.worker.testing.scenario.replies import (
     EVENTS,
     REFUSED,
@@ -93,6 +96,32 @@ def delayed(fault: Fault, answer: Answer) -> Answer:
         answer = replace(answer, headers=headers)
     delay = answer.delay if fault.after is None else fault.after
     return replace(answer, outcome=str(fault.kind), delay=delay)
+
+
+def too_long(tokens: int, window: int) -> str:
+    """Return why a prompt of so many tokens is refused."""
+    return (
+        f"This model's maximum context length is {window} tokens. However, your messages resulted "
+        f"in {tokens} tokens. Please reduce the length of the messages."
+    )
+
+
+def limit_headers(standings: Mapping[str, Standing], wait: float | None) -> dict[str, str]:
+    """Return the headers that show how a key stands to its limits; `wait` in those of a 429."""
+    headers = {} if wait is None else {"retry-after-ms": f"{math.ceil(wait * 1000)}"}
+    for kind in standings.keys() & {"requests", "tokens"}:
+        standing = standings[kind]
+        headers[f"x-ratelimit-limit-{kind}"] = f"{standing.limit:.0f}"
+        headers[f"x-ratelimit-remaining-{kind}"] = f"{int(standing.remaining)}"
+        headers[f"x-ratelimit-reset-{kind}"] = _duration(standing.reset)
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    if minutes:
+        return f"{minutes:.0f}m{rest:.3g}s"
+    return f"{seconds:.3g}s" if seconds >= 1 else f"{math.ceil(seconds * 1000)}ms"
 
 
 def _model(name: str) -> dict[str, Any]:

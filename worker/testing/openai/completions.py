@@ -9,6 +9,7 @@ import orjson
 from stepfleet.worker.testing.openai.conversation import call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.latency import name_of
+from stepfleet.worker.testing.scenario.prompt_cache import Prompt, automatic
 from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -27,9 +28,7 @@ class Completion:
     @property
     def usage(self) -> Usage | None:
         """The token counts that are sent."""
-        if not self.reply.send_usage:
-            return None
-        return self.reply.usage or estimate(self.request.body, self.reply)
+        return self.reply.usage if self.reply.send_usage else None
 
     def body(self) -> dict[str, Any]:
         """Return the unstreamed completion."""
@@ -106,15 +105,17 @@ def arguments_text(call: ToolCallReply) -> str:
     return orjson.dumps(call.arguments).decode()
 
 
-def estimate(body: Mapping[str, Any], reply: Reply) -> Usage:
+def estimate(prompt_tokens: int, reply: Reply) -> Usage:
     """Return about the tokens of a call; equal conversations and replies get equal counts."""
-    sent = len(orjson.dumps([body.get("messages"), body.get("tools")]))
     answered = len(reply.content or "")
     answered += sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)
-    return Usage(
-        prompt_tokens=sent // _CHARACTERS_PER_TOKEN,
-        completion_tokens=_TOKENS_PER_MESSAGE + answered // _CHARACTERS_PER_TOKEN,
-    )
+    return Usage(prompt_tokens, _TOKENS_PER_MESSAGE + answered // _CHARACTERS_PER_TOKEN)
+
+
+def prompt_of(request: RequestRecord) -> Prompt:
+    """Return the prompt as the service's cache sees it, which needs no marks."""
+    body = request.body
+    return automatic(request.model, orjson.dumps([body.get("tools"), body.get("messages")]))
 
 
 def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

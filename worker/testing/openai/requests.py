@@ -44,11 +44,20 @@ class RequestRecord:
     violation: str | None = None
     sent: Mapping[str, Any] = field(default_factory=dict)
     """The body as it was sent; `body` is that of chat completions for every protocol."""
+    account: str = ""
+    """The key that was sent, as a digest: rate limits are for each model and key."""
+    limited: str | None = None
+    """The kind of rate limit that had no room: `requests`, `tokens`, `in_flight` ..."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as it was sent."""
         return messages_of(dict(self.body))
+
+    @property
+    def model(self) -> str:
+        """The model that is requested."""
+        return str(self.body.get("model"))
 
     @property
     def question(self) -> str:

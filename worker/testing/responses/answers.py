@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from stepfleet.worker.testing.openai import answers as chat
-from stepfleet.worker.testing.openai.completions import arguments_text, estimate, pieces_of
+from stepfleet.worker.testing.openai.completions import arguments_text, pieces_of
 from stepfleet.worker.testing.openai.conversation import call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.responses.conversation import conversation, encrypted
@@ -29,7 +29,7 @@ _WHY = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
-    usage = (reply.usage or estimate(request.body, reply)) if reply.send_usage else None
+    usage = reply.usage if reply.send_usage else None
     response = _Response(reply, request, usage)
     answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
     if request.streams:
