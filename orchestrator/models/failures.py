@@ -91,6 +91,7 @@ _STATUSES = {
 _MESSAGES = {
     ModelErrorCode.QUOTA_EXHAUSTED: r"insufficient (?:balance|credits?|funds|quota)"
     r"|credit balance is too low|budget has been exceeded",
+    ModelErrorCode.CONTENT_FILTER: r"content (?:filtering|management) policy",
     ModelErrorCode.INVALID_API_KEY: r"api[ _-]?key (?:is )?(?:not valid|invalid|expired)"
     r"|(?:invalid|incorrect) api[ _-]?key",
     ModelErrorCode.MODEL_NOT_FOUND: r"\bmodel\b.{0,120}?\b(?:does not exist|not found)"

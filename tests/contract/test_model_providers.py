@@ -167,7 +167,10 @@ async def test_signed_reasoning_goes_back_unchanged_and_to_no_other_provider(
         ("broken_json", ModelErrorCode.MALFORMED_ANSWER, True),
         ("empty_choices", ModelErrorCode.MALFORMED_ANSWER, True),
         ("truncated_stream", None, True),
+        ("error_event", ModelErrorCode.SERVER_ERROR, True),
+        ("failed", ModelErrorCode.SERVER_ERROR, True),
         ("reset", ModelErrorCode.CONNECTION_ERROR, True),
+        ("reset_mid_body", ModelErrorCode.CONNECTION_ERROR, True),
     ],
 )
 async def test_a_failure_is_of_its_kind(
@@ -191,9 +194,36 @@ async def test_a_failure_is_of_its_kind(
         assert failure.retry_after == 3
     if kind == "context_length_exceeded":
         assert isinstance(failure, ContextWindowError)
-        assert failure.limit in (8192, 200_000)
+        assert failure.limit in (8192, 200_000, None)
+        assert (failure.limit is None) == (provider == "openai-responses")
     if kind == "unauthorized":
         assert "_API_KEY" in str(failure)
+
+
+async def test_a_prompt_that_the_services_filter_blocks_is_no_answer(
+    provider: str, stream: bool, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", Fault("content_filter"))
+    request = asked(provider, settings={"stream": stream})
+    if provider == "google":  # it says so in an answer
+        answer = await models.generate(request)
+        assert (answer.finish_reason, answer.content) == (FinishReason.CONTENT_FILTER, "")
+        return
+    with pytest.raises(ModelError) as raised:
+        await models.generate(request)
+    assert raised.value.code == ModelErrorCode.CONTENT_FILTER
+    assert not raised.value.retryable
+
+
+async def test_a_refusal_of_the_model_is_known_as_one(
+    provider: str, stream: bool, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", Fault("refusal", message="Not that."))
+    answer = await models.generate(asked(provider, settings={"stream": stream}))
+    assert server.violations == ()
+    assert answer.finish_reason is FinishReason.CONTENT_FILTER
+    assert answer.content == ("" if provider == "google" else "Not that.")
+    assert answer.usage is not None
 
 
 async def test_data_of_a_schema_are_requested_natively(

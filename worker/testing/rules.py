@@ -103,4 +103,7 @@ def choose(request: RequestRecord, rules: Rules, faults: Faults) -> Choice:
     reply = Reply(said) if isinstance(said, str) else said
     if fault is not None and fault.kind is FaultKind.MISSING_USAGE:
         reply = replace(reply, send_usage=False)
+    if fault is not None and fault.kind is FaultKind.REFUSAL:
+        why = fault.message or "I cannot help with that."
+        reply = replace(reply, content=None, tool_calls=(), refusal=why)
     return Choice(reply, fault)

@@ -90,6 +90,10 @@ def failing(fault: Fault, sound: Answer) -> Answer:
         body = orjson.dumps({"id": "msg_empty", "type": "message", "role": "assistant"})
         failed = replace(sound, pieces=(body,), length=len(body), usage=None)
         failed = replace(failed, content_type=JSON)
+    elif fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
+        error = {"type": "overloaded_error", "message": fault.message or "Overloaded"}
+        body_of = {"type": "error", "error": error, "request_id": "req_1"}
+        failed = chat.with_error(sound, _event("error", error=error), body_of)
     else:
         return chat.failing(fault, sound)
     return chat.delayed(fault, failed)
@@ -130,7 +134,7 @@ class _Message:
     def body(self) -> dict[str, Any]:
         return self._head() | {
             "content": [*self._blocks()],
-            "stop_reason": _REASONS.get(self.reply.ends_with, self.reply.ends_with),
+            **self._stop(),
             **({"usage": self._usage()} if self.usage else {}),
         }
 
@@ -141,10 +145,9 @@ class _Message:
         yield _event("ping")
         for index, block in enumerate(self._blocks()):
             yield from self._block(index, block)
-        reason = _REASONS.get(self.reply.ends_with, self.reply.ends_with)
         yield _event(
             "message_delta",
-            delta={"stop_reason": reason, "stop_sequence": None},
+            delta={**self._stop(), "stop_sequence": None},
             **({"usage": {"output_tokens": self._usage()["output_tokens"]}} if self.usage else {}),
         )
         yield _event("message_stop")
@@ -161,6 +164,12 @@ class _Message:
             change = {"type": delta, part: piece}
             yield _event("content_block_delta", index=index, delta=change)
         yield _event("content_block_stop", index=index)
+
+    def _stop(self) -> dict[str, Any]:
+        if (why := self.reply.refusal) is not None:
+            details = {"type": "refusal", "category": None, "explanation": why}
+            return {"stop_reason": "refusal", "stop_details": details}
+        return {"stop_reason": _REASONS.get(self.reply.ends_with, self.reply.ends_with)}
 
     def _head(self) -> dict[str, Any]:
         return {

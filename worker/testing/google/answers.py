@@ -47,8 +47,6 @@ _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str]] = {
     FaultKind.CONTEXT_LENGTH_EXCEEDED: (
         HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT",
         too_long(9000, 8192)),
-    FaultKind.CONTENT_FILTER: (
-        HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT", "The prompt was blocked"),
     FaultKind.UNAUTHORIZED: (
         HTTPStatus.UNAUTHORIZED, "UNAUTHENTICATED", "API key not valid. Pass a valid API key."),
     FaultKind.FORBIDDEN: (
@@ -76,11 +74,29 @@ def refusing(violation: Violation) -> Answer:
 
 def failing(fault: Fault, sound: Answer) -> Answer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
+    if fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
+        why = fault.message or "The model is overloaded. Please try again later."
+        error = {"error": {"code": 503, "message": why, "status": "UNAVAILABLE"}}
+        return chat.delayed(fault, chat.with_error(sound, event(error), error))
+    if fault.kind is FaultKind.CONTENT_FILTER:
+        return chat.delayed(fault, _blocked(sound))
     if fault.kind not in _REFUSALS:
         return chat.failing(fault, sound)
     status, kind, message = _REFUSALS[fault.kind]
     failed = _error(str(fault.kind), status, kind, fault.message or message, fault.retry_after)
     return chat.delayed(replace(fault, retry_after=None), failed)
+
+
+def _blocked(sound: Answer) -> Answer:
+    """Return the answer to a prompt that the service's filter refuses: 200, without candidates."""
+    body: dict[str, Any] = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}
+    if sound.usage is not None:
+        count = sound.usage.prompt_tokens
+        body["usageMetadata"] = {"promptTokenCount": count, "totalTokenCount": count}
+    usage = replace(sound.usage, completion_tokens=0) if sound.usage else None
+    streams = sound.content_type == EVENTS
+    data = event(body) if streams else orjson.dumps(body)
+    return replace(sound, pieces=(data,), length=None if streams else len(data), usage=usage)
 
 
 # A 429 has its hint in the body, and no answer has headers of rate limits.
@@ -104,6 +120,7 @@ class _Content:
 
     def body(self, parts: list[dict[str, Any]], *, ended: bool) -> dict[str, Any]:
         reason = _REASONS.get(self.reply.ends_with, self.reply.ends_with)
+        reason = reason if self.reply.refusal is None else "SAFETY"
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
         body: dict[str, Any] = {
             "candidates": [{**candidate, "finishReason": reason} if ended else candidate],

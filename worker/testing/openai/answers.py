@@ -135,8 +135,12 @@ def _refused(fault: Fault) -> Answer:
 
 def _spoiled(fault: Fault, sound: Answer) -> Answer:
     match fault.kind:
-        case FaultKind.MISSING_USAGE:
-            return sound  # the reply was made without it
+        case FaultKind.MISSING_USAGE | FaultKind.REFUSAL:
+            return sound  # the reply was made so
+        case FaultKind.ERROR_EVENT | FaultKind.FAILED:
+            why = fault.message or "The server had an error while processing your request"
+            error = {"message": why, "type": "server_error", "param": None, "code": None}
+            return with_error(sound, event({"error": error}), {"error": error})
         case FaultKind.BROKEN_JSON:
             return _body(sound, b'{"id": "chatcmpl-', done=False)
         case FaultKind.EMPTY_CHOICES:
@@ -165,6 +169,15 @@ def _half(sound: Answer) -> Answer:
     else:
         pieces = tuple(piece[: len(piece) // 2] for piece in sound.pieces)
     return replace(sound, pieces=pieces, usage=None)
+
+
+def with_error(sound: Answer, last: bytes, body: Mapping[str, Any]) -> Answer:
+    """Return a stream that ends in its middle with the event `last`, or a whole answer `body`."""
+    if sound.content_type == EVENTS:
+        half = _half(sound)
+        return replace(half, pieces=(*half.pieces, last))
+    data = orjson.dumps(body)
+    return replace(sound, pieces=(data,), length=len(data), usage=None)
 
 
 def _body(sound: Answer, body: bytes, *, done: bool = True) -> Answer:

@@ -32,7 +32,7 @@ class Completion:
 
     def body(self) -> dict[str, Any]:
         """Return the unstreamed completion."""
-        message = {"role": "assistant", "content": self.reply.content, **self.reply.extra}
+        message = {"role": "assistant", "content": self.reply.content, **self._extra()}
         if self.reply.tool_calls:
             message["tool_calls"] = [call for _, call in self._calls()]
         choice = {"index": 0, "message": message, "finish_reason": self.reply.ends_with}
@@ -51,7 +51,7 @@ class Completion:
         return [*events, DONE]
 
     def _choices(self) -> Iterator[dict[str, Any]]:
-        yield _choice({"role": "assistant", "content": "", **self.reply.extra})
+        yield _choice({"role": "assistant", "content": "", **self._extra()})
         for piece in pieces_of(self.reply.content or "", self.reply.piece):
             yield _choice({"content": piece})
         for index, call in self._calls():
@@ -68,6 +68,10 @@ class Completion:
             identity = {} if call.omit_id else {"id": made if call.id is None else call.id}
             function = {"name": call.name, "arguments": arguments_text(call)}
             yield index, {**identity, "type": "function", "function": function}
+
+    def _extra(self) -> dict[str, Any]:
+        refused = {} if self.reply.refusal is None else {"refusal": self.reply.refusal}
+        return {**refused, **self.reply.extra}
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -40,6 +40,10 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
 
 def failing(fault: Fault, sound: Answer) -> Answer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
+    if fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
+        return chat.delayed(fault, _failed(fault, sound))
+    if fault.kind is FaultKind.CONTEXT_LENGTH_EXCEEDED:
+        return chat.failing(replace(fault, message=fault.message or too_long(0, 0)), sound)
     if fault.kind not in (FaultKind.EMPTY_CHOICES, FaultKind.NO_MESSAGE):
         return chat.failing(fault, sound)
     body = orjson.dumps({"id": "resp_empty", "object": "response", "status": "completed"})
@@ -47,7 +51,37 @@ def failing(fault: Fault, sound: Answer) -> Answer:
     return chat.delayed(fault, empty)
 
 
-WIRE = Wire(conversation, replying, chat.refusing, failing)
+def too_long(_tokens: int, _window: int) -> str:
+    """Return why a prompt is refused: this service names no numbers."""
+    return (
+        "Your input exceeds the context window of this model. "
+        "Please adjust your input and try again."
+    )
+
+
+def _failed(fault: Fault, sound: Answer) -> Answer:
+    why = fault.message or "An error occurred while processing your request."
+    error = {"code": "server_error", "message": why}
+    response: dict[str, Any] = {
+        "id": "resp_failed",
+        "object": "response",
+        "status": "failed",
+        "error": error,
+    }
+    response |= {"output": [], "incomplete_details": None, "usage": None}
+    if fault.kind is FaultKind.FAILED:
+        last = _event("response.failed", response=response)
+    else:
+        last = _event("error", **error, param=None)
+    return chat.with_error(sound, last, response)
+
+
+WIRE = Wire(conversation, replying, chat.refusing, failing, too_long=too_long)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    data = orjson.dumps({"type": kind, "sequence_number": 0, **fields})
+    return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 
 @dataclass(frozen=True)
@@ -62,24 +96,20 @@ class _Response:
         return self._head([*self._items()], ended=True)
 
     def events(self) -> Iterator[bytes]:
-        yield self._event("response.created", response=self._head([], ended=False))
+        yield _event("response.created", response=self._head([], ended=False))
         for index, item in enumerate(self._items()):
             place = {"output_index": index, "item_id": item["id"]}
-            yield self._event("response.output_item.added", output_index=index, item=item)
+            yield _event("response.output_item.added", output_index=index, item=item)
             for piece in pieces_of(item.get("arguments", ""), self.reply.piece):
-                yield self._event("response.function_call_arguments.delta", delta=piece, **place)
+                yield _event("response.function_call_arguments.delta", delta=piece, **place)
             if item["type"] == "message":
-                for piece in pieces_of(item["content"][0]["text"], self.reply.piece):
+                part = item["content"][0]
+                for piece in pieces_of(part.get("text", part.get("refusal")), self.reply.piece):
                     more = {**place, "content_index": 0, "delta": piece, "logprobs": []}
-                    yield self._event("response.output_text.delta", **more)
-            yield self._event("response.output_item.done", output_index=index, item=item)
+                    yield _event(f"response.{part['type']}.delta", **more)
+            yield _event("response.output_item.done", output_index=index, item=item)
         status = "incomplete" if self.reply.ends_with in _WHY else "completed"
-        yield self._event(f"response.{status}", response=self.body())
-
-    @staticmethod
-    def _event(kind: str, **fields: Any) -> bytes:
-        data = orjson.dumps({"type": kind, "sequence_number": 0, **fields})
-        return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
+        yield _event(f"response.{status}", response=self.body())
 
     def _head(self, output: list[dict[str, Any]], *, ended: bool) -> dict[str, Any]:
         why = _WHY.get(self.reply.ends_with)
@@ -105,8 +135,10 @@ class _Response:
             secret = encrypted(self.reply.reasoning)
             kind = {"type": "reasoning", "summary": [], "encrypted_content": secret}
             yield {"id": f"rs_{name}", **kind}
-        if self.reply.content is not None:
+        text: dict[str, Any] = {"type": "refusal", "refusal": self.reply.refusal}
+        if self.reply.refusal is None:
             text = {"type": "output_text", "text": self.reply.content, "annotations": []}
+        if self.reply.content is not None or self.reply.refusal is not None:
             message = {"type": "message", "role": "assistant", "status": "completed"}
             yield {"id": f"msg_{name}", **message, "content": [text]}
         for index, call in enumerate(self.reply.tool_calls):

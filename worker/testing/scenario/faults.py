@@ -16,11 +16,11 @@ class FaultKind(StrEnum):
     """The ways in which a model service fails."""
 
     RATE_LIMITED = "rate_limited"
-    """429, with Retry-After where the fault has one."""
+    """429, with the hints of the provider; `retry_after` is in them where the fault has one."""
     SERVER_ERROR = "server_error"
     """500."""
     OVERLOADED = "overloaded"
-    """503."""
+    """503; 529 of Anthropic."""
     HANG = "hang"
     """No answer until the client goes away."""
     RESET = "reset"
@@ -29,6 +29,10 @@ class FaultKind(StrEnum):
     """The connection is reset in the middle of the body."""
     TRUNCATED_STREAM = "truncated_stream"
     """A stream ends in the middle without an error; a whole body breaks off."""
+    ERROR_EVENT = "error_event"
+    """A stream ends with an error event in its middle; a whole answer is an error with 200."""
+    FAILED = "failed"
+    """The answer ends as failed: `response.failed` of Responses; elsewhere as `error_event`."""
     BROKEN_JSON = "broken_json"
     """200, and a body or an event that is not JSON."""
     EMPTY_CHOICES = "empty_choices"
@@ -38,9 +42,11 @@ class FaultKind(StrEnum):
     MISSING_USAGE = "missing_usage"
     """The right answer without token counts."""
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-    """400 with that code."""
+    """400: the prompt is too long."""
     CONTENT_FILTER = "content_filter"
-    """400 with that code."""
+    """The service refuses the prompt: 400, or 200 with a reason of Gemini."""
+    REFUSAL = "refusal"
+    """The model refuses, with `message`, in an answer that is otherwise right."""
     UNAUTHORIZED = "unauthorized"
     """401."""
     FORBIDDEN = "forbidden"
@@ -56,6 +62,7 @@ TRANSIENT = (
     FaultKind.RESET,
     FaultKind.RESET_MID_BODY,
     FaultKind.TRUNCATED_STREAM,
+    FaultKind.ERROR_EVENT,
     FaultKind.BROKEN_JSON,
     FaultKind.EMPTY_CHOICES,
     FaultKind.NO_MESSAGE,

@@ -107,8 +107,8 @@ class Reply:
     for equal requests, where it is None, and left out with `send_usage=False`. `latency` (seconds
     before the answer) replaces the server's; `pause` is the seconds between the events of a
     stream, and `piece` the characters of content and arguments in each. `extra` adds fields to
-    the message, such as `refusal`. `reasoning` is sent signed where the protocol has it. `quirks`
-    are departures from OpenAI's own form.
+    the message. `reasoning` is sent signed where the protocol has it. `refusal` is why the model
+    refuses, in the form of the protocol. `quirks` are departures from OpenAI's own form.
     """
 
     content: str | None = None
@@ -122,6 +122,7 @@ class Reply:
     piece: int = 24
     extra: Mapping[str, Any] = field(default_factory=dict)
     reasoning: str | None = None
+    refusal: str | None = None
     quirks: tuple[Quirk, ...] = ()
 
     def __post_init__(self) -> None:

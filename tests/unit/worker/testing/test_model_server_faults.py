@@ -126,6 +126,35 @@ def test_choices_can_be_empty_or_without_a_message(server: ModelServer, stream: 
     assert bare["choices"] == [{"index": 0, "finish_reason": "stop"}]
 
 
+EVENTS = {
+    "chat/completions": ('data: {"error":{"message":"oh"', 'data: {"error":{"message":"oh"'),
+    "responses": ('event: error\ndata: {"type":"error"', "event: response.failed\n"),
+    "messages": ('event: error\ndata: {"type":"error"', "event: error\n"),
+    "models/m:streamGenerateContent": ('data: {"error":{"code":503', 'data: {"error":{"code":503'),
+}
+
+
+@pytest.mark.parametrize("path", EVENTS)
+@pytest.mark.parametrize("kind", ["error_event", "failed"])
+def test_a_stream_can_end_in_the_protocols_own_error_event(
+    server: ModelServer, path: str, kind: str
+) -> None:
+    server.fail(Fault(kind, message="oh"))
+    sent = body(stream=True)
+    if path == "responses":
+        sent["input"] = sent.pop("messages")
+    elif path == "messages":
+        sent["max_tokens"] = 9
+    elif path != "chat/completions":
+        sent = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+    response = httpx.post(f"{server.url}/{path}", json=sent, timeout=60)
+    assert response.status_code == 200
+    *before, last = response.text.strip().split("\n\n")
+    assert "a tex" in "".join(before)
+    assert last.startswith(EVENTS[path][kind == "failed"])
+    assert '"oh"' in last
+
+
 def test_usage_can_be_missing_from_a_right_answer(server: ModelServer) -> None:
     server.fail("missing_usage")
     without, with_usage = post(server).json(), post(server).json()
@@ -270,7 +299,8 @@ def test_every_kind_is_among_the_kinds_tested_here() -> None:
     tested = {
         "rate_limited", "server_error", "overloaded", "context_length_exceeded", "content_filter",
         "unauthorized", "forbidden", "not_found", "reset", "reset_mid_body", "truncated_stream",
-        "broken_json", "empty_choices", "no_message", "missing_usage", "hang",
+        "error_event", "failed", "refusal", "broken_json", "empty_choices", "no_message",
+        "missing_usage", "hang",
     }  # fmt: skip
     assert tested == {str(kind) for kind in FaultKind}
 
