@@ -18,6 +18,12 @@ SWEEPS = f"{PREFIX}:sweeps"
 UPKEEP = f"{PREFIX}:upkeep"
 RESCUER = f"{PREFIX}:rescuer"
 QUARANTINE = f"{PREFIX}:quarantine"
+_LIMITS = f"{PREFIX}:{{limits}}"
+LIMIT_SETTINGS = f"{_LIMITS}:settings"
+LIMIT_STATE = f"{_LIMITS}:state"
+LIMIT_GRANTS = f"{_LIMITS}:grants"
+LIMIT_WAITING = f"{_LIMITS}:waiting"
+LIMIT_LINES = f"{_LIMITS}:lines"
 
 
 @cache

@@ -19,7 +19,19 @@ from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
-        *("aside", "ask", "cache", "courier", "expire", "feed", "flag", "hold", "rescue", "swept"),
+        *(
+            "admit",
+            "aside",
+            "ask",
+            "cache",
+            "courier",
+            "expire",
+            "feed",
+            "flag",
+            "hold",
+            "rescue",
+            "swept",
+        ),
         *("turn", "unnote", "unused"),
     }
 )

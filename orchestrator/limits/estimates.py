@@ -1,0 +1,94 @@
+"""What a model call is expected to take, and what is charged for it. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.limits.limit import kind_of
+from stepfleet.orchestrator.records.usage import UsageStats
+
+FIRST_OUTPUT = 256
+"""Output tokens of the first call of an agent of which nothing is known."""
+QUANTILE, PACE = 0.75, 0.1
+MOST_AGENTS = 10_000
+_COUNTS_MAX_TOKENS = frozenset({"openai", "openai-responses", "azure"})
+"""Services that charge a rate with `max_tokens` of a request, whatever it then takes."""
+_CACHED_IS_FREE = frozenset({"anthropic"})
+"""Services whose rates leave out what was read from the prompt cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a call takes of its limits: requests, tokens, and first steps of runs."""
+
+    requests: int = 1
+    input_tokens: int = 0
+    output_tokens: int = 0
+    starts: int = 0
+
+    def stored(self) -> dict[str, int]:
+        """Return the amounts as the script reads them."""
+        given = (self.requests, self.input_tokens, self.output_tokens, self.starts)
+        return dict(zip("rios", given, strict=True))
+
+    @classmethod
+    def loaded(cls, stored: dict[str, Any]) -> "Amounts":
+        """Return what `stored` wrote."""
+        return cls(*(int(stored.get(kind, 0)) for kind in "rios"))
+
+
+class OutputEstimates:
+    """Learns how many tokens the answers of each agent have: about their upper quartile."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float] = {}
+
+    def learn(self, agent: str, tokens: int) -> None:
+        """Note the size of an answer."""
+        known = self._known.get(agent)
+        if known is None:
+            if len(self._known) >= MOST_AGENTS:
+                self._known.clear()
+            self._known[agent] = float(tokens)
+            return
+        step = PACE * max(known, tokens, 1.0)
+        self._known[agent] = max(
+            0.0, known + (step * QUANTILE if tokens > known else -step * (1 - QUANTILE))
+        )
+
+    def of(self, agent: str) -> int:
+        """Return the expected size of the agent's next answer."""
+        return round(self._known.get(agent, FIRST_OUTPUT))
+
+
+def reserved(
+    model: str, *, prompt: int, output: int, most: int | None, cached: int = 0, first: bool = False
+) -> Amounts:
+    """Return what a call reserves.
+
+    `prompt` and `output` are the expected tokens, `most` is the call's `max_tokens`; `cached` of
+    the prompt are expected in the provider's cache. `first`: it is the first step of a run.
+    """
+    if kind_of(model) in _COUNTS_MAX_TOKENS and most is not None:
+        output = most
+    elif most is not None:
+        output = min(output, most)
+    if kind_of(model) in _CACHED_IS_FREE:
+        prompt -= min(cached, prompt)
+    return Amounts(1, prompt, output, int(first))
+
+
+def charged(model: str, usage: UsageStats, *, most: int | None, first: bool = False) -> Amounts:
+    """Return what a step has taken, by its usage. An answer from our own cache takes nothing."""
+    calls = usage.llm_calls
+    prompt, output = usage.prompt_tokens, usage.completion_tokens
+    if calls and kind_of(model) in _COUNTS_MAX_TOKENS and most is not None:
+        output = max(output, most * calls)
+    if kind_of(model) in _CACHED_IS_FREE:
+        prompt = max(prompt - usage.cached_tokens, 0)
+    return Amounts(calls, prompt, output, int(first))
+
+
+def total(parts: Iterable[int]) -> int:
+    """Return the sum of tokens, within what the script counts exactly."""
+    return min(sum(parts), 10**12)

@@ -1,0 +1,118 @@
+"""A limit that the whole fleet shares, and its name."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
+
+TENANT, BATCH, AGENT = "tenant", "batch", "agent"
+EACH = (TENANT, BATCH, AGENT)
+"""With `*` as the name of one of these, the limit holds for each of them by itself."""
+SEPARATOR = "\x1f"
+MOST = 1e12
+LONGEST_NAME = 500
+_NAME = re.compile(r"[^:\s]+:[^\x00-\x1f]+")
+_RATE = Field(default=None, gt=0, le=MOST)
+
+
+class Limit(Record):
+    """What all calls under one name may take together, in the whole fleet.
+
+    Rates are per minute; `starts_per_minute` counts the first steps of runs alone. `in_flight` is
+    the number of calls at once. `burst` is how many seconds of a rate may be used in one moment.
+    `weight` is a tenant's share where several wait.
+    """
+
+    requests_per_minute: float | None = _RATE
+    tokens_per_minute: float | None = _RATE
+    input_tokens_per_minute: float | None = _RATE
+    output_tokens_per_minute: float | None = _RATE
+    starts_per_minute: float | None = _RATE
+    in_flight: int | None = Field(default=None, ge=1, le=10_000_000)
+    burst: float = Field(default=1.0, gt=0, le=3600)
+    weight: float = Field(default=1.0, gt=0, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set - {"burst"}:
+            raise ValueError("it limits nothing; write requests_per_minute, in_flight or another")
+        return self
+
+
+Limits = Mapping[str, Limit]
+
+
+def limit_of(name: str, given: Any) -> Limit:
+    """Return the limit of that name, from fields. Raises `ConfigurationError` with the fix."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        msg = (
+            f"limit {name!r}: name a model ('openai:gpt-4o-mini', 'openai:*'), or 'tenant:acme', "
+            "'batch:*', 'agent:clerk'"
+        )
+        raise ConfigurationError(msg)
+    try:
+        found = given if isinstance(given, Limit) else Limit.model_validate(given)
+    except ValidationError as error:
+        text = explain_invalid(error, record=Limit)
+        raise ConfigurationError(f"limit {name!r}: {text}") from None
+    if "weight" in found.model_fields_set and kind_of(name) != TENANT:
+        raise ConfigurationError(f"limit {name!r}: field 'weight' is for tenants only")
+    return found
+
+
+def limits_from(given: Any) -> dict[str, Limit]:
+    """Return limits by name, from a mapping. Raises `ConfigurationError` as `limit_of` does."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError("limits: write a table of limits by name")
+    return {name: limit_of(name, fields) for name, fields in given.items()}
+
+
+def changed(name: str, before: Limit | None, fields: Mapping[str, Any]) -> Limit:
+    """Return the limit with these fields changed; None takes a field away.
+
+    Raises `ConfigurationError` as `limit_of` does.
+    """
+    kept = before.model_dump(exclude_unset=True) if before else {}
+    merged = {key: value for key, value in {**kept, **fields}.items() if value is not None}
+    return limit_of(name, merged)
+
+
+def parsed_field(text: str) -> tuple[str, Any]:
+    """Return field and value of `field=value`; `field=` is None. Raises `ConfigurationError`."""
+    field, equals, value = text.partition("=")
+    if field not in Limit.model_fields:
+        fix = meant(field, Limit.model_fields) or f"; write one of {', '.join(Limit.model_fields)}"
+        raise ConfigurationError(f"{text!r}: {field!r} is no field of a limit{fix}")
+    if not equals:
+        raise ConfigurationError(f"{text!r}: write {field}=NUMBER, or {field}= to take it away")
+    try:
+        return field, json.loads(value.replace("_", "")) if value else None
+    except ValueError:
+        raise ConfigurationError(f"{text!r}: {value!r} is no number") from None
+
+
+def kind_of(name: str) -> str:
+    """Return the part of a limit's name before the colon: a service, tenant, batch or agent."""
+    return name.partition(":")[0]
+
+
+def names_of(
+    known: Mapping[str, Any], *, model: str, tenant: str, batch: str, agent: str
+) -> tuple[str, ...]:
+    """Return the limits, among those that are `known`, that a step's call is under.
+
+    The first one is the line in which it waits: that of its model where one applies.
+    """
+    service = f"{kind_of(model)}:*"
+    found = [name for name in dict.fromkeys((model, service)) if name in known]
+    for kind, value in ((TENANT, tenant), (BATCH, batch), (AGENT, agent)):
+        name = f"{kind}:{value}"
+        if value and (name in known or f"{kind}:*" in known):
+            found.append(name.replace(SEPARATOR, "?"))
+    return tuple(found)

@@ -1,0 +1,223 @@
+"""The admission script on a real Redis: what it grants, whom it lets wait, and in which order."""
+
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from support.runs.admissions import LEASE, Admissions
+
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.keys import NO_PREFIX
+
+MODEL = "openai:m"
+
+
+@pytest.fixture
+def gate(redis_url: str) -> Iterator[Admissions]:
+    """The script on the test's Redis."""
+    with Redis.from_url(redis_url, decode_responses=True) as client:
+        yield Admissions(client)
+
+
+def test_what_does_not_fit_waits_and_is_admitted_when_a_call_ends(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=2)
+    assert [gate.ask(f"r{at}", MODEL) for at in range(4)] == ["granted"] * 2 + ["waits"] * 2
+    assert (gate.waiting, gate.pause) == (2, -1)
+    assert gate.settle("r0") == "done"
+    assert set(gate.granted) == {"r1", "r2"}
+    assert gate.settle("r0") == "none"
+    assert gate.ask("r3", MODEL) == "waits"  # once more: it has its place
+    assert gate.waiting == 1
+
+
+def test_a_step_is_granted_once_however_often_it_asks(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=2)
+    for _ in range(3):
+        assert gate.ask("r0", MODEL, op="try") == "granted"
+    assert gate.in_flight(MODEL) == 1
+    assert gate.ask("r0", MODEL, step=1) == "granted"  # the settlement of step 0 was lost
+    assert gate.in_flight(MODEL) == 1
+
+
+def test_a_try_takes_no_place_in_the_line(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    gate.ask("r0", MODEL)
+    assert gate.ask("r1", MODEL, op="try") == "full"
+    assert gate.waiting == 0
+
+
+def test_rates_fill_with_time_and_never_beyond_their_burst(gate: Admissions) -> None:
+    gate.limit(MODEL, requests_per_minute=600)  # ten per second, ten at once
+    words = [gate.ask(f"r{at}", MODEL) for at in range(30)]
+    assert words.count("granted") == 10
+    assert 0 < gate.pause <= 100
+    gate.tick(500)
+    assert len(gate.granted) == 15
+    gate.tick(60_000)
+    assert len(gate.granted) == 25
+
+
+def test_tokens_are_settled_by_what_was_used(gate: Admissions) -> None:
+    gate.limit(MODEL, tokens_per_minute=60_000)  # 1,000 per second
+    assert gate.ask("r0", MODEL, i=400, o=400) == "granted"
+    assert gate.ask("r1", MODEL, i=400) == "waits"
+    gate.settle("r0", r=1, i=300, o=100)
+    assert "r1" in gate.granted
+    assert gate.ask("r2", MODEL, i=5_000) == "waits"  # larger than the bucket: when that is full
+    gate.tick(900)
+    assert "r2" in gate.granted
+    assert gate.ask("r3", MODEL, i=1) == "waits"
+    gate.tick(3_500)
+    assert "r3" not in gate.granted
+    gate.tick(700)
+    assert "r3" in gate.granted
+
+
+def test_a_refund_gives_all_of_it_back(gate: Admissions) -> None:
+    gate.limit(MODEL, requests_per_minute=60)
+    assert gate.ask("r0", MODEL) == "granted"
+    assert gate.ask("r1", MODEL) == "waits"
+    gate.refund("r0")
+    assert "r1" in gate.granted
+
+
+def test_every_limit_of_a_step_has_to_have_room_and_others_pass(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=3)
+    gate.limit("batch:*", in_flight=1)
+    assert gate.ask("r0", MODEL, "batch:a") == "granted"
+    assert gate.ask("r1", MODEL, "batch:a") == "waits"
+    assert gate.ask("r2", MODEL, "batch:b") == "granted"  # passes those whose batch is full
+    assert gate.ask("r3", MODEL) == "granted"
+    gate.settle("r3")
+    assert "r1" not in gate.granted
+    gate.settle("r0")
+    assert "r1" in gate.granted
+
+
+def test_begun_runs_come_before_fresh_ones_and_refused_calls_first(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    gate.ask("r0", MODEL)
+    gate.ask("fresh", MODEL, fresh=True)
+    gate.ask("begun", MODEL, step=3)
+    gate.ask("refused", MODEL, op="again")
+    order = []
+    for run, step in (("r0", 0), ("refused", 0), ("begun", 3), ("fresh", 0)):
+        assert run in gate.granted
+        order.append(run)
+        gate.settle(run, step)
+    assert not gate.granted
+    assert gate.waiting == 0
+
+
+def test_a_flood_delays_others_by_their_share_only(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=10)
+    gate.limit("tenant:big", weight=3)
+    for at in range(200):
+        gate.ask(f"f{at}", MODEL, tenant="flood")
+    for at in range(100):
+        gate.ask(f"b{at}", MODEL, tenant="big")
+        gate.ask(f"s{at}", MODEL, tenant="small")
+    gate.served.clear()
+    for _ in range(100):
+        gate.settle(next(iter(gate.granted)))
+    assert gate.served["big"] == pytest.approx(60, abs=2)
+    assert gate.served["small"] == pytest.approx(20, abs=2)
+    assert gate.served["flood"] == pytest.approx(20, abs=2)
+    for _ in range(300):  # alone, the flood has everything
+        gate.settle(next(iter(gate.granted)))
+    assert gate.waiting == 0
+
+
+def test_a_tenant_that_comes_and_goes_has_no_more_than_its_share(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    for at in range(100):
+        gate.ask(f"a{at}", MODEL, tenant="a")
+        gate.ask(f"c{at}", MODEL, tenant="c")
+    gate.served.clear()
+    for at in range(60):
+        gate.ask(f"now{at}", MODEL, tenant="comes")
+        gate.settle(next(iter(gate.granted)))
+    assert gate.served["comes"] == pytest.approx(20, abs=3)
+
+
+def test_a_grant_that_nobody_renews_is_dispatched_again_then_given_back(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    gate.ask("lost", MODEL)
+    gate.ask("next", MODEL)
+    gate.call({"op": "renew", "run": "lost", "step": 0})
+    gate.granted.clear()
+    gate.tick(LEASE - 1000)
+    assert not gate.granted
+    gate.tick(2000)
+    assert set(gate.granted) == {"lost"}  # its hint may be lost: once more
+    gate.granted.clear()
+    gate.tick(LEASE + 1000)
+    assert gate.in_flight(MODEL) == 1
+    assert gate.waiting == 1
+    assert set(gate.granted) == {"lost"}, "it waits again, at the head: its run may live"
+    gate.refund("lost")
+    assert set(gate.granted) == {"next"}
+
+
+def test_calls_in_flight_are_none_where_no_grant_is_left(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    gate.ask("r0", MODEL)
+    gate.client.delete(NO_PREFIX.of(keys.LIMIT_GRANTS))
+    assert gate.ask("r1", MODEL) == "waits"
+    gate.tick(1000)
+    gate.tick(1000)
+    assert "r1" in gate.granted
+
+
+def test_nobody_calls_before_the_time_that_a_refusal_names(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=5)
+    gate.ask("r0", MODEL)
+    gate.call({"op": "throttled", "names": [MODEL], "ms": 2000})
+    assert gate.ask("r1", MODEL) == "waits"
+    assert gate.pause == 2000
+    gate.tick(1999)
+    assert "r1" not in gate.granted
+    gate.tick(1)
+    assert "r1" in gate.granted
+
+
+def test_one_caller_has_the_turn_until_it_stays_away(gate: Admissions) -> None:
+    gate.limit(MODEL, requests_per_minute=600)
+    assert gate.tick(caller="one")
+    assert not gate.tick(caller="two")
+    assert gate.tick(3000, caller="two")
+    assert not gate.tick(caller="one")
+    for at in range(10):
+        assert gate.ask(f"r{at}", MODEL) == "granted"
+    gate.ask("late", MODEL)  # by w1: it can be admitted before the other comes back
+    assert gate.tick(caller="w1")
+    assert not gate.tick(caller="two")
+
+
+def test_a_limit_that_is_taken_away_holds_nobody(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    for at in range(100):
+        gate.ask(f"r{at}", MODEL)
+    gate.client.delete(NO_PREFIX.of(keys.LIMIT_SETTINGS))
+    gate.tick()
+    assert len(gate.granted) == 65  # sixty-four at a time
+    gate.tick()
+    assert len(gate.granted) == 100
+
+
+def test_more_blocked_flows_than_a_call_looks_at_hide_nobody(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1000)
+    gate.limit("batch:*", in_flight=1)
+    for at in range(300):
+        assert gate.ask(f"held{at}", MODEL, f"batch:{at}", step=1) == "granted"
+        gate.ask(f"begun{at}", MODEL, f"batch:{at}", step=1)
+    gate.ask("r0", MODEL, "batch:new", fresh=True)
+    for _ in range(10):
+        gate.now += 20
+        gate.tick()
+    assert "r0" in gate.granted
+    gate.settle("held250", 1)
+    for _ in range(200):
+        gate.now += 20
+        gate.tick()
+    assert "begun250" in gate.granted

@@ -1,0 +1,96 @@
+"""The admission script on a real Redis, with a clock that tests set."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from redis import Redis
+
+from stepfleet.orchestrator.store import keys, lua
+from stepfleet.orchestrator.store.keys import NO_PREFIX
+
+NOW = "local clock = redis.call('TIME')"
+SET_CLOCK = "local clock = redis.call('HMGET', 'test:clock', 's', 'us')"
+LEASE = 30_000
+
+
+@dataclass
+class Admissions:
+    """Calls the script as workers do, and recounts what it has granted."""
+
+    client: Redis
+    now: int = 1_800_000_000_000
+    granted: dict[str, tuple[int, list[str], int]] = field(default_factory=dict)
+    """By run: the step that may call, its limits, and when it was last granted."""
+    served: Counter[str] = field(default_factory=Counter)
+    pause: int = -1
+    waiting: int = 0
+    mine: int = 0
+
+    def __post_init__(self) -> None:
+        text = lua.text("admit")
+        assert NOW in text
+        self.script = self.client.register_script(text.replace(NOW, SET_CLOCK))
+
+    def limit(self, name: str, **fields: float) -> None:
+        """Set a limit as the command line does."""
+        self.client.hset(NO_PREFIX.of(keys.LIMIT_SETTINGS), name, orjson.dumps(fields).decode())
+
+    def call(self, *operations: dict[str, Any], caller: str = "w1") -> list[str]:
+        """Return the words of the reply, and note who was admitted."""
+        seconds, ms = divmod(self.now, 1000)
+        self.client.hset("test:clock", mapping={"s": seconds, "us": ms * 1000})
+        shown = orjson.dumps(operations).decode()
+        state = NO_PREFIX.of(keys.LIMIT_STATE)
+        words, flat, self.pause, self.waiting, _, self.mine = self.script(
+            [state], [caller, LEASE, shown]
+        )
+        for run, step, _agent in zip(*[iter(flat)] * 3, strict=True):
+            self.note(run, int(step))
+        return list(words)
+
+    def note(self, run: str, step: int) -> None:
+        stored = orjson.loads(str(self.client.hget(NO_PREFIX.of(keys.LIMIT_GRANTS), run)))
+        self.granted[run] = (step, stored["names"], self.now)
+        self.served[stored["tenant"]] += 1
+
+    def ask(self, run: str, *names: str, step: int = 0, op: str = "ask", **given: Any) -> str:
+        """Ask for a step's leave; return the word."""
+        operation = {
+            "op": op,
+            "run": run,
+            "step": step,
+            "agent": "a",
+            "tenant": given.get("tenant", ""),
+            "names": names,
+            "fresh": given.get("fresh", False),
+            "amounts": {"r": 1, "i": given.get("i", 0), "o": given.get("o", 0), "s": 0},
+        }
+        word = self.call(operation)[0]
+        if op == "try" and word == "granted":
+            self.note(run, step)
+        return word
+
+    def settle(self, run: str, step: int = 0, **amounts: int) -> str:
+        """End a grant; without amounts as it was reserved."""
+        operation: dict[str, Any] = {"op": "settle", "run": run, "step": step}
+        if self.granted.get(run, (None,))[0] == step:
+            del self.granted[run]
+        return self.call(operation | ({"amounts": amounts} if amounts else {}))[0]
+
+    def refund(self, run: str, step: int = 0) -> str:
+        """End a grant as if nothing had been sent."""
+        self.granted.pop(run, None)
+        return self.call({"op": "refund", "run": run, "step": step})[0]
+
+    def tick(self, later: int = 0, caller: str = "w1") -> bool:
+        """Call as the ticker does, `later` ms from now; return whether it has the turn."""
+        self.now += later
+        self.call({"op": "tick"}, caller=caller)
+        return bool(self.mine)
+
+    def in_flight(self, name: str) -> int:
+        """Return the script's own count."""
+        state = self.client.hget(NO_PREFIX.of(keys.LIMIT_STATE), name)
+        return int(orjson.loads(state).get("f", 0)) if state else 0

@@ -1,0 +1,83 @@
+"""Limits as values: their names and fields, which apply to a step, what a call reserves."""
+
+from functools import partial
+
+import pytest
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.estimates import (
+    FIRST_OUTPUT,
+    Amounts,
+    OutputEstimates,
+    charged,
+    reserved,
+)
+from stepfleet.orchestrator.limits.limit import (
+    Limit,
+    changed,
+    limits_from,
+    names_of,
+    parsed_field,
+)
+from stepfleet.orchestrator.records.usage import UsageStats
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("gpt", {"in_flight": 1}, "name a model"),
+        ("openai:m", {}, "it limits nothing"),
+        ("openai:m", {"in_flight": 0}, "field 'in_flight': input should be greater"),
+        ("openai:m", {"request_per_minute": 1}, "did you mean 'requests_per_minute'"),
+        ("openai:m", {"weight": 2}, "for tenants only"),
+        ("openai:m", 5, "limit 'openai:m'"),
+        ("batch:a\nb", {"in_flight": 1}, "name a model"),
+    ],
+)
+def test_a_wrong_limit_is_refused_with_the_fix(name: str, fields: object, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        limits_from({name: fields})
+
+
+def test_fields_of_a_limit_are_changed_one_by_one() -> None:
+    before = Limit(requests_per_minute=10, in_flight=5)
+    fields = dict(map(parsed_field, ["requests_per_minute=", "tokens_per_minute=2_000_000"]))
+    assert changed("openai:m", before, fields) == Limit(in_flight=5, tokens_per_minute=2_000_000)
+    with pytest.raises(ConfigurationError, match="did you mean 'in_flight'"):
+        parsed_field("inflight=3")
+    with pytest.raises(ConfigurationError, match="is no number"):
+        parsed_field("in_flight=many")
+
+
+def test_a_step_is_under_the_limits_of_its_model_tenant_batch_and_agent() -> None:
+    known = dict.fromkeys(("openai:m", "openai:*", "tenant:a", "batch:*", "agent:other"), Limit)
+    given = {"model": "openai:m", "agent": "clerk"}
+    assert names_of(known, **given, tenant="a", batch="b1") == (
+        *("openai:m", "openai:*"),
+        *("tenant:a", "batch:b1"),
+    )
+    assert names_of(known, **given, tenant="b", batch="") == ("openai:m", "openai:*")
+    assert names_of({}, **given, tenant="a", batch="b1") == ()
+
+
+def test_providers_differ_in_what_their_rates_count() -> None:
+    of = partial(reserved, prompt=1000, output=300, cached=900)
+    assert of("openai:m", most=2000) == Amounts(1, 1000, 2000)
+    assert of("openai:m", most=None) == Amounts(1, 1000, 300)
+    assert of("anthropic:m", most=200, first=True) == Amounts(1, 100, 200, 1)
+    usage = UsageStats(prompt_tokens=1000, completion_tokens=50, llm_calls=1, cached_tokens=800)
+    assert charged("openai:m", usage, most=2000) == Amounts(1, 1000, 2000)
+    assert charged("anthropic:m", usage, most=200) == Amounts(1, 200, 50)
+    assert charged("openai:m", UsageStats(cached_calls=1), most=2000) == Amounts(0)
+
+
+def test_the_size_of_answers_is_learned_for_each_agent() -> None:
+    learned = OutputEstimates()
+    assert learned.of("a") == FIRST_OUTPUT
+    for at in range(400):
+        learned.learn("a", 100 if at % 4 else 1000)
+    assert 80 <= learned.of("a") <= 1100
+    for _ in range(400):
+        learned.learn("a", 10)
+    assert learned.of("a") < 15
+    assert learned.of("b") == FIRST_OUTPUT
