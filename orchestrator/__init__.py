@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.models.llm import LLM as LLM
     from stepfleet.orchestrator.models.pricing.ledger import CostStatistics as CostStatistics
     from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
+    from stepfleet.orchestrator.models.support import Support as Support
+    from stepfleet.orchestrator.models.support import supports as supports
     from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer as SlimSerializer
     from stepfleet.orchestrator.protocol.serialization.slim_config import (
         SlimSerializationConfig as SlimSerializationConfig,
@@ -184,6 +186,7 @@ _WHERE = {
     "models.caching": "CachePolicy CacheStatistics",
     "models.llm": "LLM",
     "models.pricing.ledger": "CostStatistics ModelCall",
+    "models.support": "Support supports",
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
     "records.batch": "BatchProgress",

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.models.media import normalized
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.records.tools import ToolCall
@@ -192,9 +193,12 @@ def _message(value: Any, name: str) -> Message:
     if calls:
         fields["tool_calls"] = _calls(calls, f"{name}.tool_calls")
     try:
-        return Message.model_validate(fields)
+        message = Message.model_validate(fields)
+        return message.model_copy(update={"content": normalized(message.content)})
     except ValidationError as error:
         raise ConfigurationError(f"field {name!r}: {explain_invalid(error)}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"field {name!r}: {error}") from None
 
 
 def _calls(value: Any, name: str) -> tuple[ToolCall, ...]:

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.batches.lines import (
 from stepfleet.orchestrator.batches.openai_format import parse_openai_line, plain_config
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.models.support import check_messages
 
 REMEMBERED = 1000
 
@@ -110,6 +111,8 @@ class Plan:
         if self.rules.tenant and line.tenant is None:
             line = replace(line, tenant=self.rules.tenant)
         overrides, max_steps = self._decide(base, line.overrides)
+        name = "input" if kind == "stepfleet" else "body.messages"
+        check_messages(_models(base.config, overrides), line.messages, name)
         return Draft(line, base.config, base.digest, overrides, max_steps)
 
     def _base_of(self, line: BatchLine) -> _Base:
@@ -178,6 +181,12 @@ class Plan:
                 self._known.clear()
             self._known[key] = (merged_overrides(base.overrides, own), changed.max_steps)
         return self._known[key]
+
+
+def _models(config: AgentConfig, overrides: Mapping[str, Any]) -> tuple[str, ...]:
+    if "model" not in overrides:
+        return config.models
+    return (overrides["model"], *overrides.get("fallbacks", ()))
 
 
 def _check_request(line: BatchLine, config: AgentConfig) -> None:

@@ -40,6 +40,7 @@ from stepfleet.orchestrator.client.local import (
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
+from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.own_app import app_settings
@@ -184,12 +185,14 @@ class AsyncFleet:
         tenant = parse_tenant(tenant)
         if parent is not None:
             tenant = tenant or await client.snapshots.tenant(checked_id(parent))
+        changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
+        check_messages(changed.models, messages, "input")
         run = NewRun(
             run_id=checked_id(run_id),
             agent=config.name,
             config=config.digest,
-            messages=messages_of(input, config.prompt),
-            max_steps=config.with_overrides(own).max_steps,
+            messages=messages,
+            max_steps=changed.max_steps,
             overrides=own,
             metadata=parse_metadata(dict(metadata) if metadata else None),
             parent=parent,

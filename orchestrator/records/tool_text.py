@@ -5,10 +5,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from stepfleet.orchestrator.records.errors import ErrorInfo
-from stepfleet.orchestrator.records.messages import Block, Message
+from stepfleet.orchestrator.records.messages import ADDED, Block, Message, Role
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 ERROR_PREFIX = "Error: "
+TOOLS = "tools"
+"""Author of the message with the media of results (`records.messages.ADDED`)."""
+SHOWN_FOR = "shown_for"
+"""Its metadata: for each of its blocks the call that it belongs to; the first is a caption."""
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -26,14 +30,17 @@ def result_text(record: ToolCallRecord) -> str:
 def media_messages(records: Iterable[ToolCallRecord]) -> tuple[Message, ...]:
     """Return the message with the images of a step's results; nothing where there are none.
 
-    It is a user message, since no provider accepts images in tool messages.
+    It is a user message, since not every provider accepts images in tool messages.
     """
     blocks: list[Block] = []
+    calls: list[str] = []
     for record in records:
         if record.media:
             caption = f"Shown by tool {record.tool_name} (call {record.call_id}):"
             blocks += [{"text": caption}, *record.media]
-    return (Message.added(blocks, by="tools"),) if blocks else ()
+            calls += [record.call_id] * (1 + len(record.media))
+    metadata = {ADDED: TOOLS, SHOWN_FOR: calls}
+    return (Message(role=Role.USER, content=blocks, metadata=metadata),) if blocks else ()
 
 
 def value_text(value: Any) -> str:

@@ -26,11 +26,16 @@ class ToolCall(Record):
 
 
 class ToolSpec(Record):
-    """The description of a tool for the model; `parameters` is a JSON Schema of an object."""
+    """The description of a tool for the model; `parameters` is a JSON Schema of an object.
+
+    `strict` asks for the provider's strict mode, or switches it off; None leaves it to the
+    provider's module.
+    """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ToolCallRecord(Record):

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of
+from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +57,9 @@ class ToolOptions:
     microseconds. `status`, a plain or coroutine function, is called for a call that is not
     idempotent and whose worker was lost: it gets the `ToolInvocation` as `invocation`, with the
     call's `arguments`. It returns `Done(result)`, `CallStatus.NOT_DONE` (the call is run) or
-    `CallStatus.UNKNOWN`; any other value is the result too, and None means unknown.
+    `CallStatus.UNKNOWN`; any other value is the result too, and None means unknown. `strict=True`
+    lets the provider hold the arguments to the schema where it can, and wants a schema that
+    strict modes take; by default OpenAI's and Azure's models do so for such schemas.
     """
 
     timeout: float | None = None
@@ -66,6 +69,7 @@ class ToolOptions:
     version: str = "1"
     thread: bool = True
     status: StatusHook | None = None
+    strict: bool | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +126,12 @@ class Tool(Generic[P, R]):
     @property
     def spec(self) -> ToolSpec:
         """The tool as a model sees it."""
-        return ToolSpec(name=self.name, description=self.description, parameters=dict(self.schema))
+        return ToolSpec(
+            name=self.name,
+            description=self.description,
+            parameters=dict(self.schema),
+            strict=self.options.strict,
+        )
 
     async def execute(self, /, **kwargs: Any) -> Any:
         """Check the JSON arguments and run the function, in a thread if it blocks.
@@ -149,6 +158,7 @@ def tool(
     version: str = ...,
     thread: bool = ...,
     status: StatusHook | None = ...,
+    strict: bool | None = ...,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -285,6 +295,12 @@ def _check_tool(tool: Tool[..., Any]) -> None:
         raise ConfigurationError(
             f"tool {tool.name!r}: timeout must be seconds, above 0 and at most {_MAX_TIMEOUT} (7 "
             f"days), and is {timeout!r}"
+        )
+    if tool.options.strict and not fits_strict_mode(dict(tool.schema)):
+        raise ConfigurationError(
+            f"tool {tool.name!r}: strict=True, and its schema is none that strict modes take; give "
+            "no parameter a default (use X | None), type them all, and use no dict, "
+            "limits or formats"
         )
     queue = tool.options.queue
     if queue is not None and (not isinstance(queue, str) or not _QUEUE.fullmatch(queue)):

@@ -12,9 +12,9 @@ from stepfleet.orchestrator.records.messages import Block
 class WithMedia:
     """A tool's result together with content blocks for the model.
 
-    Providers take no images in a tool's answer: the blocks (`{"image": {"format": "png",
-    "source": {"bytes": "<base64>"}}}`, see `records.blocks`) stand in a user message after the
-    results of the turn. `result` and the blocks are bounded as any result is.
+    The blocks (`{"image": {"format": "png", "source": {"bytes": "<base64>"}}}`) stand in the tool's
+    answer where the provider takes images there, else in a user message after the results of the
+    turn. `result` and the blocks are bounded as any result is.
     """
 
     result: Any

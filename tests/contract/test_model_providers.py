@@ -1,6 +1,7 @@
 """One suite over every provider: the worker's client calls a server of its protocol."""
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from stepfleet.orchestrator import (
     ModelRequest,
     ModelSettings,
     ToolCall,
+    ToolCallRecord,
     ToolSpec,
+    supports,
 )
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import OutputFormat
+from stepfleet.orchestrator.records.tool_text import media_messages
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply, ToolCallReply, Usage
 
@@ -118,6 +122,67 @@ async def test_images_and_documents_reach_the_model(
     sent = str(server.requests[-1].sent)
     assert "iVBORw0KGgo=" in sent
     assert "JVBERi0=" in sent
+
+
+async def test_parts_in_the_form_of_another_interface_reach_the_model(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.follow(lambda _: Reply("A dot."))
+    talk: list[dict[str, Any]] = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "JVBERi0="}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    ]
+    answer = await models.generate(asked(provider, Message.user(talk), tools=()))
+    assert (server.violations, answer.content) == ((), "A dot.")
+    sent = str(server.requests[-1].sent)
+    assert "data:image/png" in sent or "image/png" in sent
+    assert "JVBERi0=" in sent
+    takes_audio = "audio" in supports(f"{provider}:some-model").blocks
+    assert ("UklGRg==" in sent) == takes_audio
+    assert ("[audio (audio/wav, base64 data) left out" in sent) != takes_audio
+
+
+async def test_an_image_that_a_tool_shows_reaches_the_model(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", TWO_CALLS, "Seen.")
+    first = await models.generate(asked(provider, Message.user("hi")))
+    calls = first.tool_calls or ()
+    shown: dict[str, Any] = {"image": {"format": "png", "source": {"bytes": "iVBORw0KGgo="}}}
+    records = [
+        ToolCallRecord(
+            tool_name="look", call_id=one.id, timestamp=datetime.now(UTC), media=(shown,)
+        )
+        for one in calls
+    ]
+    results = (Message.tool(calls[0], "one"), Message.tool(calls[1], "two"))
+    talk = (Message.user("hi"), Message.assistant(first.as_content, calls), *results)
+    answer = await models.generate(asked(provider, *talk, *media_messages(records)))
+    assert (server.violations, answer.content) == ((), "Seen.")
+    sent = str(server.requests[-1].sent)
+    assert sent.count("iVBORw0KGgo=") == 2
+    nests = bool(supports(f"{provider}:some-model").result_media)
+    assert ("Shown by tool look" in sent) != nests
+
+
+async def test_a_strict_schema_is_sent_where_the_provider_holds_calls_to_it(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", "Done.")
+    closed = {
+        "type": "object",
+        "properties": {"at": {"type": "string"}},
+        "required": ["at"],
+        "additionalProperties": False,
+    }
+    strict = ToolSpec(name="strict", description="S.", parameters=closed, strict=True)
+    open_one = ToolSpec(name="open", description="O.", parameters=closed, strict=False)
+    await models.generate(asked(provider, tools=(strict, open_one, LOOK)))
+    assert server.violations == ()
+    sent = str(server.requests[-1].sent)
+    assert sent.count("'strict': True") == (provider != "google")
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "none", "look"])

@@ -1,8 +1,7 @@
-"""What the bodies of all protocols have in common: JSON, names of tools, media. Pure."""
+"""What the bodies of all protocols have in common: JSON, names of tools, reasoning. Pure."""
 
 import json
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,17 +10,13 @@ import orjson
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.messages import REASONING, Block, Message
+from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
 NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
-_MEDIA_TYPES = {
-    "jpg": "image/jpeg",
-    "pdf": "application/pdf",
-    "txt": "text/plain",
-    "md": "text/markdown",
-}
 
 
 def encode(body: dict[str, Any]) -> bytes:
@@ -68,36 +63,14 @@ def safe_name(name: str) -> str:
     return _NOT_IN_A_NAME.sub("_", name)[:_NAME_LENGTH]
 
 
-@dataclass(frozen=True, slots=True)
-class Media:
-    """An image or document: base64 `data`, or its `url`; one of them is ""."""
+def is_strict(spec: ToolSpec, *, by_default: bool) -> bool:
+    """Return whether the service is to hold calls of a tool to its schema itself.
 
-    media_type: str
-    data: str
-    url: str
-    name: str
-
-    @property
-    def address(self) -> str:
-        """Its URL, or its bytes as a data URL."""
-        return self.url or f"data:{self.media_type};base64,{self.data}"
-
-
-def media_of(block: Block) -> Media | None:
-    """Return the image or document of a block; None for a block of another kind."""
-    for kind, usual in (("image", "png"), ("document", "pdf")):
-        media = block.get(kind)
-        if isinstance(media, dict):
-            source = media.get("source", {})
-            form = str(media.get("format", usual))
-            other = f"image/{form}" if kind == "image" else f"application/{form}"
-            return Media(
-                media_type=_MEDIA_TYPES.get(form, other),
-                data=str(source.get("bytes", "")),
-                url=str(source.get("url", "")),
-                name=str(media.get("name", "document")),
-            )
-    return None
+    `by_default` is for tools that ask for neither. A schema that strict mode does not take is sent
+    without it: the service refuses the request else.
+    """
+    wanted = by_default if spec.strict is None else spec.strict
+    return wanted and fits_strict_mode(spec.parameters)
 
 
 def reasoning_of(message: Message, provider: str) -> list[tuple[int, dict[str, Any]]]:

@@ -20,9 +20,11 @@ from stepfleet.orchestrator.models.failures import failed_event, redact, refusal
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.routes import Route
 from stepfleet.orchestrator.models.services import Service
+from stepfleet.orchestrator.models.support import support_at
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.connections import Connections
 
 _FIELDS = (b":", b"event:", b"id:", b"retry:")
@@ -244,6 +246,9 @@ class HttpModel(LLM):
         on_text: Callable[[str], None],
         received: Received,
     ) -> dict[str, Any]:
+        messages = fitted(request.messages, support_at(self._service, request.model))
+        if messages is not request.messages:
+            request = request.model_copy(update={"messages": messages})
         body = self._format.body(request, endpoint)
         url = self._format.route.url(endpoint, request.model, request.settings.stream)
         response = await self._connections.post(url, endpoint.headers, body)

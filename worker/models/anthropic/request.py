@@ -5,11 +5,13 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bodies import (
     NO_NAME,
-    media_of,
+    is_strict,
     reasoning_of,
     safe_name,
     with_reasoning,
@@ -34,7 +36,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
         "max_tokens": _most_tokens(settings),
         "messages": messages,
     }
-    tools = [_tool(spec.name, spec.description, spec.parameters) for spec in request.tools]
+    tools = [_tool(spec) for spec in request.tools]
     if settings.prompt_cache:
         _mark(tools, system, messages)
     if system:
@@ -81,10 +83,13 @@ def _output(request: ModelRequest) -> dict[str, Any]:
     return output
 
 
-def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    schema = parameters or {"type": "object", "properties": {}}
-    tool: dict[str, Any] = {"name": name, "input_schema": schema}
-    return tool | {"description": description} if description else tool
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    schema = spec.parameters or {"type": "object", "properties": {}}
+    tool: dict[str, Any] = {"name": spec.name, "input_schema": schema}
+    if spec.description:
+        tool["description"] = spec.description
+    # Only where it is requested: the service takes 20 such tools at most, and compiles each first.
+    return tool | {"strict": True} if is_strict(spec, by_default=False) else tool
 
 
 def _tool_choice(request: ModelRequest) -> dict[str, Any]:
@@ -149,7 +154,8 @@ def _part(block: Block) -> dict[str, Any]:
     if "toolResult" in block:
         given = block["toolResult"]
         return _result(given["toolUseId"], given.get("content", ""), status=given.get("status"))
-    return _media(block)
+    media = media_of(block)
+    return block if media is None else _media(media)
 
 
 def _text(text: str) -> dict[str, Any]:
@@ -173,24 +179,21 @@ def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, 
     return result | {"is_error": True} if status == "error" else result
 
 
-def _media(block: Block) -> dict[str, Any]:
-    media = media_of(block)
-    if media is None:
-        return block
-    if "image" in block:
-        return {"type": "image", "source": _source(media.media_type, media.data, media.url)}
-    if media.media_type.startswith("text/") and "text" in block["document"].get("source", {}):
-        text = str(block["document"]["source"]["text"])
-        source = {"type": "text", "media_type": "text/plain", "data": text}
-    else:
-        source = _source(media.media_type, media.data, media.url)
-    return {"type": "document", "source": source, "title": media.name}
+def _media(media: Media) -> dict[str, Any]:
+    if media.kind == "image":
+        return {"type": "image", "source": _source(media)}
+    return {"type": "document", "source": _source(media), "title": media.name}
 
 
-def _source(media_type: str, data: str, url: str) -> dict[str, Any]:
-    if url:
-        return {"type": "url", "url": url}
-    return {"type": "base64", "media_type": media_type, "data": data}
+def _source(media: Media) -> dict[str, Any]:
+    match media.source:
+        case "url":
+            return {"type": "url", "url": media.value}
+        case "text":
+            return {"type": "text", "media_type": "text/plain", "data": media.value}
+        case "file_id":
+            return {"type": "file", "file_id": media.value}
+    return {"type": "base64", "media_type": media.media_type, "data": media.value}
 
 
 def _mark(

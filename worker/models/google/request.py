@@ -5,9 +5,10 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.models.media import media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.worker.models.bodies import NO_NAME, media_of, reasoning_of, safe_name
+from stepfleet.worker.models.bodies import NO_NAME, reasoning_of, safe_name
 
 PROVIDER = "google"
 _MODES = {"auto": "AUTO", "any": "ANY", "none": "NONE"}

@@ -9,18 +9,15 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.records.tools import ToolSpec
-from stepfleet.worker.models.bodies import NO_NAME, media_of, safe_name
+from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.worker.models.bodies import NO_NAME, is_strict, safe_name
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# What strict mode's documentation names; a schema with any other keyword is sent without it.
-_STRICT_KEYWORDS = frozenset(
-    ("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
-     "$ref", "$defs", "definitions", "title", "description")
-)  # fmt: skip
 
 
 def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
@@ -36,7 +33,7 @@ def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
         "messages": wire_messages(request.messages, official=official),
     }
     if request.tools:
-        body["tools"] = [_tool(spec) for spec in request.tools]
+        body["tools"] = [_tool(spec, official=official) for spec in request.tools]
         body["tool_choice"] = tool_choice(request.tool_choice)
         if request.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = request.parallel_tool_calls
@@ -79,9 +76,15 @@ def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tool(spec: ToolSpec) -> dict[str, Any]:
+def _tool(spec: ToolSpec, *, official: bool) -> dict[str, Any]:
     parameters = spec.parameters or {"type": "object", "properties": {}}
-    function = {"name": spec.name, "description": spec.description, "parameters": parameters}
+    function: dict[str, Any] = {
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": parameters,
+    }
+    if is_strict(spec, by_default=official):
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
@@ -178,10 +181,18 @@ def _part(block: Block) -> dict[str, Any]:
     if "json" in block:
         return {"type": "text", "text": json.dumps(block["json"], ensure_ascii=False)}
     media = media_of(block)
-    if media is None:
-        return block
-    if "image" in block:
-        return {"type": "image_url", "image_url": {"url": media.address}}
+    return block if media is None else _media(media)
+
+
+def _media(media: Media) -> dict[str, Any]:
+    if media.kind == "image":
+        detail = {"detail": media.detail} if media.detail != "auto" else {}
+        return {"type": "image_url", "image_url": {"url": media.address, **detail}}
+    if media.kind == "audio":
+        audio = {"data": media.data, "format": media.form}
+        return {"type": "input_audio", "input_audio": audio}
+    if media.source == "file_id":
+        return {"type": "file", "file": {"file_id": media.value}}
     return {"type": "file", "file": {"filename": media.name, "file_data": media.address}}
 
 
@@ -202,25 +213,3 @@ def response_format(output: OutputFormat) -> dict[str, Any]:
             "strict": fits_strict_mode(output.json_schema),
         },
     }
-
-
-def fits_strict_mode(schema: Any, *, root: bool = True) -> bool:
-    """Return whether strict mode takes `schema`: closed objects that require every property."""
-    if not isinstance(schema, dict) or not schema.keys() <= _STRICT_KEYWORDS:
-        return False
-    if root and schema.get("type") != "object":
-        return False
-    properties = schema.get("properties", {})
-    if schema.get("type") == "object" and (
-        schema.get("additionalProperties") is not False
-        or set(schema.get("required", ())) != set(properties)
-    ):
-        return False
-    parts = [
-        *properties.values(),
-        *schema.get("anyOf", ()),
-        *schema.get("$defs", {}).values(),
-        *schema.get("definitions", {}).values(),
-        *([schema["items"]] if "items" in schema else []),
-    ]
-    return all(fits_strict_mode(part, root=False) for part in parts)

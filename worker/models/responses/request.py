@@ -6,16 +6,18 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bodies import (
     NO_NAME,
-    media_of,
+    is_strict,
     reasoning_of,
     safe_name,
     with_reasoning,
 )
-from stepfleet.worker.models.openai.request import arguments_text, fits_strict_mode, response_format
+from stepfleet.worker.models.openai.request import arguments_text, response_format
 
 PROVIDER = "openai"
 _WITHOUT_REASONING = re.compile(r"(?:ft:)?(?:gpt-[34]|chatgpt-|gpt-\d[\d.]*-chat)")
@@ -36,7 +38,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     if not _WITHOUT_REASONING.match(request.model):
         body["include"] = ["reasoning.encrypted_content"]
     if request.tools:
-        body["tools"] = [_tool(one.name, one.description, one.parameters) for one in request.tools]
+        body["tools"] = [_tool(one) for one in request.tools]
         choice = _CHOICES.get(request.tool_choice)
         body["tool_choice"] = choice or {"type": "function", "name": request.tool_choice}
         if request.parallel_tool_calls is not None:
@@ -59,15 +61,14 @@ def _sampling(settings: ModelSettings) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    schema = parameters or {"type": "object", "properties": {}}
+def _tool(spec: ToolSpec) -> dict[str, Any]:
     # Without the field the service demands what strict mode does, and changes schemas to fit.
     return {
         "type": "function",
-        "name": name,
-        "description": description,
-        "parameters": schema,
-        "strict": fits_strict_mode(schema),
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": spec.parameters or {"type": "object", "properties": {}},
+        "strict": is_strict(spec, by_default=True),
     }
 
 
@@ -134,10 +135,17 @@ def _part(block: Block) -> dict[str, Any]:
         text = str(block.get("text", "")) or orjson.dumps(block["json"]).decode()
         return {"type": "input_text", "text": text}
     media = media_of(block)
-    if media is None:
-        return block
-    if "image" in block:
-        return {"type": "input_image", "image_url": media.address, "detail": "auto"}
-    if media.url:
-        return {"type": "input_file", "file_url": media.url}
+    return block if media is None else _media(media)
+
+
+def _media(media: Media) -> dict[str, Any]:
+    if media.kind == "image":
+        field = "file_id" if media.source == "file_id" else "image_url"
+        value = media.value if field == "file_id" else media.address
+        return {"type": "input_image", field: value, "detail": media.detail}
+    match media.source:
+        case "file_id":
+            return {"type": "input_file", "file_id": media.value}
+        case "url":
+            return {"type": "input_file", "file_url": media.value}
     return {"type": "input_file", "filename": media.name, "file_data": media.address}

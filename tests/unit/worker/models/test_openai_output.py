@@ -6,7 +6,8 @@ import pytest
 
 from stepfleet.orchestrator import Message, ModelRequest
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.models.openai.request import fits_strict_mode, request_body, response_format
+from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.worker.models.openai.request import request_body, response_format
 
 CLOSED: dict[str, Any] = {
     "type": "object",
