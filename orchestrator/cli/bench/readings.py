@@ -26,7 +26,7 @@ _FIELDS_BEFORE_CPU = 11
 
 @dataclass(frozen=True, slots=True)
 class RedisUse:
-    """Redis's CPU seconds and counters since its start, and its memory in bytes."""
+    """Redis's CPU seconds and counters since its start; memory without its clients, in bytes."""
 
     cpu: float
     memory: int
@@ -44,7 +44,7 @@ class RedisUse:
         calls = (one[name]["calls"] for one in servers for name in _SCRIPTS if name in one)
         return cls(
             cpu=total("used_cpu_user", "used_cpu_sys"),
-            memory=int(total("used_memory")),
+            memory=int(total("used_memory") - total("mem_clients_normal")),
             commands=int(total("total_commands_processed")),
             scripts=sum(map(int, calls)),
             reads=int(total("total_reads_processed")),

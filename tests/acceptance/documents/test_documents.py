@@ -19,14 +19,14 @@ RECIPE = "docs/how-to/retry-what-failed.md"
 TEXTS = pages() | {RECIPE: (DOCS.parent / RECIPE).read_text(encoding="utf-8")}
 BLOCKS = {name: blocks_of(text) for name, text in TEXTS.items()}
 PYTHON = ("```python", '"python"')
+TESTS_TEXTS = {one: one.read_text(encoding="utf-8") for one in TESTS.rglob("test_*.py")}
 
 
 def runners(name: str) -> list[Path]:
     """Return the tests that read a page by its name and take its Python blocks."""
     wanted = f'"{Path(name).name}"'
-    tests = (one for one in TESTS.rglob("test_*.py") if one != Path(__file__))
-    texts = ((one, one.read_text(encoding="utf-8")) for one in tests)
-    return [one for one, text in texts if wanted in text and any(p in text for p in PYTHON)]
+    tests = (one for one, text in TESTS_TEXTS.items() if wanted in text and one != Path(__file__))
+    return [one for one in tests if any(part in TESTS_TEXTS[one] for part in PYTHON)]
 
 
 WITH_PYTHON = [

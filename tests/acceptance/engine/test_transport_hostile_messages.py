@@ -6,7 +6,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,28 +155,31 @@ def control_message(body: bytes, **headers: Any) -> bytes:
     return json.dumps(message(body, headers={"lang": "py", **headers})).encode()
 
 
-BOMB = zlib.compress(b"[" + b" " * 300_000_000 + b"]", 9)
+def bomb() -> bytes:
+    return zlib.compress(b"[" + b" " * 300_000_000 + b"]", 9)
 
 
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (control_message(BOMB, compression="application/x-gzip"), "is compressed"),
-        (control_message(b"[" + b" " * 1_100_000 + b"]"), "bytes was dropped"),
+        (lambda: control_message(bomb(), compression="application/x-gzip"), "is compressed"),
+        (lambda: control_message(b"[" + b" " * 1_100_000 + b"]"), "bytes was dropped"),
         (
-            json.dumps({**message(), "content-type": "application/x-python-serialize"}).encode(),
+            lambda: json.dumps(
+                {**message(), "content-type": "application/x-python-serialize"}
+            ).encode(),
             "x-",
         ),
-        (b"[1]", "is a JSON list"),
+        (lambda: b"[1]", "is a JSON list"),
     ],
     ids=["compressed", "large", "pickle", "list"],
 )
 def test_a_broadcast_is_judged_before_it_is_unpacked(
-    app: Celery, worker: ToyWorker, raw: bytes, said: str
+    app: Celery, worker: ToyWorker, raw: Callable[[], bytes], said: str
 ) -> None:
     """A compressed one of 0.3 MB would be 300 MB in every worker, and 1 MB a gigabyte."""
     until_heard(app, worker)
-    worker.notes.publish("/0.celery.pidbox", raw)
+    worker.notes.publish("/0.celery.pidbox", raw())
     wait_until(lambda: said in worker.log, within=LONG, what="the refusal in the log")
     assert app.control.inspect([worker.name], timeout=LONG).ping() == {worker.name: {"ok": "pong"}}
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{worker.pid}/status").read_text())

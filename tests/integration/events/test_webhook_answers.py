@@ -3,6 +3,7 @@
 import gzip
 import tracemalloc
 from contextlib import nullcontext, suppress
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from aiohttp import web
 
 from stepfleet.orchestrator.events.broadcast.webhook import Webhook, WebhookError
 
-BOMB = gzip.compress(b" " * 200_000_000)
+
+@cache
+def bomb() -> bytes:
+    return gzip.compress(b" " * 200_000_000)
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -19,6 +23,7 @@ async def test_an_answer_of_a_web_server_is_neither_unpacked_nor_kept(
     status: int, kind: str
 ) -> None:
     """It says nothing that anybody needs, and 0.2 MB of it can be 200 MB."""
+    compressed = bomb()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -27,7 +32,7 @@ async def test_an_answer_of_a_web_server_is_neither_unpacked_nor_kept(
         await response.prepare(request)
         with suppress(ConnectionError):
             if kind == "compressed":
-                await response.write(BOMB)
+                await response.write(compressed)
             else:
                 while True:
                     await response.write(b"x" * 65_536)

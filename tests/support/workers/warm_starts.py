@@ -50,6 +50,7 @@ _FOR_WORKERS = (
     "stepfleet.worker.app",
     "stepfleet.worker.engine.consumer",
 )
+_FOR_COMMANDS = ("celery.app", "kombu.transport.redis", "stepfleet.orchestrator.client.blocking")
 AT_IMPORT = dict(os.environ)
 """The environment of the imports, whatever a test has set when the first program is asked for."""
 _POLL_SECONDS = 0.01
@@ -184,9 +185,10 @@ def main(program: str, descriptor: int) -> None:
 def _modules(program: str) -> Sequence[str]:
     if program == CELERY:
         return _FOR_WORKERS
+    # Commands import what they need when they run; what they all come to is the client.
     package = importlib.import_module(program)
-    found = [one.name for one in pkgutil.iter_modules(package.__path__, f"{program}.")]
-    return [name for name in found if not name.endswith(".__main__")]
+    found = [one.name for one in pkgutil.walk_packages(package.__path__, f"{program}.")]
+    return [*(name for name in found if not name.endswith(".__main__")), *_FOR_COMMANDS]
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
