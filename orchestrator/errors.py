@@ -124,6 +124,11 @@ class ModelError(AgentException):
         if code is not None:
             self.code = code.value
 
+    def name_request(self, request_id: str) -> None:
+        """Add the provider's name of the request, which its support asks for."""
+        self.message = f"{self.message} (request {request_id})"
+        self.args = (self.message,)
+
 
 class RateLimitError(ModelError):
     """The provider refuses for now (429)."""

@@ -375,6 +375,8 @@ def _step_result(
         worker=facts.worker,
         cache=response.cache,
         fallback=response.fallback,
+        reasoning=response.reasoning_text,
+        request_id=response.request_id,
     )
 
 

@@ -76,9 +76,9 @@ class LLMResponse(Record):
     A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
     policy before the call. `cache` is set where the response cache took part, `fallback` where
     other models of the agent's list had failed before. `reasoning` has the blocks that go back to
-    the provider unchanged (see `records.messages.REASONING`). `raw` is the provider's payload for
-    hooks in the same process; it
-    is never stored.
+    the provider unchanged (see `records.messages.REASONING`), `reasoning_text` what of it people
+    can read. `request_id` is the provider's own name of the request. `raw` is the provider's
+    payload for hooks in the same process; it is never stored.
     """
 
     content: str = ""
@@ -88,6 +88,8 @@ class LLMResponse(Record):
     model: str = ""
     finish_reason: FinishReason = FinishReason.STOP
     reasoning: tuple[Block, ...] = Field(default=(), exclude_if=operator.not_)
+    reasoning_text: str = Field(default="", exclude_if=operator.not_)
+    request_id: str = Field(default="", exclude_if=operator.not_)
     remembered: Remembered | None = None
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)

@@ -51,6 +51,8 @@ class StepResult(Record):
     estimates, or nothing was used. `duration_ms`
     is the monotonic wall span of model call and tools. `cache` is set where the response cache
     took part in the call, `fallback` where other models of the agent's list had failed before.
+    `reasoning` is the text in which the model reasoned, where its provider shows it; `request_id`
+    is the provider's own name of the call's request, which its support asks for.
     """
 
     # Computed fields of `to_dict` are accepted again.
@@ -71,6 +73,8 @@ class StepResult(Record):
     worker: str | None = None
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
+    reasoning: str = Field(default="", exclude_if=operator.not_)
+    request_id: str = Field(default="", exclude_if=operator.not_)
 
     @property
     def cached(self) -> bool:

@@ -310,3 +310,18 @@ async def test_a_calls_id_of_another_provider_is_taken(
     talk = (Message.user("hi"), Message.assistant("", (call,)), Message.tool(call, "x"))
     assert (await models.generate(asked(provider, *talk))).content == "Seen."
     assert server.violations == ()
+
+
+async def test_a_request_has_the_name_that_its_provider_gave_it(
+    provider: str, stream: bool, server: ModelServer, models: Models
+) -> None:
+    """In the answer, and in the text of a failure."""
+    server.script("hi", "Hello.", "Again.")
+    request = asked(provider, settings={"stream": stream})
+    named = (await models.generate(request)).request_id
+    assert named == f"req-{server.requests[-1].number}"
+    server.fail(Fault("server_error"), attempt=None)
+    with pytest.raises(ModelError) as raised:
+        await models.generate(request)
+    said = f" (request req-{server.requests[-1].number})"
+    assert str(raised.value).endswith(said) == (provider != "google")  # whose errors have no name

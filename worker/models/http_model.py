@@ -72,6 +72,10 @@ RESPONSE_LIMIT = 16 * 1024 * 1024
 LARGE_ANSWER = 64 * 1024
 """Answers from so many bytes on are read on a thread: hostile ones take seconds."""
 
+_REQUEST_IDS = (
+    "x-request-id", "request-id", "x-amzn-requestid", "apim-request-id", "responseId",
+)  # fmt: skip
+_LONGEST_ID = 128
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
 _SUCCESS = 2  # hundred and something
@@ -134,6 +138,7 @@ class Received:
     size: int = 0
     text: int = 0
     usage: UsageStats | None = None
+    request_id: str = ""
 
     @property
     def tokens(self) -> int:
@@ -186,7 +191,9 @@ class HttpModel(LLM):
         try:
             async with deadline:
                 payload = await self._exchange(endpoint, request, on_text, received)
-            return await _read(received.size, self._format.response, payload, request.model)
+            answer = await _read(received.size, self._format.response, payload, request.model)
+            name = received.request_id or _request_id(payload)
+            return answer.model_copy(update={"request_id": name}) if name else answer
         except _BROKEN as error:
             if deadline.expired():
                 msg = f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
@@ -203,6 +210,8 @@ class HttpModel(LLM):
         except ModelError as error:
             if error.received is not None or received.text:
                 error.received, error.usage = received.tokens, received.usage
+            if received.request_id:
+                error.name_request(received.request_id)
             raise
         # Raised out here because the foreign exception may hold the request's headers.
         raise failure
@@ -252,6 +261,7 @@ class HttpModel(LLM):
         body = self._format.body(request, endpoint)
         url = self._format.route.url(endpoint, request.model, request.settings.stream)
         response = await self._connections.post(url, endpoint.headers, body)
+        received.request_id = _request_id(response.headers)
         try:
             if response.status // 100 != _SUCCESS:
                 raise await self._refused(response, endpoint)
@@ -318,6 +328,13 @@ class HttpModel(LLM):
             now=datetime.now(UTC),
             variable=endpoint.variable,
         )
+
+
+def _request_id(given: Mapping[str, Any]) -> str:
+    """Return the provider's name of a request: of its headers, or of an answer that has it."""
+    found = (given.get(name) for name in _REQUEST_IDS)
+    name = next((one for one in found if isinstance(one, str)), "")
+    return name[:_LONGEST_ID] if name.isascii() and name.isprintable() else ""
 
 
 async def _read(size: int, read: Callable[..., R], *args: Any) -> R:

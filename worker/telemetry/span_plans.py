@@ -236,6 +236,7 @@ def _model_call(call: ModelCallObservation) -> dict[str, Any]:
     }
     if response:
         attributes["gen_ai.response.model"] = response.model
+        attributes["stepfleet.request_id"] = response.request_id
         attributes["gen_ai.response.finish_reasons"] = (response.finish_reason.value,)
         attributes |= _usage(response.usage)
     return {name: value for name, value in attributes.items() if value not in (None, "")}

@@ -35,7 +35,8 @@ class Wire:
     `conversation` takes body and path, and raises `MisfitError`; a reply has its usage. `prompt` is
     what the service caches of a request, `too_long` words the refusal of a prompt. `limit_headers`
     has the headers of rate limits, with the seconds to wait in a 429; `free_reads` says whether
-    tokens that were read from the cache count against no limit.
+    tokens that were read from the cache count against no limit. `id_header` names the request;
+    "" where the answer itself does.
     """
 
     conversation: Callable[[dict[str, Any], str], dict[str, Any]]
@@ -48,6 +49,7 @@ class Wire:
         limit_headers
     )
     free_reads: bool = False
+    id_header: str = "x-request-id"
 
 
 CHAT = Wire(lambda body, _: body, replying, refusing, failing)

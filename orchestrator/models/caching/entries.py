@@ -74,7 +74,8 @@ def _fits(content: str, output: OutputFormat) -> bool:
 
 def entry_of(response: LLMResponse) -> str:
     """Return the stored form of an answer (JSON): its content and its usage."""
-    return response.model_copy(update={"cache": None, "remembered": None}).to_json()
+    own = {"cache": None, "remembered": None, "request_id": ""}
+    return response.model_copy(update=own).to_json()
 
 
 def answer_of(entry: str, key: str, model: str, cost: Cost) -> LLMResponse | None:

@@ -17,6 +17,7 @@ _CUT_EARLIER = " more characters)"
 _PARTS = re.compile(
     r"""
     (?P<escaped>\\.)
+  | (?P<request>\ \(request\ [^\s()]{1,128}\))
   | (?P<status>(?:\b(?:answered|status(?:[ _]code)?|http(?:/[\d.]{1,3})?|error(?:[ _]code)?)
       [ :='"]{1,3}|['"])[1-5]\d\d(?=\D|$))
   | (?P<url>\b[a-z][a-z0-9+.-]{0,15}+://[^\s"'<>()\[\]{}]++)
@@ -57,6 +58,8 @@ def _general(part: re.Match[str]) -> str:
     match part.lastgroup:
         case "quoted":
             return _VALUE
+        case "request":  # the provider's name of one request
+            return ""
         case "id":
             return _NUMBER
         case "url":

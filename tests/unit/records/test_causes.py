@@ -19,6 +19,7 @@ def _error(message: str, *, tool: str | None = None, code: str = "X") -> ErrorIn
     ("one", "other", "common"),
     [
         ("gadget 17 missing", "gadget 18 missing", "gadget # missing"),
+        ("down (request req_aBcD)", "down", "down"),
         ("took 3.5 s", "took 1,204.25 s", "took # s"),
         ("no product 'lamp'", "no product 'it is'", "no product '…'"),
         ("can't find \"O'Brien\"", 'can\'t find "x"', "can't find '…'"),
@@ -92,7 +93,9 @@ def test_the_key_is_the_same_in_every_process_and_survives_json() -> None:
     assert Cause.model_validate(cause.to_dict()) == cause
 
 
-@pytest.mark.parametrize("part", ["'", "'\\", "\"a'", "#1", "1,", "a://", "http ", "`a", "'\n"])
+@pytest.mark.parametrize(
+    "part", ["'", "'\\", "\"a'", "#1", "1,", "a://", " (request ", "http ", "`a", "'\n"]
+)
 def test_a_hostile_text_costs_little_and_gives_a_short_form(part: str) -> None:
     began = time.process_time()
     form = common_form(part * 1_000_000)

@@ -146,7 +146,7 @@ class StreamedContent:
             self.error = event
             return ""
         self.usage = event.get("usageMetadata") or self.usage
-        known = ("modelVersion", "promptFeedback")
+        known = ("modelVersion", "promptFeedback", "responseId")
         self._head |= {name: event[name] for name in known if name in event}
         if not event.get("candidates"):
             return ""

@@ -120,6 +120,7 @@ WIRE = Wire(
     too_long=too_long,
     limit_headers=limit_headers,
     free_reads=True,
+    id_header="request-id",
 )
 
 

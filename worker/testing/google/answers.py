@@ -107,6 +107,7 @@ WIRE = Wire(
     failing,
     too_long=too_long,
     limit_headers=lambda _standings, _wait: {},
+    id_header="",
 )
 
 
@@ -124,6 +125,7 @@ class _Content:
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
         body: dict[str, Any] = {
             "candidates": [{**candidate, "finishReason": reason} if ended else candidate],
+            "responseId": f"req-{self.request.number}",
             "modelVersion": self.reply.model or self.request.body["model"],
         }
         if ended and self.usage is not None:

@@ -144,7 +144,9 @@ class Endpoint:
         try:
             await self._wait(record, decision.answer)
             self.log.decided(record, decision)
-            return await send(request, replace(decision.answer, delay=0))
+            named = {wire.id_header: f"req-{record.number}"} if wire.id_header else {}
+            named |= decision.answer.headers
+            return await send(request, replace(decision.answer, delay=0, headers=named))
         except (asyncio.CancelledError, ConnectionError):
             self.log.disconnected(record)
             raise
