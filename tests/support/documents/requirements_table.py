@@ -13,6 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[2]
@@ -109,26 +110,37 @@ def named_in(folder: Path = TESTS) -> dict[str, tuple[str, ...]]:
 
 def named_tests(file: Path) -> Iterator[tuple[str, str]]:
     """Yield the tests of a file, each with its docstring."""
-    for test in _tests(ast.parse(file.read_text(encoding="utf-8"))):
-        yield test.name, ast.get_docstring(test) or ""
+    for name, docstring, _ in _read(file.read_text(encoding="utf-8")):
+        yield name, docstring
 
 
 def long_tests(folder: Path = TESTS) -> frozenset[str]:
     """Return the tests (`file::name`) that only `tests/check long` runs."""
-    found: set[str] = set()
-    for file in folder.rglob("test_*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        is_long = any(
-            _marks(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    return frozenset(
+        f"{file.name}::{name}"
+        for file in folder.rglob("test_*.py")
+        for name, _, is_long in _read(file.read_text(encoding="utf-8"))
+        if is_long
+    )
+
+
+@cache
+def _read(text: str) -> tuple[tuple[str, str, bool], ...]:
+    """Return the tests of a file's text: name, docstring, and whether the gate leaves it out."""
+    tree = ast.parse(text)
+    all_long = any(
+        _marks(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    )
+    return tuple(
+        (
+            test.name,
+            ast.get_docstring(test) or "",
+            all_long or any(map(_marks, test.decorator_list)),
         )
-        found |= {
-            f"{file.name}::{test.name}"
-            for test in _tests(tree)
-            if is_long or any(_marks(one) for one in test.decorator_list)
-        }
-    return frozenset(found)
+        for test in _tests(tree)
+    )
 
 
 def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
