@@ -219,6 +219,31 @@ async def test_signed_reasoning_goes_back_unchanged_and_to_no_other_provider(
     assert mark not in str(server.requests[-1].sent)
 
 
+async def test_a_run_goes_on_after_an_answer_of_reasoning_alone(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    """An answer that its limit cut while the model still thought."""
+    cut = Reply(reasoning="Hm.", finish_reason="length")
+    server.follow(lambda request: "ok" if "go on" in str(request.messages) else cut)
+    first = await models.generate(asked(provider, Message.user("hi")))
+    talk = (Message.user("hi"), Message.assistant(first.as_content), Message.user("go on"))
+    assert (await models.generate(asked(provider, *talk))).content == "ok"
+    assert server.violations == ()
+
+
+async def test_calls_of_another_provider_go_on_with_a_model_that_thinks(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    call = ToolCall(id="call_1", name="look", arguments={})
+    server.script("hi", "never", Reply("Seen.", reasoning="Hm."))
+    talk = (Message.user("hi"), Message.assistant("", (call,)), Message.tool(call, "x"))
+    wanted: dict[str, Any] = {"reasoning_effort": "high"}
+    if provider in ("anthropic", "google"):
+        wanted = {"reasoning_budget": 2048}
+    answer = await models.generate(asked(provider, *talk, settings=wanted))
+    assert (server.violations, answer.content) == ((), "Seen.")
+
+
 @pytest.mark.parametrize(
     ("kind", "expected", "retryable"),
     [

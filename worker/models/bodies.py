@@ -85,8 +85,12 @@ def reasoning_block(provider: str, at: int, data: dict[str, Any]) -> Block:
 
 
 def with_reasoning(items: list[Any], reasoning: list[tuple[int, dict[str, Any]]]) -> list[Any]:
-    """Return the texts and calls of an answer with its reasoning at its places."""
+    """Return the texts and calls of an answer with its reasoning at its places.
+
+    Services refuse reasoning that nothing follows: that of an answer cut short is left out.
+    """
     merged = list(items)
-    for before, (at, data) in enumerate(reasoning):
-        merged.insert(min(at, len(items)) + before, data)
+    followed = [(at, data) for at, data in reasoning if at < len(items)]
+    for before, (at, data) in enumerate(followed):
+        merged.insert(at + before, data)
     return merged

@@ -12,12 +12,13 @@ from stepfleet.worker.testing.openai.answers import (
     too_long,
 )
 from stepfleet.worker.testing.openai.completions import prompt_of
-from stepfleet.worker.testing.openai.conversation import Violation
+from stepfleet.worker.testing.openai.conversation import SHAPE, Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault
 from stepfleet.worker.testing.scenario.limits import Standing
 from stepfleet.worker.testing.scenario.prompt_cache import Prompt
 from stepfleet.worker.testing.scenario.replies import Answer, Reply
+from stepfleet.worker.testing.scenario.shapes import misfit
 
 
 class MisfitError(Exception):
@@ -26,6 +27,20 @@ class MisfitError(Exception):
     def __init__(self, field: str, message: str) -> None:
         self.violation = Violation(field, message)
         super().__init__(str(self.violation))
+
+
+def fit(
+    body: dict[str, Any], shape: dict[str, Any], *, index: str = "[{}]", unknown: str | None = None
+) -> None:
+    """Raise `MisfitError` where a value of the body has not the shape.
+
+    `unknown` is why a field is refused that the shape does not have; None takes any.
+    """
+    known = {name.removesuffix("?") for name in shape}
+    if unknown is not None and (others := sorted(body.keys() - known)):
+        raise MisfitError(others[0], unknown)
+    if found := misfit(body, shape, index=index):
+        raise MisfitError(*found)
 
 
 @dataclass(frozen=True)
@@ -52,4 +67,9 @@ class Wire:
     id_header: str = "x-request-id"
 
 
-CHAT = Wire(lambda body, _: body, replying, refusing, failing)
+def _chat(body: dict[str, Any], _path: str) -> dict[str, Any]:
+    fit(body, SHAPE)
+    return body
+
+
+CHAT = Wire(_chat, replying, refusing, failing)

@@ -47,7 +47,10 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     output = _output(request)
     if output:
         body["output_config"] = output
-    return body | _sampling(settings) | settings.extra_body
+    body |= _sampling(settings)
+    if body.get("thinking", {}).get("type") == "enabled" and _goes_on_without_thinking(messages):
+        body["thinking"] = {"type": "disabled"}
+    return body | settings.extra_body
 
 
 def _most_tokens(settings: ModelSettings) -> int:
@@ -71,6 +74,15 @@ def _thinking(settings: ModelSettings) -> dict[str, Any]:
     if settings.reasoning_budget == 0 or settings.reasoning_effort == "none":
         return {"type": "disabled"}
     return {"type": "adaptive"} if settings.reasoning_effort else {}
+
+
+def _goes_on_without_thinking(turns: list[dict[str, Any]]) -> bool:
+    """Return whether results answer calls of a turn that does not begin with thinking.
+
+    Another provider's model made it: the service refuses to think before its next own turn.
+    """
+    last = [turn["content"][0]["type"] for turn in turns[-2:]]
+    return last[1:] == ["tool_result"] and "thinking" not in last[0]
 
 
 def _output(request: ModelRequest) -> dict[str, Any]:

@@ -8,15 +8,39 @@ from typing import Any
 import orjson
 
 from stepfleet.worker.testing.scenario.latency import name_of
-from stepfleet.worker.testing.wire import MisfitError
+from stepfleet.worker.testing.wire import MisfitError, fit
 
 PATH = re.compile(
     r"/v1(?:beta)?/models/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent)"
 )
-_FIELDS = {
-    "contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "serviceTier",
-    "safetySettings", "cachedContent", "labels",
+_PART = {
+    "text?": str,
+    "thought?": bool,
+    "thoughtSignature?": str,
+    "inlineData?": {"mimeType": str, "data": str},
+    "fileData?": {"fileUri": str, "mimeType?": str},
+    "functionCall?": {"name": str, "args?": dict, "id?": str},
+    "functionResponse?": {"name": str, "response": dict, "id?": str, "parts?": [dict]},
+}
+_FUNCTION = {"name": str, "description?": str, "parametersJsonSchema?": dict, "parameters?": dict}
+_THINKING = {"thinkingBudget?": int, "thinkingLevel?": str, "includeThoughts?": bool}
+_GENERATION = {
+    **dict.fromkeys(("temperature?", "topP?"), float),
+    **dict.fromkeys(("maxOutputTokens?", "seed?", "topK?"), int),
+    "stopSequences?": [str], "responseMimeType?": str, "responseJsonSchema?": dict,
+    "thinkingConfig?": _THINKING,
 }  # fmt: skip
+_CALLING = {"mode?": str, "allowedFunctionNames?": [str]}
+_SHAPE: dict[str, Any] = {
+    "contents": [{"role": frozenset({"user", "model"}), "parts": [_PART]}],
+    "systemInstruction?": {"parts": [{"text": str}]},
+    "tools?": [{"functionDeclarations?": [_FUNCTION]}],
+    "toolConfig?": {"functionCallingConfig?": _CALLING},
+    "generationConfig?": _GENERATION,
+    "safetySettings?": [dict],
+    "labels?": dict,
+    **dict.fromkeys(("serviceTier?", "cachedContent?"), str),
+}
 _MODES = {"AUTO": "auto", "ANY": "required", "NONE": "none"}
 _SIGNED = b"signed-"
 _FOREIGN = "skip_thought_signature_validator"
@@ -27,17 +51,19 @@ def conversation(body: dict[str, Any], path: str) -> dict[str, Any]:
     found = PATH.fullmatch(path)
     if found is None:
         raise MisfitError("path", "names no model")
-    if unknown := sorted(body.keys() - _FIELDS):
-        raise MisfitError(unknown[0], "Unknown name: Cannot find field")
-    contents = body.get("contents")
-    if not isinstance(contents, list) or not contents:
+    fit(body, _SHAPE, unknown="Unknown name: Cannot find field")
+    contents = body["contents"]
+    if not contents:
         raise MisfitError("contents", "contents is not specified")
+    _check_results(contents)
     system = body.get("systemInstruction") or {}
     messages = [{"role": "system", "content": _text(system)}] if _text(system) else []
     for number, turn in enumerate(contents):
         messages += _messages(turn, f"contents[{number}]")
     chat: dict[str, Any] = {"model": found["model"], "messages": messages}
-    declared = [one for tool in body.get("tools") or () for one in tool["functionDeclarations"]]
+    declared = [
+        one for tool in body.get("tools") or () for one in tool.get("functionDeclarations") or ()
+    ]
     if declared:
         chat["tools"] = [_tool(one) for one in declared]
         chat["tool_choice"] = _choice(body.get("toolConfig") or {})
@@ -58,58 +84,75 @@ def _is_ours(given: Any) -> bool:
         return False
 
 
+def _calls(turn: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part["functionCall"] for part in turn["parts"] if part.get("functionCall")]
+
+
+def _check_results(contents: list[dict[str, Any]]) -> None:
+    """Check that the turn after calls has as many responses, and no other turn has any."""
+    open_calls = 0
+    for number, turn in enumerate([*contents, {"role": "user", "parts": []}]):
+        found = sum(1 for part in turn["parts"] if part.get("functionResponse"))
+        if found != open_calls:
+            raise MisfitError(
+                f"contents[{number}]",
+                "Please ensure that the number of function response parts is equal to the number "
+                "of function call parts of the function call turn.",
+            )
+        open_calls = len(_calls(turn))
+
+
 def _messages(turn: dict[str, Any], place: str) -> Iterator[dict[str, Any]]:
-    role, parts = turn.get("role"), turn.get("parts") or []
-    if role not in {"user", "model"}:
-        raise MisfitError(f"{place}.role", "Please use a valid role: user, model")
+    parts = turn["parts"]
     if not parts:
         raise MisfitError(f"{place}.parts", "must have at least one part")
-    if role == "model":
-        yield _assistant(parts, place)
+    if turn["role"] == "model":
+        yield _assistant(turn, place)
         return
+    if _calls(turn):
+        raise MisfitError(place, "Function call parts are of the model's turns")
     for part in parts:
         if answer := part.get("functionResponse"):
-            if not isinstance(answer.get("response"), dict):
-                raise MisfitError(f"{place}.parts", "functionResponse.response must be an object")
             content = str(answer["response"].get("result", ""))
             yield {"role": "tool", "tool_call_id": answer.get("id"), "content": content}
-    if rest := [part for part in parts if "functionResponse" not in part]:
-        texts = all("text" in part for part in rest)
+    if rest := [part for part in parts if not part.get("functionResponse")]:
+        texts = all(part.get("text") is not None for part in rest)
         yield {"role": "user", "content": _text({"parts": rest}) if texts else rest}
 
 
-def _assistant(parts: list[dict[str, Any]], place: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": _text({"parts": parts}) or None}
-    made = [part for part in parts if "functionCall" in part]
-    if made and "thoughtSignature" not in made[0] and "thoughtSignature" not in parts[0]:
-        raise MisfitError(place, "Function call is missing a thought_signature")
-    for part in parts:
+def _assistant(turn: dict[str, Any], place: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": _text(turn) or None}
+    for part in turn["parts"]:
         given = part.get("thoughtSignature")
         if given not in (None, _FOREIGN) and not _is_ours(given):
             raise MisfitError(place, "Thought signature is not valid")
-    calls = [part["functionCall"] for part in made]
-    if calls:
+    signed = [one.get("thoughtSignature") for one in turn["parts"] if one.get("functionCall")]
+    if signed and not signed[0]:
+        raise MisfitError(
+            place, "Function call is missing a thought_signature in functionCall parts"
+        )
+    if signed:
         message["tool_calls"] = [
             {
                 "id": call.get("id"),
                 "type": "function",
                 "function": {
-                    "name": call.get("name"),
+                    "name": call["name"],
                     "arguments": orjson.dumps(call.get("args") or {}).decode(),
                 },
             }
-            for call in calls
+            for call in _calls(turn)
         ]
     return message
 
 
 def _text(content: dict[str, Any]) -> str:
-    return "".join(str(part["text"]) for part in content.get("parts") or () if "text" in part)
+    return "".join(part.get("text") or "" for part in content.get("parts") or ())
 
 
 def _tool(declared: dict[str, Any]) -> dict[str, Any]:
-    schema = declared.get("parametersJsonSchema", {})
-    return {"type": "function", "function": {"name": declared.get("name"), "parameters": schema}}
+    schema = declared.get("parametersJsonSchema") or {}
+    return {"type": "function", "function": {"name": declared["name"], "parameters": schema}}
 
 
 def _choice(config: dict[str, Any]) -> Any:

@@ -29,6 +29,7 @@ from stepfleet.worker.testing.scenario.replies import Answer, Ending
 from stepfleet.worker.testing.wire import CHAT, MisfitError, Wire
 
 _KEYS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+_LONGEST_BODY = 32 * 1024 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -129,7 +130,7 @@ class Endpoint:
 
     async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:
         try:
-            sent = _parsed(await request.content.read())  # request.read() refuses large ones
+            sent = _parsed(await _read(request))
             body = wire.conversation(sent, request.path)
         except MisfitError as error:
             self.log.refuse(error.violation)
@@ -168,7 +169,7 @@ class Endpoint:
         limiter = self.service.limiter
         if request.method == "PUT":
             try:
-                given = _parsed(await request.content.read())
+                given = _parsed(await _read(request))
                 model = str(given.pop("model", ""))
                 limiter.change(RateLimit(**given) if given else None, model)
             except (MisfitError, TypeError, ValueError) as error:
@@ -196,11 +197,24 @@ def _account(headers: Mapping[str, str]) -> str:
     return name_of(key.partition("/")[0] if key.startswith("AWS4-") else key)[:12]
 
 
+async def _read(request: web.BaseRequest) -> bytes:
+    """Return the body, whose limit is that of a service and not that of `request.read()`."""
+    raw = bytearray()
+    async for part in request.content.iter_any():
+        raw += part
+        if len(raw) > _LONGEST_BODY:
+            raise MisfitError("body", f"is longer than {_LONGEST_BODY} B")
+    return bytes(raw)
+
+
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
+        orjson.dumps([[[[[[[[body]]]]]]]])  # takes less nesting than it reads
     except orjson.JSONDecodeError:
         body = None
+    except orjson.JSONEncodeError:
+        raise MisfitError("body", "is nested too deeply") from None
     if not isinstance(body, dict):
         raise MisfitError("body", "is not a JSON object")
     return body

@@ -9,7 +9,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.worker.testing.scenario.latency import name_of
+from stepfleet.worker.testing.scenario.shapes import Tagged
 
+_PART = Tagged(
+    {
+        "text": {"text": str},
+        "image_url": {"image_url": {"url": str, "detail?": str}},
+        "video_url": {"video_url": {"url": str}},
+        "input_audio": {"input_audio": {"data": str, "format": str}},
+        "file": {"file": {"filename?": str, "file_data?": str, "file_id?": str}},
+        "refusal": {"refusal": str},
+    }
+)
+SHAPE: dict[str, Any] = {
+    "messages?": [{"content?": (str, [_PART]), "name?": str}],
+    "stream?": bool,
+    "stream_options?": {"include_usage?": bool},
+    "parallel_tool_calls?": bool,
+    "response_format?": Tagged({
+        "text": {}, "json_object": {},
+        "json_schema": {"json_schema": {"name": str, "schema?": dict, "strict?": bool}},
+    }),
+    "stop?": (str, [str]),
+    **dict.fromkeys(("temperature?", "top_p?"), float),
+    **dict.fromkeys(("max_tokens?", "max_completion_tokens?", "seed?", "n?"), int),
+    **dict.fromkeys(("reasoning_effort?", "service_tier?", "user?"), str),
+}  # fmt: skip
+"""The types of what chat completions' own requests have; `violation_in` checks the rest."""
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _OPENING = {"system", "developer"}
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -79,7 +105,7 @@ def _violations(body: dict[str, Any], key: str) -> Iterator[Violation]:
         yield Violation("messages", "must be a list with at least one message")
         return
     for i, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        if not isinstance(message, dict) or str(message.get("role")) not in _ROLES:
             yield Violation(f"messages[{i}].role", f"must be one of {', '.join(sorted(_ROLES))}")
             return
     yield from _order(messages)
@@ -118,7 +144,7 @@ def _tool_choice(choice: Any, names: set[str]) -> Iterator[Violation]:
         function = choice.get("function")
         if not isinstance(function, dict) or function.get("name") not in names:
             yield Violation("tool_choice", "names no declared tool")
-    elif choice not in _CHOICES:
+    elif str(choice) not in _CHOICES:
         yield Violation("tool_choice", f"must be one of {', '.join(sorted(_CHOICES))}, or a tool")
 
 

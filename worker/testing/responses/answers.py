@@ -10,7 +10,7 @@ from stepfleet.worker.testing.openai import answers as chat
 from stepfleet.worker.testing.openai.completions import arguments_text, pieces_of
 from stepfleet.worker.testing.openai.conversation import call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.responses.conversation import conversation, encrypted
+from stepfleet.worker.testing.responses.conversation import call_item, conversation, encrypted
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
 from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.scenario.replies import (
@@ -144,7 +144,7 @@ class _Response:
         for index, call in enumerate(self.reply.tool_calls):
             made = call_id(self.request.key, self.request.turn, index)
             yield {
-                "id": f"fc_{name}_{index}",
+                "id": call_item(name, index, thought=self.reply.reasoning is not None),
                 "type": "function_call",
                 "call_id": made if call.id is None else call.id,
                 "name": call.name,

@@ -3,32 +3,64 @@
 from collections.abc import Iterator
 from typing import Any
 
-from stepfleet.worker.testing.wire import MisfitError
+from stepfleet.worker.testing.scenario.shapes import Tagged
+from stepfleet.worker.testing.wire import MisfitError, fit
 
 PATH = "/v1/responses"
-_FIELDS = {
-    "model", "input", "instructions", "store", "include", "tools", "tool_choice", "text",
-    "parallel_tool_calls", "max_output_tokens", "temperature", "top_p", "reasoning",
-    "service_tier", "stream", "metadata", "prompt_cache_key", "truncation",
-}  # fmt: skip
 _PARTS = {"input_text": "text", "input_image": "image_url", "input_file": "file"}
+_PART = Tagged({
+    "input_text": {"text": str},
+    "input_image": {"image_url?": str, "file_id?": str, "detail?": str},
+    "input_file": {"filename?": str, "file_data?": str, "file_url?": str, "file_id?": str},
+    "output_text": {"text": str},
+    "refusal": {"refusal": str},
+})  # fmt: skip
+_ROLES = frozenset({"user", "assistant", "system", "developer"})
+_ITEM = Tagged({
+    "message": {"role": _ROLES, "content": (str, [_PART]), "id?": str},
+    "function_call": {"call_id": str, "name": str, "arguments": str, "id?": str},
+    "function_call_output": {"call_id": str, "output": (str, [_PART])},
+    "reasoning": {"id": str, "summary": [dict], "encrypted_content?": str},
+}, usual="message")  # fmt: skip
+_TOOL = {"name": str, "strict": bool, "parameters": dict, "description?": str}
+_FORMAT = Tagged({
+    "text": {}, "json_object": {}, "json_schema": {"name": str, "schema": dict, "strict?": bool},
+})  # fmt: skip
+_SHAPE: dict[str, Any] = {
+    "model": str,
+    "input": (str, [_ITEM]),
+    "tools?": [Tagged({"function": _TOOL})],
+    "tool_choice?": (frozenset({"auto", "none", "required"}), Tagged({"function": {"name": str}})),
+    "text?": {"format?": _FORMAT},
+    "reasoning?": {"effort?": str, "summary?": str},
+    "include?": [str],
+    "max_output_tokens?": int,
+    "metadata?": dict,
+    **dict.fromkeys(("store?", "stream?", "parallel_tool_calls?"), bool),
+    **dict.fromkeys(("temperature?", "top_p?"), float),
+    **dict.fromkeys(("instructions?", "service_tier?", "prompt_cache_key?", "truncation?"), str),
+}
+_THOUGHT_MARK = "r"
 
 
 def conversation(body: dict[str, Any], _path: str) -> dict[str, Any]:
     """Return the request as one of chat completions. Raises `MisfitError`."""
-    if unknown := sorted(body.keys() - _FIELDS):
-        raise MisfitError(unknown[0], "Unknown parameter")
-    given = body.get("input")
+    fit(body, _SHAPE, unknown="Unknown parameter")
+    given = body["input"]
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
+    if not given:
         raise MisfitError("input", "Missing required parameter")
-    chat: dict[str, Any] = {"model": body.get("model"), "messages": [*_messages(given)]}
+    _check_reasoning(given)
+    _check_calls(given)
+    chat: dict[str, Any] = {"model": body["model"], "messages": [*_messages(given)]}
+    if text := body.get("instructions"):
+        chat["messages"].insert(0, {"role": "developer", "content": text})
     if body.get("tools"):
         chat["tools"] = [_tool(tool) for tool in body["tools"]]
-        choice = body.get("tool_choice", "auto")
+        choice = body.get("tool_choice") or "auto"
         if isinstance(choice, dict):
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
+            choice = {"type": "function", "function": {"name": choice["name"]}}
         chat["tool_choice"] = choice
     if body.get("stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -40,18 +72,62 @@ def encrypted(thought: str) -> str:
     return f"encrypted:{thought[::-1]}"
 
 
-def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the messages: text and calls of one answer are items of their own here."""
-    answer: dict[str, Any] | None = None
+def call_item(name: str, index: int, *, thought: bool) -> str:
+    """Return the id of the item of a call; it says whether reasoning came before it."""
+    return f"fc_{name}{_THOUGHT_MARK if thought else ''}_{index}"
+
+
+def _is_answer(item: dict[str, Any]) -> bool:
+    kind = item.get("type", "message")
+    return kind == "function_call" or (kind == "message" and bool(item["role"] == "assistant"))
+
+
+def _check_reasoning(items: list[dict[str, Any]]) -> None:
+    """Check that reasoning stands before what it led to, and that this has its reasoning."""
+    thoughts: set[str] = set()
     for number, item in enumerate(items):
-        place, kind = f"input[{number}]", item.get("type", "message")
+        place, kind, name = f"input[{number}]", item.get("type", "message"), item.get("id") or ""
         if kind == "reasoning":
             if not str(item.get("encrypted_content")).startswith("encrypted:"):
                 raise MisfitError(f"{place}.encrypted_content", "could not be verified")
-        elif kind == "message" and item.get("role") == "assistant":
+            after = items[number + 1 : number + 2]
+            if not after or not (_is_answer(after[0]) or after[0].get("type") == "reasoning"):
+                why = "of type 'reasoning' was provided without its required following item."
+                raise MisfitError(place, f"Item '{name}' {why}")
+            thoughts.add(name)
+        elif kind == "function_call" and name.rpartition("_")[0].endswith(_THOUGHT_MARK):
+            needed = f"rs_{name.split('_')[1].removesuffix(_THOUGHT_MARK)}"
+            if needed not in thoughts:
+                why = f"was provided without its required 'reasoning' item: '{needed}'."
+                raise MisfitError(place, f"Item '{name}' of type 'function_call' {why}")
+
+
+def _check_calls(items: list[dict[str, Any]]) -> None:
+    """Check that each call has one output, and each output a call before it."""
+    called: list[str] = []
+    for number, item in enumerate(items):
+        if item.get("type") == "function_call":
+            called.append(item["call_id"])
+        elif item.get("type") == "function_call_output":
+            if item["call_id"] not in called:
+                why = "No tool call found for function call output with call_id"
+                raise MisfitError(f"input[{number}]", f"{why} {item['call_id']}.")
+            called.remove(item["call_id"])
+    if called:
+        raise MisfitError("input", f"No tool output found for function call {called[0]}.")
+
+
+def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the messages: text and calls of one answer are items of their own here."""
+    answer: dict[str, Any] | None = None
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            continue
+        if kind == "message" and item["role"] == "assistant":
             if answer:
                 yield answer
-            answer = {"role": "assistant", "content": _content(item.get("content"), place)}
+            answer = {"role": "assistant", "content": _content(item["content"])}
         elif kind == "function_call":
             answer = answer or {"role": "assistant", "content": None}
             answer["tool_calls"] = [*answer.get("tool_calls", ()), _call(item)]
@@ -59,38 +135,31 @@ def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if answer:
                 yield answer
             answer = None
-            yield _other(item, kind, place)
+            yield _other(item)
     if answer:
         yield answer
 
 
-def _other(item: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
-    if kind == "function_call_output":
-        output = _content(item.get("output"), place)
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-    if kind != "message":
-        raise MisfitError(f"{place}.type", f"Invalid value: {kind!r}")
-    return {"role": item.get("role"), "content": _content(item.get("content"), place)}
+def _other(item: dict[str, Any]) -> dict[str, Any]:
+    if item.get("type") == "function_call_output":
+        output = _content(item["output"])
+        return {"role": "tool", "tool_call_id": item["call_id"], "content": output}
+    return {"role": item["role"], "content": _content(item["content"])}
 
 
 def _call(item: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    return {"id": item.get("call_id"), "type": "function", "function": function}
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
-def _content(content: Any, place: str) -> Any:
-    if not isinstance(content, list):
+def _content(content: str | list[dict[str, Any]]) -> Any:
+    if isinstance(content, str):
         return content
-    for part in content:
-        if part.get("type") not in _PARTS:
-            raise MisfitError(f"{place}.content", f"Invalid value: {part.get('type')!r}")
-    if all(part["type"] == "input_text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    return [{**part, "type": _PARTS[part["type"]]} for part in content]
+    if all("text" in part for part in content):
+        return "".join(part["text"] for part in content)
+    return [{**part, "type": _PARTS.get(part["type"], part["type"])} for part in content]
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if "strict" not in tool:
-        raise MisfitError("tools.strict", "say whether the schema is strict")
-    function = {"name": tool.get("name"), "parameters": tool.get("parameters")}
-    return {"type": tool.get("type"), "function": function}
+    function = {"name": tool["name"], "parameters": tool["parameters"]}
+    return {"type": "function", "function": function}
