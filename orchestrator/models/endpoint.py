@@ -43,6 +43,8 @@ class Endpoint:
     """The variable that has the key, or should have it."""
     version: str = ""
     """The version of the interface that the environment names."""
+    region: str = ""
+    """The region for which each call is signed with AWS's credentials; "" where none is."""
 
 
 def endpoint_of(
@@ -60,6 +62,8 @@ def endpoint_of(
     """
     own = service.own_url(environment)
     base = (settings.base_url or own).rstrip("/")
+    if not base and (problem := service.region_problem(environment)):
+        raise ModelSetupError(problem)
     host = _host_of(base, " or ".join(service.url_variables))
     local = is_loopback(host)
     if not local and environment.get(_SWITCH, "1").strip().lower() in _OFF:
@@ -78,7 +82,12 @@ def endpoint_of(
     official = is_own or _AZURE_HOSTS.fullmatch(host) is not None
     variable = settings.api_key_env or " or ".join(service.key_variables)
     version = environment.get(service.version_variable, "")
-    return Endpoint(f"{base}{path}", host, official, found, key, variable, version)
+    region = ""
+    if service.region_variables and trusted and not key:
+        if problem := service.region_problem(environment):
+            raise ModelSetupError(problem)
+        region, variable = service.region(environment), "AWS_ACCESS_KEY_ID or AWS_PROFILE"
+    return Endpoint(f"{base}{path}", host, official, found, key, variable, version, region)
 
 
 @functools.lru_cache(maxsize=256)

@@ -23,6 +23,7 @@ _LONGEST_MESSAGE = 600
 _SHORTEST_KEY = 8
 _LOOKS_LIKE_A_KEY = re.compile(
     r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|\bAIza[A-Za-z0-9_-]{8,}|Bearer \S+"
+    r"|\b(?:AKIA|ASIA|ABSK)[A-Za-z0-9+/=]{12,}|(?<=x-amz-security-token:)\S+"
 )
 
 
@@ -72,8 +73,14 @@ _CODES = {
     " team_model_access_denied permission_denied permission_error request_forbidden"
     " unsupported_country_region_territory",
     ModelErrorCode.INVALID_API_KEY: "auth_error authentication_error expired_key invalid_api_key"
-    " invalid_authentication_error unauthenticated unauthorized",
+    " invalid_authentication_error unauthenticated unauthorized unrecognizedclientexception"
+    " expiredtokenexception expiredtoken invalidsignatureexception incompletesignatureexception"
+    " invalidclienttokenid missingauthenticationtokenexception signaturedoesnotmatch"
+    " missingauthenticationtoken incompletesignature",
     ModelErrorCode.INVALID_REQUEST: "not_supported_error",
+    ModelErrorCode.RATE_LIMIT: "servicequotaexceededexception throttlingexception",
+    ModelErrorCode.SERVER_ERROR: "modelnotreadyexception modelerrorexception"
+    " modelstreamerrorexception",
 }
 _WORDS_BY_CODE = {code: frozenset(words.split()) for code, words in _CODES.items()}
 _STATUSES = {
@@ -93,9 +100,10 @@ _MESSAGES = {
     r"|credit balance is too low|budget has been exceeded",
     ModelErrorCode.CONTENT_FILTER: r"content (?:filtering|management) policy",
     ModelErrorCode.INVALID_API_KEY: r"api[ _-]?key (?:is )?(?:not valid|invalid|expired)"
-    r"|(?:invalid|incorrect) api[ _-]?key",
+    r"|(?:invalid|incorrect) api[ _-]?key|your api key is valid|bearer token has expired"
+    r"|security token included in the request is (?:invalid|expired)",
     ModelErrorCode.MODEL_NOT_FOUND: r"\bmodel\b.{0,120}?\b(?:does not exist|not found)"
-    r"|is not a valid model|invalid model name|no such model",
+    r"|is not a valid model|invalid model name|no such model|model identifier is invalid",
 }
 _PATTERNS = {code: re.compile(text, re.IGNORECASE) for code, text in _MESSAGES.items()}
 _VAGUE = frozenset(
@@ -118,7 +126,8 @@ _TOO_LONG_STATUSES = {
 }
 _TOO_LONG = re.compile(
     r"context[_ ]length|context window|context size|maximum context|prompt is too long"
-    r"|input is too long|too many (?:input )?tokens|input token count",
+    r"|input is too long|too many (?:input )?tokens|input tokens? (?:count|exceed)"
+    r"|exceeds? (?:the )?context limit|number of input tokens exceeds",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(
@@ -150,8 +159,12 @@ def refusal(
     `variable` is the one that should have the key; None leaves out what to check on workers.
     """
     error = _error_of(body)
+    if named := headers.get("x-amzn-errortype"):  # the name may have an address behind it
+        error = {**error, "type": named.partition(":")[0]}
     message = redact(str(error.get("message") or f"status {status}"), key)
-    text = _answered(host, status, message, variable)
+    text = _answered(
+        host, status, message, variable, _code_of(status, _words_of(error), error, message)
+    )
     wait = retry_after(headers, now)
     return _failure(status, error, message, text, _retry_delay(error) if wait is None else wait)
 
@@ -185,10 +198,17 @@ def _failure(
     return ModelError(text, retryable=True, retry_after=wait, code=code)
 
 
-def _answered(host: str, status: int, message: str, variable: str | None) -> str:
+def _answered(
+    host: str,
+    status: int,
+    message: str,
+    variable: str | None,
+    code: ModelErrorCode | None = None,
+) -> str:
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         return f"{host} redirects ({status}): set settings.base_url to the final address"
-    hint = _HINTS[HTTPStatus(status)] if variable and status in _HINTS else ""
+    meant = HTTPStatus.UNAUTHORIZED if code is ModelErrorCode.INVALID_API_KEY else status
+    hint = _HINTS[HTTPStatus(meant)] if variable and meant in _HINTS else ""
     shown = f" ({hint.format(variable=variable)})" if hint else ""
     return f"{host} answered {status}: {message}{shown}"
 
@@ -254,7 +274,10 @@ def _as_error(payload: dict[str, Any]) -> dict[str, Any]:
         return error
     if error:
         return {"message": str(error)}
-    return {**payload, "message": payload.get("message") or payload.get("detail")}
+    message = payload.get("message") or payload.get("Message") or payload.get("detail")
+    kind = payload.get("__type")  # AWS's, with a namespace before it
+    named = {"type": kind.rpartition("#")[2]} if isinstance(kind, str) else {}
+    return {**payload, "message": message, **named}
 
 
 def _retry_delay(error: dict[str, Any]) -> float | None:

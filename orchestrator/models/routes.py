@@ -49,6 +49,11 @@ def _content(_: Endpoint, __: str) -> Fields:
     return {"contents": [turn], "generationConfig": {"maxOutputTokens": 1}}
 
 
+def _converse(_: Endpoint, __: str) -> Fields:
+    turn = {"role": "user", "content": [{"text": _PING}]}
+    return {"messages": [turn], "inferenceConfig": {"maxTokens": 1}}
+
+
 def _azure_url(endpoint: Endpoint, model: str, _: bool) -> str:
     """Return the address of a deployment; with a version it is that of the older interface."""
     if not endpoint.version:
@@ -63,10 +68,16 @@ def _google_url(endpoint: Endpoint, model: str, streams: bool) -> str:
     return f"{endpoint.url}/{quote(model, safe='')}:{verb}"
 
 
+def _bedrock_url(endpoint: Endpoint, model: str, streams: bool) -> str:
+    verb = "converse-stream" if streams else "converse"
+    return f"{endpoint.url}/{quote(model, safe='-._~')}/{verb}"
+
+
 ROUTES: Mapping[Api, Route] = {
     Api.CHAT: Route("/chat/completions", _chat),
     Api.AZURE: Route("", _chat, _azure_url),
     Api.RESPONSES: Route("/responses", _responses),
     Api.MESSAGES: Route("/v1/messages", _messages, headers={"anthropic-version": "2026-10-21"}),
     Api.GENERATE_CONTENT: Route("/v1/models", _content, _google_url),
+    Api.CONVERSE: Route("/model", _converse, _bedrock_url, {"accept": "*/*"}),
 }

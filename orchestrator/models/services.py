@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+_REGION = re.compile(r"[a-z]{2,6}(?:-[a-z]{2,12}){1,3}-\d{1,2}")
+_DOMAINS = {"cn": "amazonaws.com.cn", "eusc": "amazonaws.eu"}
+"""Domains of AWS where they are not its usual one, by the first word of a region."""
+
 
 class Api(StrEnum):
     """How a service is called."""
@@ -19,6 +23,7 @@ class Api(StrEnum):
     RESPONSES = "responses"
     MESSAGES = "messages"
     GENERATE_CONTENT = "generateContent"
+    CONVERSE = "Converse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,9 @@ class Service:
     key, which goes to hosts that `hosts` fits, to `url`, and to the address in the variable.
     `needs_key` says whether `url` refuses calls without one. `lacks` names the fields of an agent's
     `settings` that its calls cannot carry. The key goes into `key_header`, as `key_form` says.
-    `version_variable` may name the version of the service's interface.
+    `version_variable` may name the version of the service's interface. Where `region_variables`
+    name a region, `url` is that of the region; calls to the provider are then signed with AWS's
+    credentials, unless a key is set.
     """
 
     api: Api
@@ -43,11 +50,37 @@ class Service:
     key_header: str = "authorization"
     key_form: str = "Bearer {}"
     version_variable: str = ""
+    region_variables: tuple[str, ...] = ()
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
         named = (environment.get(name, "") for name in self.url_variables)
-        return (next(filter(None, named), "") or self.url).rstrip("/")
+        return (next(filter(None, named), "") or self._home(environment)).rstrip("/")
+
+    def region(self, environment: Mapping[str, str]) -> str:
+        """Return the region that the environment names; "" for none, and for what is no region."""
+        named = (environment.get(name, "").strip() for name in self.region_variables)
+        region = next(filter(None, named), "")
+        return region if _REGION.fullmatch(region) else ""
+
+    def region_problem(self, environment: Mapping[str, str]) -> str | None:
+        """Return what is wrong with the region that the environment names; None for nothing."""
+        if not self.region_variables or self.region(environment):
+            return None
+        for name in self.region_variables:
+            if given := environment.get(name, "").strip():
+                return f"{name} is {given[:40]!r}, which is no region; write it like us-east-1"
+        return (
+            f"no region: set the variable {self.region_variables[0]} in the workers' environment, "
+            "as us-east-1"
+        )
+
+    def _home(self, environment: Mapping[str, str]) -> str:
+        if not self.region_variables:
+            return self.url
+        region = self.region(environment)
+        domain = _DOMAINS.get(region.partition("-")[0], "amazonaws.com")
+        return self.url.format(region=region, domain=domain) if region else ""
 
     def is_own(self, base: str, host: str) -> bool:
         """Return whether an address is the provider's: HTTPS, and one of its hosts."""
@@ -79,6 +112,11 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
         return (
             f"{model!r}: {prefix} takes no {lacking[0]!r}; leave settings.{lacking[0]} out, or use "
             "a model of another provider"
+        )
+    if service.api is Api.CONVERSE and "reasoning_budget" in settings and "claude" not in name:
+        return (
+            f"{model!r}: field 'reasoning_budget' is for Claude's models by name; use "
+            "settings.reasoning_effort, or settings.extra_body with additionalModelRequestFields"
         )
     return None
 
@@ -112,7 +150,7 @@ def environment_of(root: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for service in SERVICES.values():
         path = "/v1" if service.api in (Api.CHAT, Api.RESPONSES) else ""
-        found |= dict.fromkeys(service.url_variables, f"{root}{path}")
+        found |= dict.fromkeys(service.url_variables[:1], f"{root}{path}")
         found |= dict.fromkeys(service.key_variables[:1], "simulated")
     return found
 
@@ -150,6 +188,17 @@ SERVICES: Mapping[str, Service] = {
         lacks=("organization",),
         key_header="x-goog-api-key",
         key_form="{}",
+    ),
+    "bedrock": Service(
+        Api.CONVERSE,
+        "https://bedrock-runtime.{region}.{domain}",
+        ("AWS_ENDPOINT_URL_BEDROCK_RUNTIME", "AWS_ENDPOINT_URL"),
+        ("AWS_BEARER_TOKEN_BEDROCK",),
+        r"(?:[^.]+\.)?bedrock-runtime(?:-fips)?\.[a-z0-9-]+\."
+        r"(?:vpce\.)?(?:amazonaws\.com(?:\.cn)?|amazonaws\.eu|api\.aws)",
+        needs_key=False,
+        lacks=("seed", "organization"),
+        region_variables=("AWS_REGION", "AWS_DEFAULT_REGION"),
     ),
     "azure": Service(
         Api.AZURE,

@@ -25,8 +25,13 @@ from stepfleet.orchestrator.records.tool_text import media_messages
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply, ToolCallReply, Usage
 
-PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "azure", "groq")
-SIGNED = {"anthropic": "Let me see.", "google": "c2lnbmVkL", "openai-responses": ".ees em teL"}
+PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "bedrock", "azure", "groq")
+SIGNED = {
+    "anthropic": "Let me see.",
+    "bedrock": "Let me see.",
+    "google": "c2lnbmVkL",
+    "openai-responses": ".ees em teL",
+}
 """Providers whose reasoning must go back unchanged, and what of it is sent."""
 
 LOOK = ToolSpec(
@@ -90,7 +95,8 @@ async def test_an_answer_has_text_calls_usage_and_reason(
     assert answer.usage is not None
     counts = answer.usage
     assert (counts.prompt_tokens, counts.completion_tokens) == (100, 7)
-    assert (counts.cached_tokens, counts.reasoning_tokens, counts.total_tokens) == (60, 3, 107)
+    assert (counts.cached_tokens, counts.total_tokens) == (60, 107)
+    assert counts.reasoning_tokens == (0 if provider == "bedrock" else 3)  # which counts none apart
 
 
 async def test_results_of_parallel_calls_come_back_in_one_turn(
@@ -193,7 +199,8 @@ async def test_every_choice_of_tools_is_sent(
     server.script("hi", "Done.")
     await models.generate(asked(provider, tool_choice=choice, parallel_tool_calls=False))
     assert server.violations == ()
-    chat = server.requests[-1].body["tool_choice"]
+    # Bedrock has no word for none: the tools themselves are left out.
+    chat = server.requests[-1].body.get("tool_choice", "none")
     named = {"type": "function", "function": {"name": "look"}}
     assert chat == {"any": "required", "look": named}.get(choice, choice)
 
@@ -287,7 +294,7 @@ async def test_a_failure_is_of_its_kind(
         assert failure.limit in (8192, 200_000, None)
         assert (failure.limit is None) == (provider == "openai-responses")
     if kind == "unauthorized":
-        assert "_API_KEY" in str(failure)
+        assert environment_of("")[str(failure).partition("variable ")[2].split()[0]]
 
 
 async def test_a_prompt_that_the_services_filter_blocks_is_no_answer(
@@ -324,7 +331,8 @@ async def test_data_of_a_schema_are_requested_natively(
     output = OutputFormat(name="place", json_schema=schema)
     answer = await models.generate(asked(provider, tools=(), output=output))
     assert (server.violations, answer.content) == ((), '{"city": "Rome"}')
-    assert "'city': {'type': 'string'}" in str(server.requests[-1].sent)
+    sent = str(server.requests[-1].sent).replace('"', "'").replace(" ", "")
+    assert "'city':{'type':'string'}" in sent
 
 
 async def test_a_calls_id_of_another_provider_is_taken(

@@ -86,4 +86,5 @@ def proxy_for(url: URL, proxies: Mapping[str, str]) -> str | None:
 
 @functools.lru_cache(maxsize=256)
 def _address(url: str) -> URL:
-    return URL(url)
+    # An encoded path is sent as it is: a signature is of exactly these bytes.
+    return URL(url, encoded="%" in url)

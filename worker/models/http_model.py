@@ -26,6 +26,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, 
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.signing import Signer
 
 _FIELDS = (b":", b"event:", b"id:", b"retry:")
 
@@ -90,8 +91,21 @@ _NOT_SENT = (
 _BYTES_PER_TOKEN = 4
 
 
+class Cutter(Protocol):
+    """Cuts the bytes of a stream into events."""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next bytes and return every event that they complete.
+
+        Raises `ModelError` for bytes that are no such stream.
+        """
+
+    def end(self) -> list[bytes]:
+        """Return what the stream's end completes."""
+
+
 class StreamedAnswer(Protocol):
-    """An answer that arrives in server-sent events."""
+    """An answer that arrives in events."""
 
     error: dict[str, Any] | None
     """The payload of a failure that came as an event."""
@@ -118,7 +132,8 @@ class Format:
     """How the requests and answers of one protocol look: pure functions.
 
     `parse` reads an unstreamed body; `response` gets what it returned, or a stream's payload, and
-    the name of the requested model. `failed` says whether a 200 answer is a failure.
+    the name of the requested model. `failed` says whether a 200 answer is a failure. Streams are
+    of `stream_type`, and `cutter` finds their events.
     """
 
     route: Route
@@ -129,6 +144,8 @@ class Format:
     response: Callable[[dict[str, Any], str], LLMResponse]
     failed: Callable[[dict[str, Any]], bool]
     usage_field: str = "usage"
+    stream_type: str = "text/event-stream"
+    cutter: Callable[[], Cutter] = EventLines
 
 
 @dataclass
@@ -169,6 +186,7 @@ class HttpModel(LLM):
         self._environment = os.environ if environment is None else environment
         self._response_limit = response_limit
         self._endpoints: dict[tuple[str | None, ...], Endpoint] = {}
+        self._signer = Signer()
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Answer the request; streamed underneath if its settings say so, with an equal result.
@@ -260,12 +278,15 @@ class HttpModel(LLM):
             request = request.model_copy(update={"messages": messages})
         body = self._format.body(request, endpoint)
         url = self._format.route.url(endpoint, request.model, request.settings.stream)
-        response = await self._connections.post(url, endpoint.headers, body)
+        headers = endpoint.headers
+        if endpoint.region:
+            headers = await self._signer.signed(endpoint.region, url, headers, body)
+        response = await self._connections.post(url, headers, body)
         received.request_id = _request_id(response.headers)
         try:
             if response.status // 100 != _SUCCESS:
                 raise await self._refused(response, endpoint)
-            if response.headers.get("content-type", "").startswith("text/event-stream"):
+            if response.headers.get("content-type", "").startswith(self._format.stream_type):
                 payload = await self._assemble(response, on_text, received)
             else:
                 parts = self._parts(response, received)
@@ -281,7 +302,7 @@ class HttpModel(LLM):
     async def _assemble(
         self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], received: Received
     ) -> dict[str, Any]:
-        lines, answer = EventLines(), self._format.stream()
+        cutter, answer = self._format.cutter(), self._format.stream()
 
         async def take(events: list[bytes]) -> None:
             try:
@@ -296,11 +317,11 @@ class HttpModel(LLM):
 
         parts = self._parts(response, received)
         async for part in parts:
-            await take(lines.feed(part))
+            await take(cutter.feed(part))
             if answer.is_over:
                 await _read_out(parts)
                 break
-        await take(lines.end())
+        await take(cutter.end())
         return answer.error or answer.payload()
 
     async def _parts(

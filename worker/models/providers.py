@@ -19,6 +19,7 @@ from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models.anthropic.messages import MESSAGES
+from stepfleet.worker.models.bedrock.converse import CONVERSE
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.google.content import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
@@ -35,6 +36,7 @@ FORMATS: Mapping[Api, Format] = {
     Api.RESPONSES: RESPONSES,
     Api.MESSAGES: MESSAGES,
     Api.GENERATE_CONTENT: GENERATE_CONTENT,
+    Api.CONVERSE: CONVERSE,
 }
 
 

@@ -20,6 +20,7 @@ from stepfleet.orchestrator.models.endpoint import Endpoint, ModelSetupError, en
 from stepfleet.orchestrator.models.failures import refusal
 from stepfleet.orchestrator.models.routes import ROUTES
 from stepfleet.orchestrator.models.services import SERVICES
+from stepfleet.orchestrator.models.signing import Credentials
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.text.redaction import redact
 
@@ -125,6 +126,8 @@ async def _call(
     except (HTTPError, InvalidURL) as failure:
         say(f"{what} failed: {redact(str(failure)) or type(failure).__name__}; going on")
         return None
+    except ModelError as failure:  # AWS's credentials
+        return f"{what} failed: {redact(failure.message)}; nothing was submitted"
     if error is None:
         return None
     failed = f"{what} failed: {redact(error.message)}"
@@ -144,11 +147,20 @@ def fix_of(probe: Probe, status: int, error: ModelError) -> str | None:
     return fix and fix.format(key=key, model=probe.model)
 
 
+def _signed(probe: Probe, content: bytes) -> dict[str, str]:
+    credentials, endpoint = Credentials(), probe.endpoint
+    credentials.refresh()
+    return credentials.sign(endpoint.region, probe.url, endpoint.headers, content)
+
+
 async def _answer(client: "AsyncClient", probe: Probe) -> tuple[int, ModelError | None]:
     """Return the answer's status, and the failure that it stands for."""
     endpoint = probe.endpoint
     content = json.dumps(probe.body).encode()
-    sent = client.stream("POST", probe.url, content=content, headers=dict(endpoint.headers))
+    headers = dict(endpoint.headers)
+    if endpoint.region:
+        headers = await asyncio.to_thread(_signed, probe, content)
+    sent = client.stream("POST", probe.url, content=content, headers=headers)
     async with sent as answer:
         if answer.is_success:
             return answer.status_code, None

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.models.services import SERVICES
+from stepfleet.orchestrator.errors import ConfigurationError, ModelError
+from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of
+from stepfleet.orchestrator.models.services import SERVICES, Service
+from stepfleet.orchestrator.models.signing import Credentials
 from stepfleet.orchestrator.store.health import HealthFinding
 
 _FORM = "https://host/v1"
@@ -21,12 +23,16 @@ _PORTS = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The address of an agent's model, and the variable that must hold a key (None: no key)."""
+    """The address of an agent's model, and the variable that must hold a key (None: no key).
+
+    `signed`: its calls are signed with AWS's credentials.
+    """
 
     base_url: str
     host: str
     port: int
     key: str | None
+    signed: bool = False
 
 
 def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | None:
@@ -44,6 +50,7 @@ def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | N
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port, parts = None, None, urlsplit("")
+    signed = bool(service.region_variables) and _is_signed(config, service, environment)
     if parts.scheme not in _PORTS or not host:
         variable = " or ".join(service.url_variables)
         msg = f"agent {config.name!r}: {variable} (or settings.base_url) must look like {_FORM}"
@@ -51,7 +58,15 @@ def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | N
     required = service.needs_key and (base == service.url or not service.url)
     named = (one for one in service.key_variables if environment.get(one, "").strip())
     own = next(named, service.key_variables[0]) if required else None
-    return Target(base, host, port or _PORTS[parts.scheme], settings.api_key_env or own)
+    key = settings.api_key_env or own
+    return Target(base, host, port or _PORTS[parts.scheme], key, signed)
+
+
+def _is_signed(config: AgentConfig, service: Service, environment: Mapping[str, str]) -> bool:
+    try:
+        return bool(endpoint_of(config.settings, environment, service).region)
+    except ModelSetupError as error:
+        raise ConfigurationError(f"agent {config.name!r}: {error.message}") from None
 
 
 def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> HealthFinding | None:
@@ -64,6 +79,22 @@ def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> H
         f"set the variable {target.key}, or settings.base_url to another server, or try it "
         "without a provider: run --simulate RULES",
     )
+
+
+def unsigned(agent: str, target: Target) -> HealthFinding | None:
+    """Return the finding about AWS's credentials that cannot be had; None where all is well."""
+    if not target.signed:
+        return None
+    try:
+        Credentials().refresh()
+    except ModelError as error:
+        return HealthFinding(
+            f"model of {agent}",
+            f"agent {agent!r}: {error.message}",
+            "give the workers AWS's usual credentials, or try it without a provider: run "
+            "--simulate RULES",
+        )
+    return None
 
 
 def unreachable(agent: str, target: Target) -> HealthFinding | None:
@@ -80,7 +111,8 @@ def unreachable(agent: str, target: Target) -> HealthFinding | None:
             f"model of {agent}",
             f"agent {agent!r}: the model endpoint {target.base_url} cannot be reached "
             f"({error.strerror or error})",
-            "start it, or check the network, the provider's variable and settings.base_url",
+            "start it, or check the network, the provider's variables (address, region) and "
+            "settings.base_url",
         )
     return None
 
@@ -95,7 +127,9 @@ def examined(
         if target is None or target in seen:
             continue
         seen.add(target)
-        finding = missing_key(config.name, target, environment) or unreachable(config.name, target)
+        name = config.name
+        finding = missing_key(name, target, environment) or unsigned(name, target)
+        finding = finding or unreachable(name, target)
         yield config.name, target, finding
 
 

@@ -14,6 +14,8 @@ from aiohttp import web
 
 from stepfleet.worker.testing.anthropic.answers import PATH as MESSAGES
 from stepfleet.worker.testing.anthropic.answers import WIRE as MESSAGES_WIRE
+from stepfleet.worker.testing.bedrock.answers import WIRE as CONVERSE_WIRE
+from stepfleet.worker.testing.bedrock.conversation import PATH as CONVERSE
 from stepfleet.worker.testing.google.answers import WIRE as CONTENT_WIRE
 from stepfleet.worker.testing.google.conversation import PATH as CONTENT
 from stepfleet.worker.testing.http.request_log import RequestLog, without_secrets
@@ -126,6 +128,8 @@ class Endpoint:
             return CONTENT_WIRE
         if COMPLETIONS.fullmatch(path):
             return CHAT
+        if CONVERSE.fullmatch(path):
+            return CONVERSE_WIRE
         return {RESPONSES: RESPONSES_WIRE, MESSAGES: MESSAGES_WIRE}.get(path)
 
     async def _complete(self, request: web.BaseRequest, wire: Wire) -> web.StreamResponse:

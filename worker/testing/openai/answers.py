@@ -158,13 +158,13 @@ def _cut(fault: Fault, sound: Answer) -> Answer:
             return replace(_half(sound), ending=Ending.RESET)
         case FaultKind.TRUNCATED_STREAM:
             # A stream ends as if it were whole: only the missing [DONE] shows it.
-            streams = sound.content_type == EVENTS
+            streams = sound.length is None
             return replace(_half(sound), ending=Ending.COMPLETE if streams else Ending.CLOSE)
     return replace(sound, pieces=(), usage=None, ending=Ending.SILENCE)
 
 
 def _half(sound: Answer) -> Answer:
-    if sound.content_type == EVENTS:
+    if sound.length is None:
         pieces = sound.pieces[: len(sound.pieces) // 2]
     else:
         pieces = tuple(piece[: len(piece) // 2] for piece in sound.pieces)

@@ -1,0 +1,231 @@
+"""Reads answers of Converse, whole or streamed, into `LLMResponse`s. Pure."""
+
+import base64
+import binascii
+from http import HTTPStatus
+from typing import Any
+
+from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.tools import parse_tool_calls
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
+from stepfleet.worker.attempt.sanitize import new_call_id
+from stepfleet.worker.models.bedrock.families import provider_of
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
+
+_REASONS = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_use": FinishReason.TOOL_CALLS,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "guardrail_intervened": FinishReason.CONTENT_FILTER,
+    "content_filtered": FinishReason.CONTENT_FILTER,
+}
+_MISTAKES = {"malformed_model_output", "malformed_tool_use"}
+"""Stop reasons of answers that the service could not read itself."""
+_STATUSES = {
+    "throttlingException": HTTPStatus.TOO_MANY_REQUESTS,
+    "validationException": HTTPStatus.BAD_REQUEST,
+    "serviceUnavailableException": HTTPStatus.SERVICE_UNAVAILABLE,
+    "modelTimeoutException": HTTPStatus.REQUEST_TIMEOUT,
+    "internalServerException": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "modelStreamErrorException": HTTPStatus.FAILED_DEPENDENCY,
+}
+"""The status that an exception in a stream would have had before it."""
+
+
+def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
+    """Return an answer as the fleet's; the service does not name the model that answered."""
+    texts: list[str] = []
+    uses: list[dict[str, Any]] = []
+    reasoning: list[Block] = []
+    for block in _content(payload):
+        if "toolUse" in block:
+            used = block["toolUse"] if isinstance(block["toolUse"], dict) else {}
+            uses.append({**used, "id": used.get("toolUseId"), "arguments": used.get("input")})
+        elif _goes_back(block.get("reasoningContent")):
+            at = any(map(str.strip, texts)) + len(uses)
+            reasoning.append(reasoning_block(provider_of(default_model), at, block))
+        elif isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif isinstance(cited := block.get("citationsContent"), dict):
+            parts = cited.get("content") or ()
+            texts += (str(one.get("text", "")) for one in parts if isinstance(one, dict))
+    calls = parse_tool_calls(uses, new_id=new_call_id)
+    reason = payload.get("stopReason")
+    if reason in _MISTAKES and not calls and not any(texts):
+        raise malformed(f"it ended with {reason}")
+    known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
+    if calls and known in (None, FinishReason.STOP):
+        known = FinishReason.TOOL_CALLS
+    return LLMResponse.model_construct(
+        content="".join(texts),
+        tool_calls=calls or None,
+        usage=usage_of(payload.get("usage")),
+        model=default_model,
+        finish_reason=known or FinishReason.OTHER,
+        reasoning=tuple(reasoning),
+        raw=payload,
+    )
+
+
+def _content(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    output = payload.get("output")
+    message = output.get("message") if isinstance(output, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
+        raise malformed("its content is not a list of blocks")
+    return content
+
+
+def _goes_back(reasoning: Any) -> bool:
+    """Return whether the reasoning is signed or encrypted; models refuse to get other back."""
+    if not isinstance(reasoning, dict):
+        return False
+    text = reasoning.get("reasoningText")
+    return "redactedContent" in reasoning or (
+        isinstance(text, dict) and bool(text.get("signature"))
+    )
+
+
+def usage_of(usage: Any) -> UsageStats | None:
+    """Return the token counts of one call, or None when they are absent or no counts.
+
+    The service counts tokens that were read from or written to its prompt cache apart.
+    """
+    if not isinstance(usage, dict):
+        return None
+    given, completion = (
+        token_count(usage.get("inputTokens")),
+        token_count(usage.get("outputTokens")),
+    )
+    if given is None or completion is None:
+        return None
+    cached = token_count(usage.get("cacheReadInputTokens")) or 0
+    written = token_count(usage.get("cacheWriteInputTokens")) or 0
+    prompt = given + cached + written
+    return UsageStats.model_construct(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        llm_calls=1,
+        cached_tokens=cached,
+        cache_write_tokens=written,
+    )
+
+
+class StreamedConverse:
+    """The answer so far. `error` is the payload of a failure that came as an event."""
+
+    def __init__(self) -> None:
+        self.error: dict[str, Any] | None = None
+        self.usage: dict[str, Any] | None = None
+        self._size = 0
+        self._done = False
+        self._reason: Any = None
+        self._starts: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}
+
+    @property
+    def size(self) -> int:
+        """How many characters of text and calls it has."""
+        return self._size
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of interest follows: the usage comes behind the stop reason."""
+        return self._done or self.error is not None
+
+    def add(self, data: bytes) -> str:
+        """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
+        event = parse_event(data)
+        kind, body = next(iter(event.items()), ("", {}))
+        if not isinstance(body, dict):
+            raise malformed("an event of the stream lacks its object")
+        match kind:
+            case "contentBlockStart":
+                self._start(body.get("contentBlockIndex"), body.get("start"))
+            case "contentBlockDelta":
+                return self._delta(body.get("contentBlockIndex"), body.get("delta"))
+            case "messageStop":
+                self._reason = body.get("stopReason")
+            case "metadata":
+                self.usage, self._done = body.get("usage"), True
+            case "exception":
+                self.error = _error_of(body)
+        return ""
+
+    def payload(self) -> dict[str, Any]:
+        """Return the whole answer. Raises `ModelError` when the stream broke off."""
+        if self._reason is None:
+            raise malformed("the stream broke off")
+        content = [self._whole(index) for index in sorted(self._pieces)]
+        message = {"role": "assistant", "content": content}
+        return {"output": {"message": message}, "stopReason": self._reason, "usage": self.usage}
+
+    def _start(self, index: Any, start: Any) -> None:
+        if not isinstance(index, int) or not isinstance(start, dict):
+            raise malformed("a block of the stream has no index or no start")
+        if self._has_room(index) and isinstance(used := start.get("toolUse"), dict):
+            self._starts[index] = used
+            self._pieces.setdefault(index, {})
+
+    def _delta(self, index: Any, delta: Any) -> str:
+        # Texts have no start: their first piece begins them.
+        if not isinstance(index, int) or not isinstance(delta, dict) or not self._has_room(index):
+            return ""
+        text = delta.get("text")
+        used, thought = delta.get("toolUse"), delta.get("reasoningContent")
+        if isinstance(used, dict):
+            self._add(index, "input", used.get("input"))
+        elif isinstance(thought, dict):
+            for field in ("text", "signature", "redactedContent"):
+                self._add(index, f"thought {field}", thought.get(field))
+        elif isinstance(text, str):
+            self._add(index, "text", text)
+            return text
+        return ""
+
+    def _add(self, index: int, field: str, piece: Any) -> None:
+        if isinstance(piece, str):
+            self._pieces.setdefault(index, {}).setdefault(field, []).append(piece)
+            self._size += len(piece) if field in ("text", "input", "thought text") else 0
+
+    def _has_room(self, index: int) -> bool:
+        return index in self._pieces or len(self._pieces) <= 2 * MOST_CALLS
+
+    def _whole(self, index: int) -> dict[str, Any]:
+        pieces = self._pieces[index]
+        if index in self._starts:
+            # No piece is a call without arguments.
+            return {"toolUse": {**self._starts[index], "input": "".join(pieces.get("input", ()))}}
+        if "thought redactedContent" in pieces:
+            joined = _joined(pieces["thought redactedContent"])
+            return {"reasoningContent": {"redactedContent": joined}}
+        if "thought text" in pieces or "thought signature" in pieces:
+            thought = {"text": "".join(pieces.get("thought text", ()))}
+            if signature := "".join(pieces.get("thought signature", ())):
+                thought["signature"] = signature
+            return {"reasoningContent": {"reasoningText": thought}}
+        return {"text": "".join(pieces.get("text", ()))}
+
+
+def _joined(pieces: list[str]) -> str:
+    """Return the base64 of data whose pieces came in base64."""
+    if len(pieces) == 1:
+        return pieces[0]
+    try:
+        return base64.b64encode(b"".join(map(base64.b64decode, pieces))).decode()
+    except binascii.Error:
+        raise malformed("encrypted reasoning is not in base64") from None
+
+
+def _error_of(exception: dict[str, Any]) -> dict[str, Any]:
+    kind, body = exception.get("type"), exception.get("body")
+    body = body if isinstance(body, dict) else {}
+    message = body.get("originalMessage") or body.get("message") or body.get("Message") or kind
+    status = _STATUSES.get(str(kind))
+    return {"error": {"type": kind, "message": message, **({"code": status} if status else {})}}

@@ -1,0 +1,271 @@
+"""Translates the fleet's messages, tools and output format into a body of Converse. Pure."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.worker.models.bedrock.families import (
+    caches_prompts,
+    caches_tools,
+    effort_of,
+    provider_of,
+    reasoning_fields,
+    switches_parallel_calls,
+    thinks,
+)
+from stepfleet.worker.models.bodies import (
+    NO_NAME,
+    media_of,
+    reasoning_of,
+    safe_name,
+    with_reasoning,
+)
+
+_POINT = {"cachePoint": {"type": "default"}}
+_NOTHING = {"text": "(empty)"}
+"""The text of a result without any: the service refuses blank ones."""
+_NOT_IN_A_DOCUMENTS_NAME = re.compile(r"[^A-Za-z0-9 ()\[\]-]+")
+_DOCUMENTS_NAME = 190
+_FORMATS = {"jpg": "jpeg", "txt": "txt", "text": "txt", "markdown": "md", "htm": "html"}
+_NO_POINT_AFTER = ("document", "video")
+
+
+def request_body(request: ModelRequest) -> dict[str, Any]:
+    """Return the body of `request`. `extra_body` is merged last and may overrule every field.
+
+    Raises `ModelError` for an image or document at an address that the service cannot read.
+    """
+    settings, model = request.settings, request.model
+    system = [
+        {"text": one.text} for one in request.messages if one.is_system() and one.text.strip()
+    ]
+    turns = _turns((one for one in request.messages if not one.is_system()), provider_of(model))
+    tools = [_tool(spec.name, spec.description, spec.parameters) for spec in request.tools]
+    if not tools or request.tool_choice == "none":
+        # The service has no choice of none, and refuses calls in a conversation without tools.
+        tools, turns = [], _without_calls(turns)
+    _finish_documents(turns)
+    if settings.prompt_cache and caches_prompts(model):
+        _mark(tools if caches_tools(model) else [], system, turns)
+    body: dict[str, Any] = {"messages": turns}
+    if system:
+        body["system"] = system
+    if tools:
+        choice = _tool_choice(request)
+        body["toolConfig"] = {"tools": tools, **({"toolChoice": choice} if choice else {})}
+    if config := _inference(settings):
+        body["inferenceConfig"] = config
+    if fields := reasoning_fields(model, settings) | (_parallel(request) if tools else {}):
+        body["additionalModelRequestFields"] = fields
+    if output := _output(request):
+        body["outputConfig"] = output
+    if settings.service_tier:
+        body["serviceTier"] = {"type": settings.service_tier}
+    return body | settings.extra_body
+
+
+def _inference(settings: ModelSettings) -> dict[str, Any]:
+    fields = {
+        "maxTokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "topP": settings.top_p,
+        "stopSequences": list(settings.stop) or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _output(request: ModelRequest) -> dict[str, Any]:
+    output: dict[str, Any] = {}
+    if request.output and request.output.json_schema is not None:
+        schema = orjson.dumps(request.output.json_schema).decode()
+        named = {"schema": schema, "name": request.output.name}
+        output["textFormat"] = {"type": "json_schema", "structure": {"jsonSchema": named}}
+    if effort := effort_of(request.model, request.settings):
+        output["effort"] = effort
+    return output
+
+
+def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    schema = parameters or {"type": "object", "properties": {}}
+    spec: dict[str, Any] = {"name": name, "inputSchema": {"json": schema}}
+    return {"toolSpec": spec | {"description": description} if description else spec}
+
+
+def _tool_choice(request: ModelRequest) -> dict[str, Any]:
+    """Return the choice of tools; empty for `auto`, the word for which some models refuse."""
+    if request.tool_choice == "auto" or thinks(request.model, request.settings):
+        return {}
+    return {"any": {}} if request.tool_choice == "any" else {"tool": {"name": request.tool_choice}}
+
+
+def _parallel(request: ModelRequest) -> dict[str, Any]:
+    if request.parallel_tool_calls is not False or not switches_parallel_calls(request.model):
+        return {}
+    # The model's own field; it may not repeat what toolConfig says.
+    kind = {} if _tool_choice(request) else {"type": "auto"}
+    return {"tool_choice": {**kind, "disable_parallel_tool_use": True}}
+
+
+def _turns(messages: Iterable[Message], provider: str) -> list[dict[str, Any]]:
+    """Return alternating turns: all results of one answer, and what follows them, are one."""
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role = "assistant" if message.role is Role.ASSISTANT else "user"
+        blocks = list(_blocks(message, provider))
+        if not blocks:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": blocks})
+    return turns
+
+
+def _blocks(message: Message, provider: str) -> Iterator[dict[str, Any]]:
+    if message.role is Role.TOOL:
+        yield _result(message.tool_call_id or "", message.content, status=None)
+        return
+    if message.role is not Role.ASSISTANT:
+        yield from _parts(message.content)
+        return
+    items = list(_parts(message.content))
+    items += [_use(one.id, one.name, one.arguments) for one in message.tool_calls]
+    yield from with_reasoning(items, reasoning_of(message, provider))
+
+
+def _parts(content: Content, *, native_json: bool = False) -> Iterator[dict[str, Any]]:
+    if isinstance(content, str):
+        content = [{"text": content}]
+    for block in content:
+        # The service refuses texts that have only whitespace.
+        if REASONING in block or not str(block.get("text", "-")).strip():
+            continue
+        if "json" in block and not (native_json and isinstance(block["json"], dict)):
+            yield {"text": orjson.dumps(block["json"]).decode()}
+        else:
+            yield _part(block)
+
+
+def _part(block: Block) -> dict[str, Any]:
+    """Return one block in the service's form; kinds unknown here pass unchanged."""
+    if "text" in block:
+        return {"text": str(block["text"])}
+    if "toolUse" in block:
+        used = block["toolUse"]
+        return _use(used["toolUseId"], used["name"], used.get("input", {}))
+    if "toolResult" in block:
+        given = block["toolResult"]
+        return _result(given["toolUseId"], given.get("content", ""), status=given.get("status"))
+    return _media(block)
+
+
+def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    # Some models take fewer characters in an id than the service.
+    named = {"toolUseId": safe_name(call_id), "name": safe_name(name) or NO_NAME}
+    return {"toolUse": {**named, "input": arguments}}
+
+
+def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, Any]:
+    parts = list(_parts(content, native_json=True)) or [_NOTHING]
+    result: dict[str, Any] = {"toolUseId": safe_name(call_id), "content": parts}
+    return {"toolResult": result | {"status": status} if status else result}
+
+
+def _media(block: Block) -> dict[str, Any]:
+    media = media_of(block)
+    if media is None:
+        return block
+    kind = "image" if "image" in block else "document"
+    given = block[kind]
+    form = str(given.get("format", "png" if kind == "image" else "pdf"))
+    # A text, or a place in S3, has the service's own form.
+    source = _at_address(kind, media.url) if media.url else given.get("source", {})
+    named = {} if kind == "image" else {"name": media.name}
+    return {kind: {**given, "format": _FORMATS.get(form, form), "source": source, **named}}
+
+
+def _at_address(kind: str, url: str) -> dict[str, Any]:
+    if url.startswith("s3://"):
+        return {"s3Location": {"uri": url}}
+    msg = f"bedrock reads no {kind} from {url[:80]!r}: send its bytes, or an address in s3://"
+    raise ModelError(msg, code=ModelErrorCode.INVALID_REQUEST)
+
+
+def _finish_documents(turns: list[dict[str, Any]]) -> None:
+    """Give documents names that the service takes, each once, and a text beside them."""
+    seen: set[str] = set()
+    for turn in turns:
+        for document in _documents(turn["content"]):
+            document["name"] = _documents_name(str(document.get("name", "")), seen)
+            seen.add(document["name"])
+        alone = not any("text" in block for block in turn["content"])
+        if alone and any("document" in block for block in turn["content"]):
+            turn["content"].append({"text": "(a document)"})
+
+
+def _documents(blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for block in blocks:
+        if isinstance(block.get("document"), dict):
+            yield block["document"]
+        elif "toolResult" in block:
+            yield from _documents(block["toolResult"]["content"])
+
+
+def _documents_name(given: str, seen: set[str]) -> str:
+    # Letters, digits, single spaces, hyphens, brackets: no dots.
+    words = _NOT_IN_A_DOCUMENTS_NAME.sub(" ", given).split()
+    name = " ".join(words)[:_DOCUMENTS_NAME].strip() or "document"
+    return f"{name} ({len(seen) + 1})" if name in seen else name
+
+
+def _without_calls(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the turns with calls and results as text, without the reasoning about them."""
+    names: dict[str, str] = {}
+    if not any("toolUse" in block for turn in turns for block in turn["content"]):
+        return turns
+    told: list[dict[str, Any]] = []
+    for turn in turns:
+        content = [one for block in turn["content"] for one in _as_text(block, names)]
+        if content:
+            told.append({**turn, "content": content})
+    return told
+
+
+def _as_text(block: dict[str, Any], names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    if "toolUse" in block:
+        used = block["toolUse"]
+        names[used["toolUseId"]] = used["name"]
+        call = {"tool": used["name"], "arguments": used["input"]}
+        yield {"text": orjson.dumps(call).decode()}
+    elif "toolResult" in block:
+        given = block["toolResult"]
+        yield {"text": f"Result of {names.get(given['toolUseId'], 'a tool')}:"}
+        yield from _parts(given["content"])
+    elif "reasoningContent" not in block:
+        yield block
+
+
+def _mark(
+    tools: list[dict[str, Any]], system: list[dict[str, Any]], turns: list[dict[str, Any]]
+) -> None:
+    """Mark what may be cached: the fixed beginning, and the ends of the last two user turns.
+
+    The service looks only some blocks back from a mark for what it has cached: the mark where the
+    previous request ended finds that request's entry, however long the answer between them is.
+    """
+    fixed = system or tools
+    if fixed:
+        fixed.append(_POINT)
+    users = [turn["content"] for turn in turns if turn["role"] == "user"]
+    for content in users[-2:]:
+        end = len(content)
+        while end and any(kind in content[end - 1] for kind in _NO_POINT_AFTER):
+            end -= 1
+        if end:
+            content.insert(end, _POINT)
