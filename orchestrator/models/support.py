@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.responses import ModelSettings
 
 _Kinds = Mapping[str, frozenset[str]]
 _OWN_KINDS = ("text", "json", "toolUse", "toolResult", REASONING)
+_SWITCHING_CLAUDE = re.compile(r"claude-[a-z]+-(?:4-(?:[5-9]|\d\d)|[5-9]|\d\d)(?!\d)")
 _OLD_GEMINI = re.compile(r"(?:models/)?gemini-[12]\b")
 
 
@@ -29,7 +30,8 @@ class Support:
 
     `settings` are fields of `ModelSettings`. `blocks` has the formats of each kind of media, and
     `sources` how it may come (`bytes`, `url`, `text`, `file_id`). `result_media` has the sources
-    of media that stand in a tool's result itself; others follow it in a user message. `parts` are
+    of media that stand in a tool's result itself; others follow it in a user message. `address` is
+    the beginning of the addresses that it reads. `parts` are
     the service's own blocks, which pass as they are: types or keys. `strict_tools`: the service
     itself holds the arguments of calls to a schema. `data_beside_tools`: an answer can be data of
     a schema while there are tools; `parallel_switch`: parallel calls can be switched off.
@@ -39,6 +41,7 @@ class Support:
     blocks: _Kinds
     sources: _Kinds
     result_media: _Kinds = field(default_factory=dict)
+    address: str = ""
     parts: frozenset[str] = frozenset()
     strict_tools: bool = False
     data_beside_tools: bool = True
@@ -51,6 +54,8 @@ class Support:
             return f"it takes {_listed(self.blocks) or 'text alone'}"
         if media.source not in self.sources[media.kind]:
             return f"it takes {media.kind} as {_listed(self.sources[media.kind])}"
+        if not media.url.startswith(self.address) and media.url:
+            return f"it takes {media.kind} as bytes, or at an address in {self.address}"
         known = media.form in formats or media.source == "file_id"
         return None if known else f"it takes {media.kind} of {_listed(formats)}"
 
@@ -95,6 +100,21 @@ _BY_API: Mapping[Api, Support] = {
         parts=frozenset({"inlineData", "fileData", "executableCode", "codeExecutionResult"}),
         parallel_switch=False,
     ),
+    Api.CONVERSE: Support(
+        settings=_CHAT.settings,
+        blocks=_kinds(
+            image=_IMAGES,
+            document="pdf doc docx xls xlsx txt md csv html json",
+            audio="wav mp3 aac flac ogg m4a webm",
+        ),
+        sources=_kinds(image="bytes url", document="bytes url text", audio="bytes url"),
+        result_media=_kinds(image="bytes url", document="bytes url text"),
+        address="s3://",
+        parts=frozenset(
+            {"video", "guardContent", "cachePoint", "reasoningContent", "searchResult"}
+        ),
+        strict_tools=True,
+    ),
 }
 
 
@@ -112,6 +132,10 @@ def support_at(service: Service, name: str) -> Support:
     settings = found.settings - frozenset(service.lacks)
     if service.api is Api.GENERATE_CONTENT and _OLD_GEMINI.match(name):
         return replace(found, settings=settings, result_media={}, data_beside_tools=False)
+    if service.api is Api.CONVERSE:
+        budget = frozenset() if "claude" in name else frozenset({"reasoning_budget"})
+        switch = _SWITCHING_CLAUDE.search(name) is not None
+        return replace(found, settings=settings - budget, parallel_switch=switch)
     return replace(found, settings=settings)
 
 

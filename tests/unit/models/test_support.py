@@ -21,6 +21,7 @@ COLUMNS = {
     "responses": "openai-responses:x",
     "messages": "anthropic:x",
     "generateContent": "google:x",
+    "Converse": "bedrock:anthropic.claude-opus-5",
 }
 
 
@@ -31,6 +32,7 @@ COLUMNS = {
         ("openai-responses:o", AUDIO, "takes no audio"),
         ("google:gemini-3-pro", GIF, "takes no image (image/gif, base64 data): it takes image of"),
         ("openai:o", LINKED, "takes no document (application/pdf, an address): it takes document"),
+        ("bedrock:m", LINKED, "takes no document (application/pdf, an address): it takes document"),
         ("openai:o", {"hologram": {}}, "takes no block of 'hologram'; write"),
         ("openai:o", {"type": "search_result"}, "takes no part of type 'search_result'"),
         (
@@ -90,7 +92,7 @@ def test_the_page_shows_what_the_table_has() -> None:
         if line.startswith("|")
     ]
     head = next(row for row in rows if row[0] == "")
-    models = [supports(COLUMNS[name]) for name in head[1:5]]
+    models = [supports(COLUMNS[name]) for name in head[1:6]]
     matrix = {row[0]: row[1:] for row in rows if len(row) == len(head)}
     for kind in ("image", "document", "audio"):
         for cell, one in zip(matrix[f"`{kind}`"], models, strict=False):

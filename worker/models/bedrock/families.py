@@ -14,7 +14,6 @@ _NOVA = re.compile(r"amazon\.nova-")
 _GPT = re.compile(r"openai\.gpt-")
 _CACHES_FROM = (3, 5)
 _CACHES_NOT = "claude-3-5-sonnet-20240620"
-_SWITCHES_PARALLEL_FROM = (4, 5)
 
 
 def provider_of(model: str) -> str:
@@ -31,11 +30,6 @@ def caches_prompts(model: str) -> bool:
 def caches_tools(model: str) -> bool:
     """Return whether a cache point may follow the tools."""
     return caches_prompts(model) and "claude" in model
-
-
-def switches_parallel_calls(model: str) -> bool:
-    """Return whether parallel calls can be switched off."""
-    return _claude(model) >= _SWITCHES_PARALLEL_FROM
 
 
 def thinks(model: str, settings: ModelSettings) -> bool:

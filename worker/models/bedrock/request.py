@@ -1,27 +1,29 @@
 """Translates the fleet's messages, tools and output format into a body of Converse. Pure."""
 
+import base64
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.models.media import Media, media_of
+from stepfleet.orchestrator.models.services import SERVICES
+from stepfleet.orchestrator.models.support import support_at
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
+from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bedrock.families import (
     caches_prompts,
     caches_tools,
     effort_of,
     provider_of,
     reasoning_fields,
-    switches_parallel_calls,
     thinks,
 )
 from stepfleet.worker.models.bodies import (
     NO_NAME,
-    media_of,
+    is_strict,
     reasoning_of,
     safe_name,
     with_reasoning,
@@ -32,21 +34,19 @@ _NOTHING = {"text": "(empty)"}
 """The text of a result without any: the service refuses blank ones."""
 _NOT_IN_A_DOCUMENTS_NAME = re.compile(r"[^A-Za-z0-9 ()\[\]-]+")
 _DOCUMENTS_NAME = 190
-_FORMATS = {"jpg": "jpeg", "txt": "txt", "text": "txt", "markdown": "md", "htm": "html"}
+_FORMATS = {"jpg": "jpeg", "json": "txt"}
+"""Formats that the service knows by another name."""
 _NO_POINT_AFTER = ("document", "video")
 
 
 def request_body(request: ModelRequest) -> dict[str, Any]:
-    """Return the body of `request`. `extra_body` is merged last and may overrule every field.
-
-    Raises `ModelError` for an image or document at an address that the service cannot read.
-    """
+    """Return the body of `request`. `extra_body` is merged last and may overrule every field."""
     settings, model = request.settings, request.model
     system = [
         {"text": one.text} for one in request.messages if one.is_system() and one.text.strip()
     ]
     turns = _turns((one for one in request.messages if not one.is_system()), provider_of(model))
-    tools = [_tool(spec.name, spec.description, spec.parameters) for spec in request.tools]
+    tools = [_tool(spec) for spec in request.tools]
     if not tools or request.tool_choice == "none":
         # The service has no choice of none, and refuses calls in a conversation without tools.
         tools, turns = [], _without_calls(turns)
@@ -91,10 +91,14 @@ def _output(request: ModelRequest) -> dict[str, Any]:
     return output
 
 
-def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    schema = parameters or {"type": "object", "properties": {}}
-    spec: dict[str, Any] = {"name": name, "inputSchema": {"json": schema}}
-    return {"toolSpec": spec | {"description": description} if description else spec}
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    schema = spec.parameters or {"type": "object", "properties": {}}
+    tool: dict[str, Any] = {"name": spec.name, "inputSchema": {"json": schema}}
+    if spec.description:
+        tool["description"] = spec.description
+    if is_strict(spec, by_default=False):
+        tool["strict"] = True
+    return {"toolSpec": tool}
 
 
 def _tool_choice(request: ModelRequest) -> dict[str, Any]:
@@ -105,7 +109,8 @@ def _tool_choice(request: ModelRequest) -> dict[str, Any]:
 
 
 def _parallel(request: ModelRequest) -> dict[str, Any]:
-    if request.parallel_tool_calls is not False or not switches_parallel_calls(request.model):
+    switches = support_at(SERVICES["bedrock"], request.model).parallel_switch
+    if request.parallel_tool_calls is not False or not switches:
         return {}
     # The model's own field; it may not repeat what toolConfig says.
     kind = {} if _tool_choice(request) else {"type": "auto"}
@@ -162,7 +167,8 @@ def _part(block: Block) -> dict[str, Any]:
     if "toolResult" in block:
         given = block["toolResult"]
         return _result(given["toolUseId"], given.get("content", ""), status=given.get("status"))
-    return _media(block)
+    media = media_of(block)
+    return block if media is None else _media(media)
 
 
 def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -177,24 +183,15 @@ def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, 
     return {"toolResult": result | {"status": status} if status else result}
 
 
-def _media(block: Block) -> dict[str, Any]:
-    media = media_of(block)
-    if media is None:
-        return block
-    kind = "image" if "image" in block else "document"
-    given = block[kind]
-    form = str(given.get("format", "png" if kind == "image" else "pdf"))
-    # A text, or a place in S3, has the service's own form.
-    source = _at_address(kind, media.url) if media.url else given.get("source", {})
-    named = {} if kind == "image" else {"name": media.name}
-    return {kind: {**given, "format": _FORMATS.get(form, form), "source": source, **named}}
-
-
-def _at_address(kind: str, url: str) -> dict[str, Any]:
-    if url.startswith("s3://"):
-        return {"s3Location": {"uri": url}}
-    msg = f"bedrock reads no {kind} from {url[:80]!r}: send its bytes, or an address in s3://"
-    raise ModelError(msg, code=ModelErrorCode.INVALID_REQUEST)
+def _media(media: Media) -> dict[str, Any]:
+    source: dict[str, Any] = {"bytes": media.data}
+    if media.url:
+        source = {"s3Location": {"uri": media.url}}
+    elif media.source == "text":
+        source = {"bytes": base64.b64encode(media.value.encode()).decode()}
+    named = {"name": media.name} if media.kind == "document" else {}
+    form = _FORMATS.get(media.form, media.form)
+    return {media.kind: {"format": form, "source": source, **named}}
 
 
 def _finish_documents(turns: list[dict[str, Any]]) -> None:

@@ -88,9 +88,19 @@ def failing(fault: Fault, sound: Answer) -> Answer:
         if sound.length is None:
             pieces = (frame("messageStart", body), *sound.pieces[-1:])
             failed = replace(failed, pieces=pieces, length=None)
+    elif fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
+        failed = _failed(fault.message or "The model failed. Try your request again.", sound)
     else:
         return chat.failing(fault, sound)
     return chat.delayed(fault, failed)
+
+
+def _failed(message: str, sound: Answer) -> Answer:
+    if sound.length is None:
+        body = orjson.dumps({"message": message})
+        last = frame("modelStreamErrorException", body, "exception")
+        return chat.with_error(sound, last, {})
+    return _error("", HTTPStatus.FAILED_DEPENDENCY, "ModelErrorException", message)
 
 
 WIRE = Wire(
@@ -160,15 +170,17 @@ class _Message:
 
     @property
     def _reason(self) -> str:
+        if self.reply.refusal is not None:
+            return "content_filtered"
         return _REASONS.get(self.reply.ends_with, self.reply.ends_with)
 
     def _blocks(self) -> Iterator[dict[str, Any]]:
         if self.reply.reasoning is not None:
-            text = self.reply.reasoning
-            thought = {"text": text, "signature": signature(text)}
+            thought = {"text": self.reply.reasoning}
+            thought["signature"] = signature(self.reply.reasoning)
             yield {"reasoningContent": {"reasoningText": thought}}
-        if self.reply.content:
-            yield {"text": self.reply.content}
+        if text := self.reply.refusal or self.reply.content:
+            yield {"text": text}
         for index, call in enumerate(self.reply.tool_calls):
             made = call_id(self.request.key, self.request.turn, index)
             arguments = call.arguments

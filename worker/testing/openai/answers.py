@@ -173,7 +173,7 @@ def _half(sound: Answer) -> Answer:
 
 def with_error(sound: Answer, last: bytes, body: Mapping[str, Any]) -> Answer:
     """Return a stream that ends in its middle with the event `last`, or a whole answer `body`."""
-    if sound.content_type == EVENTS:
+    if sound.length is None:
         half = _half(sound)
         return replace(half, pieces=(*half.pieces, last))
     data = orjson.dumps(body)
