@@ -126,10 +126,13 @@ class CommandLine:
         )
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command that lasts, cold; its output goes to `started.out` and `started.err`."""
+        """Start a command that lasts, cold; its output goes to `started.out` and `started.err`.
+
+        These are emptied for it. What an earlier command says from then on is added.
+        """
         with (
-            (self.folder / "started.out").open("w") as out,
-            (self.folder / "started.err").open("w") as err,
+            self.write("started.out", "").open("a") as out,
+            self.write("started.err", "").open("a") as err,
         ):
             started = subprocess.Popen(
                 [*COMMAND, *arguments],
