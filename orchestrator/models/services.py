@@ -37,7 +37,8 @@ class Service:
     `settings` that its calls cannot carry. The key goes into `key_header`, as `key_form` says.
     `version_variable` may name the version of the service's interface. Where `region_variables`
     name a region, `url` is that of the region; calls to the provider are then signed with AWS's
-    credentials, unless a key is set.
+    credentials, unless a key is set. `reasoning` is the field of an answer in chat completions
+    whose value the service wants back with the answer.
     """
 
     api: Api
@@ -51,6 +52,7 @@ class Service:
     key_form: str = "Bearer {}"
     version_variable: str = ""
     region_variables: tuple[str, ...] = ()
+    reasoning: str = ""
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -88,10 +90,10 @@ class Service:
         return bool(known) and base.startswith("https:")
 
 
-def _compatible(url: str, variable: str, key: str = "") -> Service:
+def _compatible(url: str, variable: str, key: str = "", reasoning: str = "") -> Service:
     """Return a service of OpenAI's protocol."""
     keys = (key,) if key else ()
-    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key))
+    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key), reasoning=reasoning)
 
 
 def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
@@ -210,14 +212,22 @@ SERVICES: Mapping[str, Service] = {
         version_variable="OPENAI_API_VERSION",
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
-    "deepseek": _compatible("https://api.deepseek.com/v1", "DEEPSEEK_BASE_URL", "DEEPSEEK_API_KEY"),
+    "deepseek": _compatible(
+        "https://api.deepseek.com/v1",
+        "DEEPSEEK_BASE_URL",
+        "DEEPSEEK_API_KEY",
+        reasoning="reasoning_content",
+    ),
     "groq": _compatible("https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY"),
     "litellm": _compatible("http://localhost:4000/v1", "LITELLM_BASE_URL"),
     "llamacpp": _compatible("http://localhost:8080/v1", "LLAMACPP_BASE_URL"),
     "mistral": _compatible("https://api.mistral.ai/v1", "MISTRAL_BASE_URL", "MISTRAL_API_KEY"),
     "ollama": _compatible("http://localhost:11434/v1", "OLLAMA_BASE_URL"),
     "openrouter": _compatible(
-        "https://openrouter.ai/api/v1", "OPENROUTER_BASE_URL", "OPENROUTER_API_KEY"
+        "https://openrouter.ai/api/v1",
+        "OPENROUTER_BASE_URL",
+        "OPENROUTER_API_KEY",
+        reasoning="reasoning_details",
     ),
     "vllm": _compatible("http://localhost:8000/v1", "VLLM_BASE_URL"),
 }

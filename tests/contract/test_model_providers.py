@@ -358,3 +358,26 @@ async def test_a_request_has_the_name_that_its_provider_gave_it(
         await models.generate(request)
     said = f" (request req-{server.requests[-1].number})"
     assert str(raised.value).endswith(said) == (provider != "google")  # whose errors have no name
+
+
+@pytest.mark.parametrize(
+    ("service", "field", "value"),
+    [
+        ("deepseek", "reasoning_content", "Let me see."),
+        ("openrouter", "reasoning_details", [{"type": "reasoning.text", "text": "Let me see."}]),
+        ("vllm", "reasoning", "Let me see."),
+    ],
+)
+async def test_a_compatible_servers_reasoning_is_readable_and_back_where_it_wants_it(
+    service: str, field: str, value: Any, stream: bool, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", Reply("So.", TWO_CALLS.tool_calls, extra={field: value}), "Seen.")
+    request = asked(service, Message.user("hi"), settings={"stream": stream})
+    first = await models.generate(request)
+    assert first.reasoning_text == "Let me see."
+    calls = first.tool_calls or ()
+    results = tuple(Message.tool(call, "seen") for call in calls)
+    talk = (Message.user("hi"), Message.assistant(first.as_content, calls), *results)
+    await models.generate(asked(service, *talk))
+    assert server.violations == ()
+    assert server.requests[-1].messages[1].get(field) == (None if service == "vllm" else value)

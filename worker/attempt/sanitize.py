@@ -24,7 +24,7 @@ def storable(response: LLMResponse) -> LLMResponse:
     other arguments than the model gave.
     """
     changes: dict[str, Any] = {}
-    for name in ("content", "model"):
+    for name in ("content", "model", "reasoning_text", "request_id"):
         given = getattr(response, name)
         if isinstance(given, str) and (text := well_formed(given)) is not given:
             changes[name] = text

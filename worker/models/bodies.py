@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from stepfleet.worker.models.lenient_json import read_json
 
 NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
+_LONGEST_REASONING = 16_000
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -82,6 +84,12 @@ def reasoning_of(message: Message, provider: str) -> list[tuple[int, dict[str, A
 def reasoning_block(provider: str, at: int, data: dict[str, Any]) -> Block:
     """Return the block of an answer's reasoning; `at` is its place (see `REASONING`)."""
     return {REASONING: {"provider": provider, "at": at, "data": data}}
+
+
+def shown_reasoning(texts: Iterable[str]) -> str:
+    """Return the readable part of an answer's reasoning, as a step's record keeps it."""
+    text = "".join(texts)
+    return text if len(text) <= _LONGEST_REASONING else f"{text[:_LONGEST_REASONING]} [cut]"
 
 
 def with_reasoning(items: list[Any], reasoning: list[tuple[int, dict[str, Any]]]) -> list[Any]:

@@ -23,7 +23,11 @@ from stepfleet.worker.models.bedrock.converse import CONVERSE
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.google.content import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
-from stepfleet.worker.models.openai.chat import AZURE_CHAT_COMPLETIONS, CHAT_COMPLETIONS
+from stepfleet.worker.models.openai.chat import (
+    AZURE_CHAT_COMPLETIONS,
+    CHAT_COMPLETIONS,
+    with_reasoning_sent_back,
+)
 from stepfleet.worker.models.responses.responses import RESPONSES
 
 ENTRY_POINTS = "stepfleet.models"
@@ -142,7 +146,10 @@ class Models:
 def service_model(name: str, connections: Connections, **options: Any) -> HttpModel:
     """Return the models of the service `name`; `options` are those of `HttpModel`."""
     service = SERVICES[name]
-    return HttpModel(service, FORMATS[service.api], connections, **options)
+    form = FORMATS[service.api]
+    if service.reasoning:
+        form = with_reasoning_sent_back(form, service.reasoning)
+    return HttpModel(service, form, connections, **options)
 
 
 def generate_sync(request: ModelRequest, *, llm: LLM | None = None) -> LLMResponse:

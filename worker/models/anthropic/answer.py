@@ -10,7 +10,7 @@ from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.anthropic.request import PROVIDER
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _REASONS = {
@@ -31,9 +31,11 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     texts: list[str] = []
     uses: list[dict[str, Any]] = []
     reasoning: list[Block] = []
+    thoughts: list[str] = []
     for block in content:
         kind = block.get("type")
         if kind in _THOUGHTS:
+            thoughts.append(str(block.get("thinking") or ""))
             reasoning.append(
                 reasoning_block(PROVIDER, any(map(str.strip, texts)) + len(uses), block)
             )
@@ -54,6 +56,7 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
         model=model if isinstance(model, str) and model else default_model,
         finish_reason=known or FinishReason.OTHER,
         reasoning=tuple(reasoning),
+        reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
 

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
 from stepfleet.worker.models.google.request import PROVIDER
 
 _SIGNATURE = "thoughtSignature"
@@ -37,6 +37,7 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
     candidate = _candidate(payload)
     reason = candidate.get("finishReason")
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     reasoning: list[Block] = []
     for part in _parts(candidate):
@@ -49,8 +50,8 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
             reasoning.append(reasoning_block(PROVIDER, at, {_SIGNATURE: signature}))
         if isinstance(call, dict):
             calls.append({**call, "arguments": call.get("args")})
-        elif isinstance(part.get("text"), str) and not part.get("thought"):
-            texts.append(part["text"])
+        elif isinstance(part.get("text"), str):
+            (thoughts if part.get("thought") else texts).append(part["text"])
     if not calls and not any(texts) and str(reason) in _MISTAKES:
         raise malformed(f"it ended with {reason}")
     known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
@@ -65,6 +66,7 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
         model=model if isinstance(model, str) and model else default_model,
         finish_reason=known or FinishReason.OTHER,
         reasoning=tuple(reasoning),
+        reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
 

@@ -5,13 +5,15 @@ A malformed answer is a transient failure: the same request usually gets a sound
 
 from typing import Any, TypeGuard
 
+from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed
+from stepfleet.worker.models.bodies import malformed, reasoning_block, shown_reasoning
+from stepfleet.worker.models.openai.stream import REASONING_DETAILS, REASONING_FIELDS
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
@@ -33,10 +35,13 @@ _REASONS = {
 }
 
 
-def parse_completion(payload: dict[str, Any], default_model: str) -> LLMResponse:
+def parse_completion(
+    payload: dict[str, Any], default_model: str, reasoning: str = ""
+) -> LLMResponse:
     """Return the first choice of a completion as the fleet's answer.
 
-    `default_model` names the model when the payload does not.
+    `default_model` names the model when the payload does not; `reasoning` the field that its
+    service wants back.
     """
     choice = _first_choice(payload)
     message = choice.get("message")
@@ -55,6 +60,8 @@ def parse_completion(payload: dict[str, Any], default_model: str) -> LLMResponse
         usage=usage_of(payload.get("usage")),
         model=model if _is_name(model) else default_model,
         finish_reason=reason,
+        reasoning=_sent_back(message, reasoning) if reasoning else (),
+        reasoning_text=shown_reasoning(_reasoning(message)),
         raw=payload,
     )
 
@@ -86,6 +93,22 @@ def usage_of(usage: Any) -> UsageStats | None:
         audio_tokens=_detail(usage, "prompt_tokens_details", "audio_tokens")
         + _detail(usage, "completion_tokens_details", "audio_tokens"),
     )
+
+
+def _reasoning(message: dict[str, Any]) -> list[str]:
+    """Return the texts in which a model of a compatible server reasoned."""
+    for field in REASONING_FIELDS:
+        if isinstance(text := message.get(field), str) and text:
+            return [text]
+    details = message.get(REASONING_DETAILS)
+    items = [one for one in details if isinstance(one, dict)] if isinstance(details, list) else []
+    found = (one.get("text") or one.get("summary") for one in items)
+    return [text for text in found if isinstance(text, str)]
+
+
+def _sent_back(message: dict[str, Any], field: str) -> tuple[Block, ...]:
+    value = message.get(field)
+    return (reasoning_block(field, 0, {field: value}),) if value else ()
 
 
 def _is_name(model: Any) -> TypeGuard[str]:

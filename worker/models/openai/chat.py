@@ -1,6 +1,7 @@
 """OpenAI's chat completions, and every service that is compatible with them."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.models.endpoint import Endpoint
@@ -31,6 +32,15 @@ CHAT_COMPLETIONS = Format(
     response=parse_completion,
     failed=_failed,
 )
+
+
+def with_reasoning_sent_back(form: Format, field: str) -> Format:
+    """Return a format whose service wants the `field` of its answers' reasoning again."""
+
+    def body(request: ModelRequest, endpoint: Endpoint) -> bytes:
+        return encode(request_body(request, official=endpoint.official, reasoning=field))
+
+    return replace(form, body=body, response=partial(parse_completion, reasoning=field))
 
 
 AZURE_CHAT_COMPLETIONS = replace(CHAT_COMPLETIONS, route=ROUTES[Api.AZURE])

@@ -14,24 +14,25 @@ from stepfleet.orchestrator.records.messages import REASONING, Block, Content, M
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
-from stepfleet.worker.models.bodies import NO_NAME, is_strict, safe_name
+from stepfleet.worker.models.bodies import NO_NAME, is_strict, reasoning_of, safe_name
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def request_body(request: ModelRequest, *, official: bool) -> dict[str, Any]:
+def request_body(request: ModelRequest, *, official: bool, reasoning: str = "") -> dict[str, Any]:
     """Return the body of `request`.
 
     `official` is true for OpenAI's own service: it wants `max_completion_tokens` (newer models
     refuse `max_tokens`) and knows the developer role. Compatible servers widely read only
-    `max_tokens`, and templates of open models know only the system role. `extra_body` is
-    merged last and may overrule every field.
+    `max_tokens`, and templates of open models know only the system role. `reasoning` names the
+    field of answers that goes back with them. `extra_body` is merged last and may overrule every
+    field.
     """
-    body: dict[str, Any] = {
-        "model": request.model,
-        "messages": wire_messages(request.messages, official=official),
-    }
+    messages = wire_messages(request.messages, official=official)
+    if reasoning:
+        _add_reasoning(messages, request.messages, reasoning)
+    body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
         body["tools"] = [_tool(spec, official=official) for spec in request.tools]
         body["tool_choice"] = tool_choice(request.tool_choice)
@@ -60,6 +61,15 @@ def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[s
         else:
             wires.extend(_wires_of_blocks(message, message.content, official=official))
     return wires
+
+
+def _add_reasoning(wires: list[dict[str, Any]], messages: Iterable[Message], field: str) -> None:
+    """Add its reasoning to each answer; an answer is always one message here."""
+    answers = (wire for wire in wires if wire["role"] == Role.ASSISTANT)
+    given = (message for message in messages if message.is_assistant())
+    for wire, message in zip(answers, given, strict=True):
+        for _, data in reasoning_of(message, field):
+            wire.update(data)
 
 
 def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.bodies import malformed, parse_event
 
 _DONE = b"[DONE]"
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+REASONING_DETAILS = "reasoning_details"
+_TEXTS = ("text", "summary", "data")
 _LONGEST_NAME = 1024
 """Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
 
@@ -113,6 +116,37 @@ class StreamedCalls:
         return bool(delta.get("id")) and delta["id"] != known.id
 
 
+class StreamedDetails:
+    """The items of reasoning so far: pieces of one type and index are one item."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[dict[str, Any], dict[str, list[str]]]] = []
+
+    def add(self, piece: Any) -> None:
+        """Join a piece to the last item, or begin another one."""
+        if not isinstance(piece, dict):
+            return
+        place = (piece.get("type"), piece.get("index"))
+        last = self._items[-1][0] if self._items else {}
+        if not last or place != (last.get("type"), last.get("index")):
+            if len(self._items) > MOST_CALLS:
+                return
+            self._items.append(({}, {}))
+        known, texts = self._items[-1]
+        for name, value in piece.items():
+            if name in _TEXTS and isinstance(value, str):
+                texts.setdefault(name, []).append(value)
+            elif value is not None or name not in known:
+                known[name] = value
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return the items as an answer in one piece has them."""
+        return [
+            {**known, **{name: "".join(pieces) for name, pieces in texts.items()}}
+            for known, texts in self._items
+        ]
+
+
 class StreamedCompletion:
     """The completion so far. `error` is the payload of a failure that came as an event.
 
@@ -127,6 +161,8 @@ class StreamedCompletion:
         self._head: dict[str, Any] = {}
         self._content: list[str] = []
         self._refusal: list[str] = []
+        self._reasoning: dict[str, list[str]] = {}
+        self._details = StreamedDetails()
         self._calls = StreamedCalls()
         self._finish_reason: str | None = None
 
@@ -163,6 +199,9 @@ class StreamedCompletion:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
+        message |= {field: "".join(pieces) for field, pieces in self._reasoning.items()}
+        if details := self._details.all():
+            message[REASONING_DETAILS] = details
         if self._calls:
             message["tool_calls"] = self._calls.all()
         choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
@@ -178,6 +217,12 @@ class StreamedCompletion:
             self._calls.add(call)
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
+        for name in REASONING_FIELDS:
+            if isinstance(thought := delta.get(name), str) and thought:
+                self._reasoning.setdefault(name, []).append(thought)
+                self._text += len(thought)
+        for one in _as_list(delta.get(REASONING_DETAILS)):
+            self._details.add(one)
         piece = _text(delta.get("content"))
         self._text += len(piece)
         if piece:

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
 from stepfleet.worker.models.responses.request import PROVIDER
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
@@ -27,7 +27,10 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
     refusals: list[str] = []
     calls: list[dict[str, Any]] = []
     reasoning: list[Block] = []
+    thoughts: list[str] = []
     for item in output:
+        if item.get("type") == "reasoning":
+            thoughts += _texts({"content": item.get("summary")}, "summary_text", "text")
         match item.get("type"):
             case "reasoning" if item.get("encrypted_content"):  # others are not known again
                 at = any(texts) + len(calls)
@@ -50,6 +53,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         model=model if isinstance(model, str) and model else default_model,
         finish_reason=reason,
         reasoning=tuple(reasoning),
+        reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
 
