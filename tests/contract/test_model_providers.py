@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import (
+    Agent,
     FinishReason,
     LLMResponse,
     Message,
@@ -17,7 +18,12 @@ from stepfleet.orchestrator import (
     ToolSpec,
     supports,
 )
-from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.errors import (
+    ConfigurationError,
+    ContextWindowError,
+    ModelError,
+    RateLimitError,
+)
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import OutputFormat
@@ -203,6 +209,53 @@ async def test_every_choice_of_tools_is_sent(
     chat = server.requests[-1].body.get("tool_choice", "none")
     named = {"type": "function", "function": {"name": "look"}}
     assert chat == {"any": "required", "look": named}.get(choice, choice)
+
+
+async def test_parallel_calls_are_switched_off_where_the_service_can(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", "Done.")
+    await models.generate(asked(provider, parallel_tool_calls=False))
+    sent = server.requests[-1].sent
+    said = (sent.get("parallel_tool_calls"), sent.get("tool_choice", {}))
+    is_off = said[0] is False or "disable_parallel_tool_use" in said[1]
+    assert is_off == supports(f"{provider}:some-model").parallel_switch
+
+
+SETTINGS: dict[str, tuple[Any, str]] = {
+    "max_tokens": (4321, "max_tokens max_completion_tokens max_output_tokens maxOutputTokens"),
+    "temperature": (0.375, "temperature"),
+    "top_p": (0.625, "top_p topP"),
+    "seed": (77, "seed"),
+    "stop": (["X"], "stop stop_sequences stopSequences"),
+    "service_tier": ("flex", "service_tier serviceTier"),
+    "reasoning_effort": ("high", "reasoning_effort effort thinkingLevel"),
+    "reasoning_budget": (2048, "budget_tokens thinkingBudget"),
+}
+"""Each setting, a value, and the names that it has in requests."""
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+async def test_a_setting_is_sent_or_refused_when_the_agent_is_defined(
+    provider: str, setting: str, server: ModelServer, models: Models
+) -> None:
+    value, names = SETTINGS[setting]
+    if setting not in supports(f"{provider}:some-model").settings:
+        with pytest.raises(ConfigurationError, match=setting):
+            Agent("a", model=f"{provider}:some-model", settings={setting: value})
+        return
+    server.script("hi", "Done.")
+    await models.generate(asked(provider, settings={setting: value}))
+    assert server.violations == ()
+    sent = [one for name in names.split() for one in named(server.requests[-1].sent, name)]
+    assert [one.lower() if isinstance(one, str) else one for one in sent] == [value]
+
+
+def named(value: Any, name: str) -> Iterator[Any]:
+    """Yield what stands under a name, at any depth of a body."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from [one] if key == name else named(one, name)
 
 
 async def test_signed_reasoning_goes_back_unchanged_and_to_no_other_provider(
