@@ -223,7 +223,10 @@ async def test_parallel_calls_are_switched_off_where_the_service_can(
 
 
 SETTINGS: dict[str, tuple[Any, str]] = {
-    "max_tokens": (4321, "max_tokens max_completion_tokens max_output_tokens maxOutputTokens"),
+    "max_tokens": (
+        4321,
+        "max_tokens max_completion_tokens max_output_tokens maxOutputTokens maxTokens",
+    ),
     "temperature": (0.375, "temperature"),
     "top_p": (0.625, "top_p topP"),
     "seed": (77, "seed"),
@@ -252,10 +255,11 @@ async def test_a_setting_is_sent_or_refused_when_the_agent_is_defined(
 
 
 def named(value: Any, name: str) -> Iterator[Any]:
-    """Yield what stands under a name, at any depth of a body."""
+    """Yield what stands under a name, at any depth of a body; of `{"type": ...}` the type."""
     if isinstance(value, dict):
         for key, one in value.items():
-            yield from [one] if key == name else named(one, name)
+            found = one.get("type", one) if isinstance(one, dict) else one
+            yield from [found] if key == name else named(one, name)
 
 
 async def test_signed_reasoning_goes_back_unchanged_and_to_no_other_provider(
