@@ -26,7 +26,7 @@ from stepfleet.worker.testing import Faults, ModelServer, RequestLog
 
 AGENTS = Path(__file__).parent / "agent_modules" / "arithmetic_agents.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic"
-PROVIDERS = ("openai", "openai-responses", "anthropic", "google")
+PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "bedrock")
 FAULTS = Faults(rate=0.05, first_attempts=3, retry_after=0.1)
 INPUT, OUTPUT = 1e-6, 2e-6  # USD a token, as in the agents' module
 ENDS = 1200.0

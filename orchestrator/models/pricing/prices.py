@@ -4,6 +4,7 @@ Knows no sources of tables; `loading` does.
 """
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 _LOG = logging.getLogger(__name__)
 _PER = 1_000_000
 _BOUNDARIES = "-@:/"
+_MAKERS = re.compile(r"^(?:[a-z-]{1,40}[.:]){1,4}")
 DEFAULT = "default"
 
 
@@ -91,9 +93,11 @@ class Prices:
 def fitting_key(model: str, known: Mapping[str, Any]) -> str | None:
     """Return the key that fits `model`, an id with or without its provider; None where none does.
 
-    The whole id is looked for first; of several keys that it begins with the longest one fits.
+    The whole id is looked for first, without its maker's name last (`us.anthropic.claude-...`); of
+    several keys that it begins with the longest one fits.
     """
-    for name in (model, model.partition(":")[2], model.partition("/")[2]):
+    bare = _MAKERS.sub("", model.rpartition("/")[2])
+    for name in (model, model.partition(":")[2], model.partition("/")[2], bare):
         if name and (key := _longest_prefix(name, known)) is not None:
             return key
     return None

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.models.pricing import (
     loading,
 )
 from stepfleet.orchestrator.models.pricing.loading import shipped_prices
-from stepfleet.orchestrator.models.pricing.prices import FALLBACK, parse_prices
+from stepfleet.orchestrator.models.pricing.prices import FALLBACK, fitting_key, parse_prices
 
 Write = Callable[[str | Path, Any], Path]
 
@@ -266,3 +266,19 @@ def test_cached_tokens_cost_their_own_price_where_there_is_one() -> None:
     assert price(2.0, 8.0, 0.5).cost(usage(1_000_000, 0, cached=400_000)) == pytest.approx(1.4)
     assert price(2.0, 8.0).cost(usage(1_000_000, 0, cached=400_000)) == pytest.approx(2.0)
     assert FALLBACK.cost(UsageStats()) == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "us.anthropic.claude-haiku-4-5-20251001-v1:0",
+        "bedrock:anthropic.claude-haiku-4-5-20251001-v1:0",
+        "arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.anthropic.claude-haiku-4-5",
+    ],
+)
+def test_a_model_behind_its_makers_name_has_its_price_unless_it_has_one_of_its_own(
+    model: str,
+) -> None:
+    known = {"claude-haiku-4-5": 1, "claude": 2}
+    assert fitting_key(model, known) == "claude-haiku-4-5"
+    assert fitting_key(model, {**known, model: 3}) == model
