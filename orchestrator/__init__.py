@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
     from stepfleet.orchestrator.client.checkpoints.files import save_checkpoint as save_checkpoint
     from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
+    from stepfleet.orchestrator.client.costs import CostOptions as CostOptions
     from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
     from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
     from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
@@ -97,6 +98,10 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.errors import ErrorInfo as ErrorInfo
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
     from stepfleet.orchestrator.records.errors import ModelErrorCode as ModelErrorCode
+    from stepfleet.orchestrator.records.ledger import CallState as CallState
+    from stepfleet.orchestrator.records.ledger import CostLine as CostLine
+    from stepfleet.orchestrator.records.ledger import CostRow as CostRow
+    from stepfleet.orchestrator.records.ledger import Costs as Costs
     from stepfleet.orchestrator.records.messages import Message as Message
     from stepfleet.orchestrator.records.messages import Role as Role
     from stepfleet.orchestrator.records.outcome import ContinuationDecision as ContinuationDecision
@@ -167,6 +172,7 @@ _WHERE = {
     "client.cache": "AsyncFleetCache",
     "client.checkpoints.files": "CheckpointFolder load_checkpoint save_checkpoint",
     "client.checkpoints.record": "AgentCheckpoint",
+    "client.costs": "CostOptions",
     "client.fleet": "AsyncFleet",
     "client.history.comparison": "RunComparison",
     "client.history.history": "AsyncFleetHistory RestoreOptions",
@@ -191,6 +197,7 @@ _WHERE = {
     "protocol.serialization.slim_config": "SlimSerializationConfig",
     "records.batch": "BatchProgress",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
+    "records.ledger": "CallState CostLine CostRow Costs",
     "records.messages": "Message Role",
     "records.outcome": (
         "ContinuationDecision ContinuationEvaluation ContinuationOutcome StopReason"

@@ -42,6 +42,7 @@ class Store(Protocol):
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
+        price: LostAttempt | None = None,
     ) -> Held:
         """Renew the lease and note what must not be done twice."""
 

@@ -18,7 +18,13 @@ from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held, holding_error
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
-from stepfleet.worker.attempt.model_call import broken_off, call_model, failure_of, log_broken
+from stepfleet.worker.attempt.model_call import (
+    broken_off,
+    call_model,
+    failure_of,
+    guessed,
+    log_broken,
+)
 from stepfleet.worker.attempt.tool_turn import ToolTurn
 from stepfleet.worker.leases.lease import Lease, Leases
 from stepfleet.worker.ports import Ports
@@ -146,6 +152,8 @@ async def commit(
         error = holding_error(claim, attempt, verdict)
         if error and ports.hold and (number := await ports.hold(claim, error)):
             verdict, events = held(claim, number), Events([])
+        if guess := guessed(claim, attempt, verdict, ports):
+            verdict = replace(verdict, guess=guess)
         done = await ports.commit(claim, verdict, events)
         if not done.wanted:
             return StepReport(claim.hint, verdict=verdict, applied=done.applied)

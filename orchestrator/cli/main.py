@@ -18,7 +18,7 @@ COMMANDS = (
     *(runs.show, runs.explain, runs.events),
     *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
     *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
-    *(fleets.bench, fleets.doctor),
+    *(fleets.costs, fleets.bench, fleets.doctor),
 )
 
 

@@ -270,6 +270,8 @@ class Fleet(_Blocking):
     check = blocking(AsyncFleet.check)
     warnings = blocking(AsyncFleet.warnings)
     overview = blocking(AsyncFleet.overview)
+    costs = blocking(AsyncFleet.costs)
+    cost_lines = iterating(AsyncFleet.cost_lines)
     pause = blocking(AsyncFleet.pause)
     resume = blocking(AsyncFleet.resume)
     submit = blocking(AsyncFleet.submit)

@@ -4,7 +4,7 @@ One implementation, asynchronous; `blocking.Fleet` is a facade over it. Makes no
 runs no tool: workers do.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -19,6 +19,7 @@ from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
+from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
 from stepfleet.orchestrator.client.follow import Steps
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
 from stepfleet.orchestrator.client.inputs import (
@@ -41,6 +42,7 @@ from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.models.support import check_messages
+from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.own_app import app_settings
@@ -275,6 +277,35 @@ class AsyncFleet:
             return DebugOrder(agent, given)
         checkpoint = await self.history.checkpoint(str(given), at=at)
         return DebugOrder(agent, given, checkpoint)
+
+    async def costs(
+        self,
+        by: str | Sequence[str] = (),
+        **which: Unpack[CostOptions],
+    ) -> Costs:
+        """Return what model calls have cost, by day, tenant, batch, agent, model or status.
+
+        `by` names several of these as a list, or with commas. Counted are the calls of whole days
+        (UTC) from `since` to `until`, by default of all days that are kept (`ledger_days`), also
+        those of runs that are gone; of one `tenant` ('' for runs without one), `batch` or `agent`,
+        if given. Raises `ConfigurationError`.
+        """
+        return await costs_of(await self._session.open(), by, Which(**which))
+
+    async def cost_lines(
+        self,
+        run_id: str | None = None,
+        **which: Unpack[CostOptions],
+    ) -> AsyncGenerator[CostLine, None]:
+        """Yield the single model calls of one run, of a batch, or of all runs that are kept.
+
+        They come from the runs' own records, run by run: those of expired or purged runs are
+        missing, and steps that a memory policy has removed from the log. Raises
+        `ConfigurationError` for an unknown run.
+        """
+        client = await self._session.open()
+        async for line in lines_of_runs(client, run_id, Which(**which)):
+            yield line
 
     async def submit_batch(
         self,

@@ -31,7 +31,8 @@ class Answered:
     """The model answered and all its tool calls have a record, in call order.
 
     `handled` are the indexes of calls that the agent's reasoner answered; `progress` is its
-    reading of the response.
+    reading of the response. `noted` is set where this attempt has journaled the response: then no
+    other one pays for it again.
     """
 
     span: Span
@@ -41,6 +42,7 @@ class Answered:
     cost_usd: float = 0.0
     progress: Progress | None = None
     handled: frozenset[int] = frozenset()
+    noted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Interrupted:
     """The attempt was broken off.
 
     `response` is set when the model had answered; then `records` and `texts` hold one entry
-    per call: its result, or that it was not run.
+    per call: its result, or that it was not run. `unsent` is set where no model was called.
     """
 
     span: Span
@@ -101,6 +103,8 @@ class Interrupted:
     cost_usd: float = 0.0
     progress: Progress | None = None
     handled: frozenset[int] = frozenset()
+    noted: bool = False
+    unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ class Claim:
     `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
     model attempts of this step that failed, `limited` those that were refused for now (429);
     `losses` are the workers that vanished with this step. `decided` is true when the commit
-    before has evaluated the criteria. `history` is the conversation as a memory policy sees it,
+    before has evaluated the criteria. `unpriced` is true while calls of this step, whose workers
+    were lost, have no price. `history` is the conversation as a memory policy sees it,
     and None for a run without one.
     """
 
@@ -87,6 +88,7 @@ class Claim:
     line_id: str | None = None
     tenant: str | None = None
     history: History | None = None
+    unpriced: bool = False
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
 

@@ -26,7 +26,7 @@ class Revision:
     """The state before `step`, at which the run goes on (steps count from 0).
 
     `journal` is a flat list of field, value. `removed` and `removed_cost_usd` are what the
-    step that was taken back had added to the run's sums.
+    step that was `taken_back` had added to the run's sums.
     """
 
     step: int
@@ -36,6 +36,7 @@ class Revision:
     removed: UsageStats = _NOTHING
     removed_cost_usd: float = 0.0
     lost: LostAttempt | None = None
+    taken_back: LoggedStep | None = None
 
 
 def revise(
@@ -68,7 +69,21 @@ def revise(
             step=failed.result.step,
             seconds=failed.result.duration_ms / 1000,
             reason=failed.result.errors[0].message if failed.result.errors else None,
+            **_paid_in_vain(failed),
         ),
+        taken_back=failed,
+    )
+
+
+def price_of(step: int, usage: UsageStats | None, cost: float, model: str) -> LostAttempt:
+    """Return the entry for a journaled answer of `step` (from 1) that is not used in the end."""
+    return LostAttempt(
+        kind=LostKind.INTERRUPTED,
+        step=step,
+        tokens=usage.total_tokens if usage else 0,
+        cost_usd=cost,
+        model=model or None,
+        usage=usage,
     )
 
 
@@ -107,6 +122,27 @@ def _resumed(state: AgentState, now: datetime) -> AgentState:
     return state.model_copy(update={"info": info, "failures": ErrorContext.none()})
 
 
+def _own_part(failed: LoggedStep) -> tuple[UsageStats, float]:
+    """Return tokens and cost of a step without those of a summary."""
+    usage, cost = failed.result.usage or _NOTHING, failed.result.cost_usd
+    summary = failed.remembered.summary if failed.remembered else None
+    return (usage - summary.usage, cost - summary.cost_usd) if summary else (usage, cost)
+
+
+def _paid_in_vain(failed: LoggedStep) -> dict[str, Any]:
+    """Return the price of an answer that is not used again."""
+    usage, cost = _own_part(failed)
+    if (failed.messages and not _was_misread(failed)) or not usage.llm_calls:
+        return {}
+    return {
+        "tokens": usage.total_tokens,
+        "cost_usd": cost,
+        "model": failed.result.model,
+        "usage": usage,
+        "estimated": failed.result.usage_estimated,
+    }
+
+
 def _was_misread(failed: LoggedStep) -> bool:
     """Return whether an answer without calls was invalid by its content: only a new one helps."""
     progress = failed.progress
@@ -135,6 +171,9 @@ def _journal(failed: LoggedStep) -> list[str]:
         fallback=result.fallback.paid() if result.fallback else None,
     )
     entries += ["response", response.to_json()]
+    if not result.cached:
+        usage, cost = _own_part(failed)
+        entries += ["price", price_of(result.step, usage, cost, response.model).to_json()]
     for index, record in enumerate(result.tool_calls):
         if not record.is_error:
             entries += [f"r:{index}", record.to_json()]

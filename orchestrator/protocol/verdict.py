@@ -21,9 +21,15 @@ from stepfleet.orchestrator.protocol.attempt import (
 )
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.fold import after_step
+from stepfleet.orchestrator.protocol.lost_attempts import (
+    in_vain,
+    late,
+    lost_attempt,
+    remembered_of,
+)
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.memory_window import Remembered, Summary
+from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.memory_window import Summary
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, RunStatus, run_status
@@ -31,7 +37,7 @@ from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages
 from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, with_few_tracebacks
-from stepfleet.orchestrator.records.usage import Fallback, UsageStats
+from stepfleet.orchestrator.records.usage import Spent, UsageStats
 
 BASE = 1.0
 FACTOR = 3.0
@@ -71,7 +77,8 @@ class Verdict:
     `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work
     that is dropped now; `dropped` is the entry for a commit that comes too late. `attempt` and
     `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
-    `lost` is the entry for a wait that is ended from outside. `hold` is the number of the request
+    `lost` is the entry for a wait that is ended from outside. `guess` is the price of calls of this
+    step whose workers were lost, where it was not known before. `hold` is the number of the request
     that holds the run's batch.
     """
 
@@ -86,6 +93,7 @@ class Verdict:
     limited: bool = False
     lost: LostAttempt | None = None
     dropped: LostAttempt | None = None
+    guess: Spent | None = None
     failure: ErrorInfo | None = None
     waiting: Waiting | None = None
     hold: int = 0
@@ -111,10 +119,10 @@ def decide(claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts
         case Failed() if attempt.transient and _may_be_deferred(claim, attempt):
             return _deferred(claim, attempt, criteria, facts)
         case Interrupted(by=Interruption.HANDED_BACK) | Interrupted(by=Interruption.LEASE_LOST):
-            lost = _lost(claim, attempt, LostKind.INTERRUPTED)
+            lost = lost_attempt(claim, attempt, LostKind.INTERRUPTED)
             return Verdict(Move.RELEASE, claim.state, lost=lost)
         case Interrupted(response=None):
-            lost = _lost(claim, attempt, LostKind.INTERRUPTED)
+            lost = lost_attempt(claim, attempt, LostKind.INTERRUPTED)
             return replace(_finish(claim.state, criteria.evaluate(claim.state)), lost=lost)
         case Parked():
             return _parked(claim, attempt, criteria, facts)
@@ -140,8 +148,8 @@ def _committed(
         stop_reason=None if goes_on else outcome.stop_reason,
         error=None if goes_on else _error_of(outcome),
         delay=_policy_delay(claim, attempt, state, facts) if goes_on else 0.0,
-        lost=_in_vain(claim, attempt),
-        dropped=_late(claim, attempt, result),
+        lost=in_vain(claim, attempt),
+        dropped=late(claim, attempt, result),
         failure=result.errors[0] if result.errors else None,
     )
 
@@ -154,7 +162,7 @@ def _logged(
 ) -> tuple[AgentState, LoggedStep]:
     """Return the state after the step, and the step as it is logged, with its outcome."""
     result = _step_result(claim, attempt, facts)
-    remembered = _remembered(attempt)
+    remembered = remembered_of(attempt)
     if remembered and remembered.summary:
         result = _charged(result, remembered.summary)
     progress = None if isinstance(attempt, Failed) else attempt.progress
@@ -175,55 +183,6 @@ def _logged(
         remembered=remembered,
     )
     return state.with_continuation_outcome(outcome), logged
-
-
-def _late(
-    claim: Claim, attempt: Answered | Failed | Interrupted, result: StepResult
-) -> LostAttempt:
-    """Return the entry for a step whose commit comes too late."""
-    answered = not isinstance(attempt, Failed)
-    return LostAttempt.model_construct(
-        kind=LostKind.LATE,
-        step=claim.number,
-        seconds=attempt.span.seconds,
-        ambiguous=answered and claim.journal.response is None and not result.cached,
-        tokens=result.usage.total_tokens if result.usage else 0,
-        cost_usd=result.cost_usd,
-    )
-
-
-def _in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttempt | None:
-    """Return the ledger entry of failed calls that may have been paid for."""
-    if not isinstance(attempt, Failed):
-        fallback = attempt.response.fallback if attempt.response else None
-        return _passed_on(claim, fallback) if fallback else None
-    if claim.journal.response is not None:
-        return None
-    lost = _lost(claim, attempt, LostKind.FAILED, reason=attempt.error.message)
-    return lost if lost.ambiguous else None
-
-
-def _passed_on(claim: Claim, fallback: Fallback) -> LostAttempt | None:
-    """Return the ledger entry of the models that failed before another one answered."""
-    paid = [one for one in fallback.failed if one.ambiguous]
-    if not paid:
-        return None
-    return LostAttempt(
-        kind=LostKind.FAILED,
-        step=claim.number,
-        seconds=0.0,  # the step has them
-        ambiguous=True,
-        tokens=sum(one.tokens for one in paid),
-        cost_usd=sum(one.cost_usd for one in paid),
-        estimated=any(one.estimated for one in paid),
-        reason=f"{paid[0].model}: {paid[0].message}",
-    )
-
-
-def _remembered(attempt: Answered | Failed | Interrupted) -> Remembered | None:
-    if isinstance(attempt, Failed):
-        return attempt.remembered
-    return attempt.response.remembered if attempt.response else None
 
 
 def _charged(result: StepResult, summary: Summary) -> StepResult:
@@ -259,6 +218,8 @@ def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts
         seconds=attempt.span.seconds,
         tokens=usage.total_tokens if usage else 0,
         cost_usd=attempt.otherwise.cost_usd,
+        model=response.model or None if response else None,
+        usage=usage,
     )
     seconds = attempt.span.seconds - claim.journal.spent
     late = paid.model_copy(update={"kind": LostKind.LATE, "seconds": seconds})
@@ -281,7 +242,7 @@ def _deferred(
 ) -> Verdict:
     if claim.state.stop_requested is None:
         return _try_again(claim, failed, facts)
-    lost = _lost(claim, failed, LostKind.DEFERRED)
+    lost = lost_attempt(claim, failed, LostKind.DEFERRED)
     return replace(_finish(claim.state, criteria.evaluate(claim.state)), lost=lost)
 
 
@@ -293,7 +254,7 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         delay=backoff(failures, retry_after=failed.retry_after, jitter=facts.jitter),
         attempt=not failed.limited,
         limited=failed.limited,
-        lost=_lost(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
+        lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
         failure=failed.error,
     )
 
@@ -306,26 +267,6 @@ def _policy_delay(claim: Claim, attempt: Attempt, state: AgentState, facts: Fact
         return 0.0
     failures = state.failures.consecutive_failures
     return backoff(failures, retry_after=attempt.retry_after, jitter=facts.jitter)
-
-
-def _lost(
-    claim: Claim, attempt: Failed | Interrupted, kind: LostKind, reason: str | None = None
-) -> LostAttempt:
-    """Describe an attempt that is not committed. A refusal or an error answer costs nothing."""
-    unanswered = isinstance(attempt, Interrupted) and attempt.response is None
-    timed_out = isinstance(attempt, Failed) and attempt.error.type is ErrorType.TIMEOUT
-    spent = attempt.spent if isinstance(attempt, Failed) else None
-    return LostAttempt(
-        kind=kind,
-        step=claim.number,
-        # Time before a wait stays in the journal, and counts with the step.
-        seconds=attempt.span.seconds - claim.journal.spent,
-        ambiguous=unanswered or timed_out or spent is not None,
-        tokens=spent.tokens if spent else 0,
-        cost_usd=spent.cost_usd if spent else None,
-        estimated=spent is not None and spent.estimated,
-        reason=reason,
-    )
 
 
 def _step_result(

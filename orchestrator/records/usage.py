@@ -2,7 +2,7 @@
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
@@ -101,12 +101,15 @@ class UsageStats(Record):
 class Spent:
     """The possible charge for a failed call: tokens and USD.
 
-    With `estimated` they are counted here; otherwise the provider has reported them.
+    With `estimated` they are counted here; otherwise the provider has reported them. `usage` has
+    the tokens by kind, and `model` is the one that was called.
     """
 
     tokens: int
     cost_usd: float
     estimated: bool = True
+    usage: UsageStats | None = field(default=None, compare=False)
+    model: str | None = field(default=None, compare=False)
 
 
 MOST_TOKENS = 1_000_000_000

@@ -60,7 +60,8 @@ class Settings(BaseSettings):
     `blocked_limit` bounds the same for one whose event loop is blocked;
     `grace` is the wait of a ready run before it is checked again; `drain` is the time that a
     stopping worker gives its steps. `hold_after` runs of a batch that end in a row with the same
-    permanent error hold it (0: never). `retention` is how long ended runs are kept.
+    permanent error hold it (0: never). `retention` is how long ended runs are kept;
+    `ledger_days` how long the sums of their costs are.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
     small, tasks of your own may not be. `cache_bytes` bounds the
     answers that agents with a cache policy keep.
@@ -99,6 +100,7 @@ class Settings(BaseSettings):
     drain: float = Field(default=20.0, ge=0, le=7 * DAY)
     patience: float = Field(default=20.0, ge=0, le=LONGEST_SECONDS)
     retention: int = Field(default=7 * DAY, ge=60, le=LONGEST_SECONDS)
+    ledger_days: int = Field(default=90, ge=1, le=3650)
     tool_threads: int = Field(default=32, ge=1)
     connections: int = Field(default=4, ge=1)
     message_bytes: int = Field(default=4 * 1024 * 1024, ge=64 * 1024, le=512 * 1024 * 1024)

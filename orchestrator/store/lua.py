@@ -19,20 +19,8 @@ from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
-        *(
-            "admit",
-            "aside",
-            "ask",
-            "cache",
-            "courier",
-            "expire",
-            "feed",
-            "flag",
-            "hold",
-            "rescue",
-            "swept",
-        ),
-        *("turn", "unnote", "unused"),
+        *("admit", "aside", "ask", "cache", "costs", "courier", "expire", "feed", "flag", "hold"),
+        *("rescue", "swept", "turn", "unnote", "unused"),
     }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
@@ -54,6 +42,7 @@ def source(name: str) -> str:
     if name in STANDALONE:
         return own
     shared = (
+        "ledger",
         "common",
         *(("waiting",) if name in WAITING else ("paging",) if name in PAGED else ()),
     )

@@ -79,6 +79,7 @@ def figures(run: ChaosRun, counted: Recount, seconds: float) -> str:
         f"of these after an answer {counted.repeated_answers}",
         f"listed as ambiguous {counted.ambiguous} (about {counted.ambiguous_cost:.6f} USD)",
         f"ledger {dict(counted.ledger)}, effects {counted.effects}, unknown {counted.unknown}",
+        f"costs {dict(counted.costs)}",
         f"recovery of {len(waits)} runs: median {median(waits):.2f} s, p99 {p99:.2f} s",
         f"worst recovery {waits[-1]:.2f} s",
         f"violations {len(counted.violations)}",

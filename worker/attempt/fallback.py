@@ -12,7 +12,7 @@ from stepfleet.orchestrator.errors import ContextWindowError, ModelError, ModelT
 from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.usage import FailedCall, Fallback, Spent
+from stepfleet.orchestrator.records.usage import FailedCall, Fallback, Spent, UsageStats
 
 Ask = Callable[[ModelRequest], Awaitable[LLMResponse]]
 Shorten = Callable[[ModelRequest, ContextWindowError], ModelRequest | None]
@@ -109,7 +109,9 @@ def sum_of(spent: list[Spent]) -> Spent | None:
     if not spent:
         return None
     tokens, cost = sum(one.tokens for one in spent), sum(one.cost_usd for one in spent)
-    return Spent(tokens, cost, estimated=any(one.estimated for one in spent))
+    usage = UsageStats(prompt_tokens=tokens, total_tokens=tokens, llm_calls=len(spent))
+    known = spent[0].usage if len(spent) == 1 else usage
+    return Spent(tokens, cost, any(one.estimated for one in spent), known, spent[0].model)
 
 
 def _failed(request: ModelRequest, error: ModelError) -> FailedCall:

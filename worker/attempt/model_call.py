@@ -13,8 +13,16 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
 )
 from stepfleet.orchestrator.memory.protocol import context_for
-from stepfleet.orchestrator.protocol.attempt import Failed, Interrupted, Interruption, Span
+from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.protocol.attempt import (
+    Attempt,
+    Failed,
+    Interrupted,
+    Interruption,
+    Span,
+)
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
@@ -23,11 +31,12 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
+from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
 from stepfleet.worker.attempt.fallback import first_answer, pruned
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
-from stepfleet.worker.attempt.usage import counted, spent_in_vain
+from stepfleet.worker.attempt.usage import call_cost, counted, spent_in_vain, usage_of
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.failure_log import log_failure
@@ -75,6 +84,7 @@ async def call_model(
     if reasoner:
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
+    lease.asked = True
     ask = partial(_answer, claim, agent.call_for(claim), ports)
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     # The size that a fallback takes is no limit of the model that is called first.
@@ -170,9 +180,35 @@ def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
     that was perhaps paid for.
     """
     if not by.from_outside:
-        return Interrupted(lease.span, by)
+        return Interrupted(lease.span, by, unsent=not lease.asked)
     message = _FROM_OUTSIDE[by]
     claim = lease.claim
     log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
     return Failed(lease.span, error, transient=True, remembered=lease.remembered)
+
+
+def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> Spent | None:
+    """Return the price of a step's calls whose answers were lost, where none is known so far.
+
+    They have sent what the call in their place did, at its full price; of their output it is not
+    known how much was written: `max_tokens`, without that as much as the answer in their place, or
+    as the run's calls on average. None while the step is not over, and where all have a price.
+    """
+    is_open = verdict.lost is not None and verdict.lost.ambiguous and not verdict.lost.tokens
+    is_over = verdict.logged is not None or verdict.move is Move.FINISH
+    if not (claim.unpriced or is_open) or not is_over:
+        return None
+    config, before = claim.config, claim.state.session_usage
+    response = getattr(attempt, "response", None) or LLMResponse()
+    if response.usage is not None:
+        prompt, completion = response.usage.prompt_tokens, response.usage.completion_tokens
+    else:
+        prompt = sum(map(estimate_tokens, claim.state.messages))
+        completion = before.completion_tokens // max(before.llm_calls, 1)
+    completion = config.settings.max_tokens or completion
+    usage = usage_of(prompt, completion)
+    called = LLMResponse.model_construct(usage=usage, model=response.model)
+    model = response.model or config.model
+    cost = call_cost(called, config.model, config, ports)
+    return Spent(usage.total_tokens, cost, usage=usage, model=model)

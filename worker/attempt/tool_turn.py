@@ -18,8 +18,10 @@ from stepfleet.orchestrator.protocol.attempt import (
     waited_in_vain,
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Want
+from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.waiting import divided
 from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
@@ -38,8 +40,10 @@ _Outcome = tuple[
     float,
     Progress | None,
     frozenset[int],
+    bool,
 ]
-"""The response, its records and their texts, its cost, the reasoner's progress and its calls."""
+"""The response, its records and their texts, its cost, the reasoner's progress and its calls, and
+whether this attempt has journaled the response."""
 
 
 @dataclass
@@ -58,6 +62,7 @@ class ToolTurn:
         self.records = dict(self.claim.journal.results)
         self._journaled = set(self.records)
         self._response_known = self.claim.journal.response is not None
+        self._noted = False
         self._handled: frozenset[int] = frozenset()
         self._progress: Progress | None = None
         self._pauses = False
@@ -204,13 +209,16 @@ class ToolTurn:
         """Journal results that are new, and starts: a result travels with the next start."""
         results = {i: self.records[i] for i in self.records if i not in self._journaled}
         self.ports.crash("before-journal")
+        is_new = not self._response_known
         held = await self.ports.store.journal(
             self.claim,
             self.lease.seconds,
-            response=None if self._response_known else self.response,
+            response=self.response if is_new else None,
             started=started,
             results=results,
+            price=self._price() if is_new else None,
         )
+        self._noted |= is_new and held.ours
         self._response_known = True
         self._journaled |= set(results)
         self.ports.crash("after-journal")
@@ -225,10 +233,20 @@ class ToolTurn:
     def _texts(self) -> tuple[str, ...]:
         return tuple(self.ports.toolbox.text(record) for record in self._ordered())
 
-    def _outcome(self) -> _Outcome:
+    def _cost(self) -> float:
         config = self.claim.config
         fallback = self.response.fallback
         model = fallback.model if fallback else config.model
-        cost = call_cost(self.response, model, config, self.ports)
-        records = self._ordered()
-        return self.response, records, self._texts(), cost, self._progress, self._handled
+        return call_cost(self.response, model, config, self.ports)
+
+    def _price(self) -> LostAttempt | None:
+        response = self.response
+        if response.cache is not None and response.cache.hit:
+            return None
+        model = response.model or self.claim.config.model
+        return price_of(self.claim.number, response.usage, self._cost(), model)
+
+    def _outcome(self) -> _Outcome:
+        progress, handled = self._progress, self._handled
+        texts, cost = self._texts(), self._cost()
+        return self.response, self._ordered(), texts, cost, progress, handled, self._noted

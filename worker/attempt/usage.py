@@ -47,7 +47,8 @@ def spent_in_vain(
         usage = _usage(request, completion, ports.tokens(request.model))
     response = LLMResponse.model_construct(usage=usage, model=request.model)
     cost = call_cost(response, request.model, config, ports)
-    return Spent(usage.total_tokens, cost, estimated=error.usage is None)
+    estimated = error.usage is None
+    return Spent(usage.total_tokens, cost, estimated, usage, request.model)
 
 
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:
@@ -69,6 +70,11 @@ def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports
 def _usage(request: ModelRequest, completion: int, count: Count) -> UsageStats:
     prompt = sum(map(count, request.messages))
     prompt += sum(_tokens(spec.to_json()) for spec in request.tools)
+    return usage_of(prompt, completion)
+
+
+def usage_of(prompt: int, completion: int) -> UsageStats:
+    """Return the usage of one call."""
     return UsageStats.model_construct(
         prompt_tokens=prompt,
         completion_tokens=completion,

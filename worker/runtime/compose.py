@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.tokens import TokenCounters
-from stepfleet.orchestrator.models.pricing import RecentPrices
+from stepfleet.orchestrator.models.pricing import RecentPrices, stated_cost
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -74,6 +75,12 @@ class Collaborators:
         def cost(model: str, usage: UsageStats) -> float:
             return recent.prices().cost_of(model, usage)
 
+        def has_price(config: AgentConfig, model: str) -> bool:
+            names = (model, config.model)
+            stated = stated_cost(config.pricing, names, UsageStats()) if config.pricing else None
+            return stated is not None or recent.prices().has(model)
+
+        store.has_price = has_price
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
         return Ports(

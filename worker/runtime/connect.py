@@ -25,7 +25,7 @@ async def connect(
     for warning in warnings(await server_info(opened.connection)):
         log.warning(warning)
     settings = opened.settings
-    terms = Terms(settings.lease, settings.grace, settings.retention, worker)
+    terms = Terms(settings.lease, settings.grace, settings.retention, worker, settings.ledger_days)
     given = (opened.connection, opened.keys, opened.configs, opened.dispatch)
     store = StepStore(*given, terms, crash)
     await store.prepare()

@@ -1,9 +1,9 @@
-"""`stepfleet up`, `worker`, `flower`, `bench`, `doctor`, `cache`."""
+"""`stepfleet up`, `worker`, `flower`, `bench`, `doctor`, `cache`, `costs`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -205,3 +205,59 @@ def cache_clear(
         json=json,
         as_data=lambda dropped: {"dropped": dropped},
     )
+
+
+def costs(
+    *,
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="KEYS", help="day, tenant, batch, agent, model, status."),
+    ] = "",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="DAY", help="As 2026-11-22, or 7d ago (UTC).")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="DAY", help="The last day, as --since.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Of this tenant; '': of none.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", "-b", metavar="ID", help="Of this batch.")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="Of this agent.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="The calls of this run, as lines.")
+    ] = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Single calls, of runs that are kept (CSV, JSON).")
+    ] = False,
+    output_format: Annotated[
+        Literal["table", "csv", "json", "jsonl"], typer.Option("--format", help="Of the output.")
+    ] = "table",
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Show what model calls have cost: also those whose answers were lost, and what was saved.
+
+    The sums stay when their runs are gone. Lines that may have been paid are shown apart.
+    """
+    from datetime import UTC, datetime
+
+    from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
+    from stepfleet.orchestrator.cli.views.costs import day_given, print_costs, print_lines
+
+    today = datetime.now(UTC).date()
+    which = {
+        "since": day_given(since, "--since", today),
+        "until": day_given(until, "--until", today),
+        "tenant": tenant,
+        "batch": batch,
+        "agent": agent,
+    }
+    if lines or run:
+        with_fleet(data, lambda fleet: print_lines(fleet, run, which, output_format))
+        return
+    given: Any = which
+    print_costs(with_fleet(data, lambda fleet: fleet.costs(by, **given)), output_format)

@@ -72,6 +72,10 @@ class Prices:
             price = self._found[model] = self._find(model)
         return price
 
+    def has(self, model: str) -> bool:
+        """Return whether an entry fits `model`; else it costs the default."""
+        return self.price_of(model) is not self.default
+
     def cost_of(self, model: str, usage: UsageStats) -> float:
         """Return the cost of `usage` of `model` in USD."""
         return self.price_of(model).cost(usage)

@@ -1,5 +1,6 @@
 """A run's facts: the fields of a result, and the figures derived from them."""
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -94,8 +95,13 @@ class LostAttempt(Record):
     `kind` is one of `LostKind`; another release may know more of them. `ambiguous` is true when a
     model call may have been paid for without a result; `cost_usd` is its cost, or None when its
     usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
-    that were sent and received, or else are those of the call that was made in its place.
+    that were sent and received, or else are those of the call that was made in its place. `model`
+    and `usage` are the call's, where they are known. `at_ms` is when it was noted, in milliseconds
+    since 1970, of a call that may have been paid for.
     """
+
+    # Records of later versions are read too.
+    model_config = ConfigDict(extra="ignore")
 
     kind: str
     step: int
@@ -105,6 +111,9 @@ class LostAttempt(Record):
     cost_usd: float | None = None
     reason: str | None = None
     estimated: bool = False
+    model: str | None = Field(default=None, exclude_if=operator.not_)
+    usage: UsageStats | None = Field(default=None, exclude_if=operator.not_)
+    at_ms: int = Field(default=0, exclude_if=operator.not_)
 
     def estimated_by(self, steps: Sequence[StepResult]) -> Self:
         """Return the attempt with the cost of the committed step, where its own is not known."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
@@ -21,6 +22,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults
 from stepfleet.orchestrator.records.steps import LoggedErrors, LoggedStep, StepMessages
 from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 
 Fields = dict[str, str]
@@ -85,6 +87,13 @@ def stored_step(logged: LoggedStep) -> str:
 def stored_loss(lost: LostAttempt | None) -> str:
     """Return an entry of the ledger of lost attempts as it is stored; '' for none."""
     return lost.to_json() if lost else ""
+
+
+def stored_guess(spent: Spent) -> str:
+    """Return a price as scripts add it to entries of lost attempts that have none."""
+    fields = {"tokens": spent.tokens, "cost_usd": spent.cost_usd, "estimated": spent.estimated}
+    usage = spent.usage.model_dump(exclude_defaults=True) if spent.usage else {}
+    return orjson.dumps({**fields, "model": spent.model, "usage": usage}).decode()
 
 
 def stored_outcome(outcome: ContinuationOutcome | None) -> str:

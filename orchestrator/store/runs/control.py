@@ -19,6 +19,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.batches.requests import cancel_fields
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of
 from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
 from stepfleet.orchestrator.store.records.events import status_event, stored_events
@@ -194,6 +195,15 @@ class Control:
             "lost": stored_loss(revision.lost),
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
         }
+        if revision.taken_back is not None:
+            payer = Payer(
+                run.header.get("tenant") or "",
+                run.agent,
+                run.header.get("batch") or "",
+                run.config.model,
+            )
+            if lines := lines_of(revision.taken_back, payer, sign=-1):
+                fields["ledger"] = lines
         entries = zip(revision.journal[::2], revision.journal[1::2], strict=True)
         return fields | {f"journal:{name}": value for name, value in entries}
 

@@ -47,7 +47,7 @@ class Purging:
         statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
         conditions = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
         done = 0
-        async for page in self._pages(what.batch_id):
+        async for page in self.pages(what.batch_id):
             found = (self._one(run_key, conditions) for run_key in page)
             done += sum(await asyncio.gather(*found))
             yield done
@@ -59,7 +59,7 @@ class Purging:
         keys = [run_key, f"{tag}due"]
         return int(await run_script(self._connection, "purge", keys, run_id, *conditions))
 
-    async def _pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
+    async def pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
         """Yield keys of runs that may have ended; other keys among them are no harm."""
         if batch_id is None:
             for server in await self._connection.servers():

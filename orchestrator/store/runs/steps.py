@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import (
@@ -23,13 +25,14 @@ from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import end_state
+from stepfleet.orchestrator.records.run.results import LostAttempt, end_state
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
 from stepfleet.orchestrator.store.records.codec import (
     Fields,
@@ -44,6 +47,7 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
     pairs,
     slim,
+    stored_guess,
     stored_loss,
     stored_outcome,
     stored_step,
@@ -68,12 +72,13 @@ class Terms:
     grace: float = 5.0
     retention: int = 604_800
     worker: str = ""
+    ledger_days: int = 90
 
 
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
-    *("want", "want_note", "tenant"),
+    *("want", "want_note", "tenant", "unpriced"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -107,6 +112,7 @@ class StepStore:
             crash=crash,
         )
         self.calls.worker = terms.worker
+        self.has_price: Callable[[AgentConfig, str], bool] = lambda _, __: True
 
     async def prepare(self) -> None:
         """Have Redis know the scripts of a step."""
@@ -143,11 +149,17 @@ class StepStore:
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
+        price: LostAttempt | None = None,
     ) -> Held:
-        """Renew the lease and note work that must not be repeated. `seconds`: since the claim."""
+        """Renew the lease and note work that must not be repeated. `seconds`: since the claim.
+
+        `price` is the ledger's entry for a `response` that is not used in the end.
+        """
         entries: list[str] = []
         if response is not None:
             entries += ["response", response.to_json()]
+        if price is not None:
+            entries += ["price", price.to_json()]
         if remembered is not None:
             entries += ["memory", remembered.to_json()]
         for index in started:
@@ -173,6 +185,10 @@ class StepStore:
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
         message = self._dispatch.message(following, claim.config.name) if goes_on else ""
         fields = self._commit_fields(verdict, events, message)
+        if verdict.logged and (lines := lines_of(verdict.logged, self._payer(claim))):
+            fields |= {"ledger": lines, "kept": self.terms.ledger_days}
+        if verdict.guess:
+            fields["guess"] = stored_guess(verdict.guess)
         if verdict.hold:
             fields["hold"] = verdict.hold
         if verdict.state.window and claim.config.memory.trim_log:
@@ -213,6 +229,11 @@ class StepStore:
             fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
         return fields
 
+    def _payer(self, claim: Claim) -> Payer:
+        config = claim.config
+        has_price = partial(self.has_price, config)
+        return Payer(claim.tenant or "", config.name, claim.batch_id or "", config.model, has_price)
+
     async def _load(
         self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
     ) -> Claim:
@@ -244,6 +265,7 @@ class StepStore:
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,
             tenant=header.get("tenant"),
+            unpriced=bool(header.get("unpriced")),
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,
         )

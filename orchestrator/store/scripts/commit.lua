@@ -9,6 +9,7 @@
 --   events, event_count; tokens, cost (10^-9 USD), calls: what the step adds to its batch
 --   attempt, limited: 1 if a retry used up a model attempt; if it was a refusal for now
 --   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''
+--   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what a lost call costs (JSON)
 --   status, stop_reason, error, retention (s): of an end state
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
 -- Returns {'committed', status, step} | {'mine', status, step}: it was applied, its reply was lost
@@ -82,6 +83,8 @@ want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 local now = now_ms()
 if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
+if a.guess then estimate(batch, a.guess) end
+if a.ledger then enter(shard .. 'costs', a.ledger, number(a.kept)) end
 if a.log ~= '' then
   redis.call('HSET', log_key, h[2], a.log, by, h[2])
   redis.call('HSET', outcomes_key, h[2], a.outcome)
@@ -105,6 +108,8 @@ if a.since then
 end
 emit(a.events, a.event_count, h[7])
 if a.verdict == 'finish' then
+  local price = a.log == '' and redis.call('HGET', journal_key, 'price')
+  if price then note_lost(batch, 'paid', price) end
   finish(status, batch, a, now)
   return { 'committed', a.status, step }
 end

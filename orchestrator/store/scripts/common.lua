@@ -45,13 +45,45 @@ local function count(batch, field, by)
   if batch and batch ~= '' and by ~= 0 then redis.pcall('HINCRBY', batch_key(batch), field, digits(by)) end
 end
 
+-- Enters a lost attempt into the ledger of model calls; calls without a price are noted in the header's `unpriced`.
+local MOST_UNPRICED = 32
+local function account(batch, entry, text, sign)
+  if not may_be_paid(text) then return end
+  local h = redis.call('HMGET', run_key, 'tenant', 'agent', 'unpriced')
+  local line, is_open = line_of(text, sign, h[1], h[2], batch)
+  if line then enter(shard .. 'costs', line) end
+  if not is_open or sign < 0 then return end
+  local names = {}
+  for name in string.gmatch(h[3] or '', '%S+') do names[#names + 1] = name end
+  names[#names + 1] = entry
+  redis.call('HSET', run_key, 'unpriced', table.concat(names, ' ', math.max(#names - MOST_UNPRICED + 1, 1)))
+end
+
 -- The ledger holds one entry per attempt; a better one replaces it and is not counted again. Of
 -- refusals without end, which cost nothing, the first thousand and the newest stay.
 local MOST_LOST = 1000
 local function note_lost(batch, entry, text)
-  if string.find(text, '"kind":"deferred"', 1, true) and not string.find(text, '"ambiguous":true', 1, true)
-    and redis.call('HLEN', lost_key) >= MOST_LOST then entry = 'deferred' end
+  local is_free = string.find(text, '"kind":"deferred"', 1, true) and not string.find(text, '"ambiguous":true', 1, true)
+  if is_free and redis.call('HLEN', lost_key) >= MOST_LOST then entry = 'deferred' end
+  local before = not is_free and redis.call('HGET', lost_key, entry)
+  if may_be_paid(text) then text = '{"at_ms":' .. digits(now_ms()) .. ',' .. string.sub(text, 2) end
   if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
+  if before then account(batch, entry, before, -1) end
+  account(batch, entry, text, 1)
+end
+
+-- The open step's calls that have no price yet get the estimate of the call that was made in their place.
+local function estimate(batch, guess)
+  for entry in string.gmatch(redis.call('HGET', run_key, 'unpriced') or '', '%S+') do
+    local text = redis.call('HGET', lost_key, entry)
+    if text and not string.find(text, '"tokens":', 1, true) then
+      local priced = string.sub(text, 1, -2) .. ',' .. string.sub(guess, 2)
+      redis.call('HSET', lost_key, entry, priced)
+      account(batch, entry, text, -1)
+      account(batch, entry, priced, 1)
+    end
+  end
+  redis.call('HDEL', run_key, 'unpriced')
 end
 
 -- The same for a run that may have ended: what is noted behind its end must not outlive it.
@@ -230,9 +262,9 @@ end
 -- Cancels a run that has no owner (any more: `owner` is the token of the last one, or ''). Returns 'waiting' where tool
 -- calls of it may be under way. Its open step's answer was paid for; retry finds both in the journal again.
 local function abandon(from, batch, step, owner, a, now)
-  local paid = redis.call('HGET', journal_key, 'paid')
-  if paid then
-    note_lost(batch, 'paid', paid)
+  local paid, price = unpack(redis.call('HMGET', journal_key, 'paid', 'price'))
+  if paid or price then
+    note_lost(batch, 'paid', paid or price)
   elseif owner ~= '' and redis.call('HEXISTS', journal_key, 'response') == 1 then
     note_lost(batch, 'paid', '{"kind":"interrupted","step":' .. (number(step) + 1) .. ',"ambiguous":true}')
   end

@@ -2,7 +2,7 @@
 -- has emitted one, so that no older end of the run is mistaken for this one), step (to continue at),
 -- slim (the state before it), since (the part of the log that claims read, or '' for all), overrides,
 -- journal:<field> (one for each entry), message,
--- grace, tokens, cost, calls (what the removed step had added), events, event_count, lost, input
+-- grace, tokens, cost, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
@@ -25,6 +25,7 @@ if step < number(h[2]) then
   count(batch, 'tokens', -number(a.tokens))
   count(batch, 'cost', -number(a.cost))
   count(batch, 'calls', -number(a.calls))
+  if a.ledger then enter(shard .. 'costs', a.ledger) end
 end
 if a.lost ~= '' then note_lost(batch, 'retry:' .. h[4], a.lost) end
 if a.input ~= '' then
@@ -36,7 +37,8 @@ end
 -- An open step's answer is of no use where the run goes on before it, or the conversation has changed.
 if step < number(h[2]) or a.input ~= '' then
   if redis.call('HEXISTS', journal_key, 'response') == 1 and redis.call('HEXISTS', lost_key, 'paid') == 0 then
-    note_lost(batch, 'open:' .. h[4], '{"kind":"retried","step":' .. (number(h[2]) + 1) .. ',"ambiguous":true}')
+    note_lost(batch, 'open:' .. h[4], redis.call('HGET', journal_key, 'price')
+      or '{"kind":"retried","step":' .. (number(h[2]) + 1) .. ',"ambiguous":true}')
   end
   redis.call('DEL', journal_key)
   -- An older wait's entry stays; the next one gets its own.
@@ -45,8 +47,10 @@ if step < number(h[2]) or a.input ~= '' then
     redis.call('HDEL', lost_key, 'paid')
     redis.call('HSET', lost_key, 'paid:' .. h[4], paid)
   end
-elseif redis.call('HDEL', lost_key, 'paid') == 1 then
+elseif redis.call('HEXISTS', lost_key, 'paid') == 1 then
   -- The answer that was listed when the wait was cancelled is used after all.
+  account(batch, 'paid', redis.call('HGET', lost_key, 'paid'), -1)
+  redis.call('HDEL', lost_key, 'paid')
   count(batch, 'lost', -1)
 end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do

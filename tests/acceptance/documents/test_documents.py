@@ -16,7 +16,8 @@ from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCall
 
 TESTS = Path(__file__).parents[2]
 RECIPE = "docs/how-to/retry-what-failed.md"
-TEXTS = pages() | {RECIPE: (DOCS.parent / RECIPE).read_text(encoding="utf-8")}
+RECIPES = (RECIPE, "docs/how-to/costs-by-tenant.md")
+TEXTS = pages() | {one: (DOCS.parent / one).read_text(encoding="utf-8") for one in RECIPES}
 BLOCKS = {name: blocks_of(text) for name, text in TEXTS.items()}
 PYTHON = ("```python", '"python"')
 TESTS_TEXTS = {one: one.read_text(encoding="utf-8") for one in TESTS.rglob("test_*.py")}

@@ -90,6 +90,8 @@ class Calls:
     asked: Counter[Place] = field(default_factory=Counter)
     usage: dict[Place, set[tuple[int, int]]] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
+    cost: int = 0
+    """Of all answers, in billionths of a dollar."""
 
 
 @dataclass
@@ -114,6 +116,8 @@ class Recount:
     unlisted: int = 0
     redone: int = 0
     ledger: Counter[str] = field(default_factory=Counter)
+    costs: Counter[str] = field(default_factory=Counter)
+    """By state, in billionths of a dollar; and what the model server has answered for."""
     violations: list[str] = field(default_factory=list)
 
 
@@ -131,6 +135,7 @@ def read_calls(path: Path) -> Calls:
             calls.usage.setdefault(place, set()).add(
                 (one["prompt_tokens"], one["completion_tokens"])
             )
+            calls.cost += round(sum(one[name] * price for name, price in PRICES.items()) * NANO)
     return calls
 
 
@@ -209,7 +214,42 @@ def recount(
         ]
         out.violations += [f"{run.key} ({run.header['status']}): {one}" for one in problems]
     out.violations += _of_batches(client, runs)
+    out.costs = _costs(client)
+    if not lossy:
+        out.violations += _of_costs(out.costs, calls, runs)
+    out.costs["server"] = calls.cost
     return out
+
+
+def _costs(client: "redis.Redis") -> Counter[str]:
+    """Add the rows of the ledger up, and its lines that are not in a row yet."""
+    found: Counter[str] = Counter()
+    for shard in range(SHARDS):
+        costs = f"sf:{{s{shard:02d}}}:costs"
+        lines = [str(line).split("\n", 1) for line in client.lrange(costs, 0, -1)]
+        rows = [(name, numbers.split(" ", 1)[1]) for numbers, name in lines]
+        for key in client.scan_iter(match=f"{costs}:*"):
+            rows += [(str(name), str(numbers)) for name, numbers in client.hgetall(key).items()]
+        for name, numbers in rows:
+            state = orjson.loads(name.partition("\n")[0])[0]
+            calls, cost, unpriced = (int(numbers.split()[at]) for at in (0, 7, 10))
+            found.update({state: cost, f"{state} calls": calls, "unpriced": unpriced})
+    return found
+
+
+def _of_costs(costs: Counter[str], calls: Calls, runs: list[RawRun]) -> Iterable[str]:
+    """Committed calls are those of the steps; with the lost ones they were all answered."""
+    steps = [step for run in runs for step in run.steps]
+    committed = sum(round(one.get("cost_usd", 0.0) * NANO) for one in steps)
+    if costs["committed"] != committed:
+        yield f"the ledger has {costs['committed']} committed, the steps {committed}"
+    if sum(map(_llm_calls, steps)) != costs["committed calls"]:
+        yield f"the ledger has {costs['committed calls']} committed calls, not those of the steps"
+    sure = costs["committed"] + costs["lost"]
+    if not sure <= calls.cost <= sure + costs["ambiguous"]:
+        yield f"the model server has answered for {calls.cost}, the ledger has {dict(costs)}"
+    if costs["unpriced"] and not any(run.header["status"] == "cancelled" for run in runs):
+        yield f"{costs['unpriced']} calls have no price"
 
 
 def await_upkeep(client: "redis.Redis") -> None:

@@ -116,7 +116,7 @@ def test_a_retry_keeps_the_models_answer_and_its_finished_tools() -> None:
     log = [logged(1, 1, 10), logged(2, 1, 20, fails=True)]
     revision = revise(rebuild(initial(), log), log, {}, NOW)
     fields = revision.journal[::2]
-    assert fields == ["response", "r:0"]
+    assert fields == ["response", "price", "r:0"]
     assert revision.removed.total_tokens == 20
     assert revision.lost is not None
     assert revision.lost.step == 2

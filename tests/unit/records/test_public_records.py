@@ -32,6 +32,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     },
     "AgentConfig": {"name": "plain", "model": "openai:none"},
     "BatchProgress": {"batch_id": "b1", "created": NOW, "sealed": True, "total": 3},
+    "CostLine": {"run_id": "r1", "step": 1, "agent": "plain", "state": "lost", "usd": "0.25"},
+    "Costs": {"since": "2026-11-01", "until": "2026-11-22", "total": {"usd": "0.000000001"}},
     "FleetOverview": {
         "redis_version": "7.4",
         "active": 1,

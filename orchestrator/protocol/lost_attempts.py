@@ -1,0 +1,91 @@
+"""Attempts at a step that are not committed: what they took, and what may have been paid. Pure."""
+
+from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.memory_window import Remembered
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
+from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.usage import Fallback, UsageStats
+
+
+def lost_attempt(
+    claim: Claim, attempt: Failed | Interrupted, kind: LostKind, reason: str | None = None
+) -> LostAttempt:
+    """Describe an attempt that is not committed. A refusal or an error answer costs nothing."""
+    unanswered = (
+        isinstance(attempt, Interrupted) and attempt.response is None and not attempt.unsent
+    )
+    timed_out = isinstance(attempt, Failed) and attempt.error.type is ErrorType.TIMEOUT
+    spent = attempt.spent if isinstance(attempt, Failed) else None
+    return LostAttempt(
+        kind=kind,
+        step=claim.number,
+        # Time before a wait stays in the journal, and counts with the step.
+        seconds=attempt.span.seconds - claim.journal.spent,
+        ambiguous=unanswered or timed_out or spent is not None,
+        tokens=spent.tokens if spent else 0,
+        cost_usd=spent.cost_usd if spent else None,
+        estimated=spent is not None and spent.estimated,
+        reason=reason,
+        model=spent.model if spent else None,
+        usage=spent.usage if spent else None,
+    )
+
+
+def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepResult) -> LostAttempt:
+    """Return the entry for a step whose commit comes too late."""
+    if isinstance(attempt, Failed):
+        return lost_attempt(claim, attempt, LostKind.LATE)
+    known = claim.journal.response is not None or attempt.noted
+    usage, cost = result.usage or UsageStats(), result.cost_usd
+    if (remembered := remembered_of(attempt)) and (summary := remembered.summary):
+        usage, cost = usage - summary.usage, cost - summary.cost_usd  # journaled: paid for once
+    return LostAttempt.model_construct(
+        kind=LostKind.LATE,
+        step=claim.number,
+        seconds=attempt.span.seconds,
+        ambiguous=not known and not result.cached,
+        tokens=usage.total_tokens,
+        cost_usd=cost,
+        model=result.model,
+        usage=usage,
+    )
+
+
+def in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttempt | None:
+    """Return the ledger entry of failed calls that may have been paid for."""
+    if not isinstance(attempt, Failed):
+        fallback = attempt.response.fallback if attempt.response else None
+        return _passed_on(claim, fallback) if fallback else None
+    if claim.journal.response is not None:
+        return None
+    lost = lost_attempt(claim, attempt, LostKind.FAILED, reason=attempt.error.message)
+    return lost if lost.ambiguous else None
+
+
+def _passed_on(claim: Claim, fallback: Fallback) -> LostAttempt | None:
+    """Return the ledger entry of the models that failed before another one answered."""
+    paid = [one for one in fallback.failed if one.ambiguous]
+    if not paid:
+        return None
+    tokens = sum(one.tokens for one in paid)
+    return LostAttempt(
+        kind=LostKind.FAILED,
+        step=claim.number,
+        seconds=0.0,  # the step has them
+        ambiguous=True,
+        tokens=tokens,
+        cost_usd=sum(one.cost_usd for one in paid),
+        estimated=any(one.estimated for one in paid),
+        reason=f"{paid[0].model}: {paid[0].message}",
+        model=paid[0].model,
+        usage=UsageStats(prompt_tokens=tokens, total_tokens=tokens, llm_calls=len(paid)),
+    )
+
+
+def remembered_of(attempt: Answered | Failed | Interrupted) -> Remembered | None:
+    """Return the memory work of an attempt."""
+    if isinstance(attempt, Failed):
+        return attempt.remembered
+    return attempt.response.remembered if attempt.response else None

@@ -1,0 +1,239 @@
+"""The ledger of model calls: one line per call that was or may have been paid, and sums of lines.
+
+Pure. Amounts are whole billionths of a dollar inside and `Decimal` outside, so sums are exact.
+"""
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import date, datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.usage import NANO, UsageStats
+
+CostKey = Literal["day", "tenant", "batch", "agent", "model", "status"]
+COST_KEYS: tuple[CostKey, ...] = ("day", "tenant", "batch", "agent", "model", "status")
+
+
+class CallState(StrEnum):
+    """What became of a model call."""
+
+    COMMITTED = "committed"
+    """Its step was committed."""
+    LOST = "lost"
+    """It was paid for, and its step was not committed: its price is known."""
+    AMBIGUOUS = "ambiguous"
+    """It may have been paid for; its price is an estimate, or not known."""
+    CACHED = "cached"
+    """The response cache answered in its place: no call was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSums:
+    """Numbers of calls, in the order in which they are stored. Money is in billionths of a USD."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    cost: int = 0
+    saved: int = 0
+    default_priced: int = 0
+    unpriced: int = 0
+    estimated: int = 0
+
+    @classmethod
+    def of(cls, usage: UsageStats, *, calls: int, cost: int) -> "CallSums":
+        """Return the numbers of `calls` with that usage and cost."""
+        return cls(
+            calls,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.cache_write_tokens,
+            usage.completion_tokens,
+            usage.reasoning_tokens,
+            usage.audio_tokens,
+            cost,
+        )
+
+    @property
+    def numbers(self) -> list[int]:
+        """All of them, in order."""
+        return [getattr(self, name) for name in _NUMBERS]
+
+    def __add__(self, other: "CallSums") -> "CallSums":
+        """Return the sums of both."""
+        return CallSums(*map(operator.add, self.numbers, other.numbers))
+
+
+_NUMBERS = tuple(one.name for one in fields(CallSums))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """The calls of one day (UTC) that agree in everything that the ledger counts by.
+
+    `*` stands for all values of a day that has too many different ones.
+    """
+
+    day: date
+    state: str
+    tenant: str
+    agent: str
+    model: str
+    batch: str
+    sums: CallSums
+
+
+class CostLine(Record):
+    """One model call. `attempt` counts the attempts at its step from 1.
+
+    `usd` is None where no price is known; `time` is when its step was committed, or its loss noted.
+    """
+
+    run_id: str
+    step: int
+    attempt: int = 1
+    batch_id: str | None = None
+    tenant: str | None = None
+    agent: str
+    model: str | None = None
+    request_id: str | None = None
+    state: CallState
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    usd: Decimal | None = None
+    saved_usd: Decimal = Decimal(0)
+    estimated: bool = False
+    time: datetime | None = None
+
+
+class CostRow(Record):
+    """Sums over model calls. `group` has the values that its calls share.
+
+    `usd` was paid: `committed_usd`, and `lost_usd` for answers that no step has. `ambiguous_usd`,
+    the estimates of what may have been paid beside that, is not part of it, nor are
+    `ambiguous_calls` of `calls` and their tokens of the others. `unpriced_calls` are those of them
+    without any price. `default_priced_calls` had the default price, as no table has their model.
+    `cached_calls` were not made, and have saved `saved_usd`. `input_tokens` include those read
+    from the provider's cache and written to it, `output_tokens` those of reasoning.
+    """
+
+    group: dict[str, str] = Field(default_factory=dict)
+    calls: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    audio_tokens: int = 0
+    usd: Decimal = Decimal(0)
+    committed_usd: Decimal = Decimal(0)
+    lost_calls: int = 0
+    lost_usd: Decimal = Decimal(0)
+    ambiguous_calls: int = 0
+    ambiguous_tokens: int = 0
+    ambiguous_usd: Decimal = Decimal(0)
+    unpriced_calls: int = 0
+    cached_calls: int = 0
+    saved_usd: Decimal = Decimal(0)
+    default_priced_calls: int = 0
+    estimated_calls: int = 0
+
+
+class Costs(Record):
+    """What model calls have cost, by `by`, the most expensive first, and in `total`.
+
+    From `since` to `until`, whole days in UTC. `unpriced_models` had the default price, as no table
+    names them: their costs are guesses until `model_pricing.json` does.
+    """
+
+    by: tuple[str, ...] = ()
+    since: date
+    until: date
+    rows: tuple[CostRow, ...] = ()
+    total: CostRow = CostRow()
+    unpriced_models: tuple[str, ...] = ()
+
+
+def value_of(row: LedgerRow, key: CostKey) -> str:
+    """Return a row's value of a key."""
+    if key == "day":
+        return row.day.isoformat()
+    return str(getattr(row, "state" if key == "status" else key))
+
+
+def summed(rows: Iterable[LedgerRow], by: tuple[CostKey, ...], since: date, until: date) -> Costs:
+    """Return the sums of rows."""
+    groups: dict[tuple[str, ...], dict[str, CallSums]] = {}
+    whole: dict[str, CallSums] = {}
+    guessed: set[str] = set()
+    for row in rows:
+        group = groups.setdefault(tuple(value_of(row, key) for key in by), {})
+        for sums in (group, whole):
+            sums[row.state] = sums.get(row.state, CallSums()) + row.sums
+        if row.sums.default_priced > 0:
+            guessed.add(row.model)
+    found = [
+        _row(dict(zip(by, values, strict=True)), states)
+        for values, states in sorted(groups.items())
+        if any(any(sums.numbers) for sums in states.values())
+    ]
+    if by and by[0] != "day":
+        found.sort(key=lambda row: -(row.usd + row.ambiguous_usd))
+    return Costs(
+        by=by,
+        since=since,
+        until=until,
+        rows=tuple(found) if by else (),
+        total=_row({}, whole),
+        unpriced_models=tuple(sorted(guessed)),
+    )
+
+
+def exact_usd(nano: int) -> Decimal:
+    """Return billionths of a dollar as dollars, exactly."""
+    return Decimal(nano) / NANO
+
+
+def _row(group: dict[str, str], states: Mapping[str, CallSums]) -> CostRow:
+    nothing = CallSums()
+    committed = states.get(CallState.COMMITTED, nothing)
+    lost = states.get(CallState.LOST, nothing)
+    ambiguous = states.get(CallState.AMBIGUOUS, nothing)
+    cached = states.get(CallState.CACHED, nothing)
+    paid = committed + lost
+    return CostRow(
+        group=group,
+        calls=paid.calls,
+        input_tokens=paid.input_tokens,
+        cached_tokens=paid.cached_tokens,
+        cache_write_tokens=paid.cache_write_tokens,
+        output_tokens=paid.output_tokens,
+        reasoning_tokens=paid.reasoning_tokens,
+        audio_tokens=paid.audio_tokens,
+        usd=exact_usd(paid.cost),
+        committed_usd=exact_usd(committed.cost),
+        lost_calls=lost.calls,
+        lost_usd=exact_usd(lost.cost),
+        ambiguous_calls=ambiguous.calls,
+        ambiguous_tokens=ambiguous.input_tokens + ambiguous.output_tokens,
+        ambiguous_usd=exact_usd(ambiguous.cost),
+        unpriced_calls=ambiguous.unpriced,
+        cached_calls=cached.calls,
+        saved_usd=exact_usd(cached.saved),
+        default_priced_calls=paid.default_priced,
+        estimated_calls=paid.estimated,
+    )

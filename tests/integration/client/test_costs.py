@@ -1,0 +1,266 @@
+"""The ledger of model calls: what was paid, what was lost, and what may have been paid."""
+
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from uuid import uuid4
+
+import pytest
+from support.runs.stored_runs import USAGE, Bench, answered, called, failed, plain_agent
+
+from stepfleet.orchestrator import (
+    AsyncFleet,
+    CallState,
+    ConfigurationError,
+    Costs,
+    LLMResponse,
+    UsageStats,
+)
+from stepfleet.orchestrator.protocol.attempt import Answered, Span
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.revision import price_of
+from stepfleet.orchestrator.records.usage import CacheUse, Spent
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+
+AGENT = plain_agent(max_steps=6)
+EACH = Decimal("0.25")
+
+
+async def lose(desk: Bench, run_id: str) -> None:
+    """Let the lease of a run's owner be over."""
+    await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "lease", 0)
+
+
+async def usd_of_lines(fleet: AsyncFleet, run_id: str | None = None) -> dict[str, Decimal]:
+    sums: dict[str, Decimal] = {}
+    async for line in fleet.cost_lines(run_id):
+        sums[line.state] = sums.get(line.state, Decimal(0)) + (line.usd or 0)
+    return sums
+
+
+async def test_committed_calls_count_by_all_that_they_are_of(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """COST-03, COST-09"""
+    lines = [{"input": "a", "tenant": "acme"}, {"input": "b", "tenant": "other"}]
+    batch = await fleet.submit_batch(lines, AGENT)
+    alone = await fleet.submit(AGENT, "c", tenant="acme")
+    for run_id, steps in ((run_id_of(batch.id, 0), 2), (run_id_of(batch.id, 1), 0), (alone, 1)):
+        for step in range(steps):
+            claim = await desk.claim(run_id, step)
+            await desk.commit(claim, called(claim))
+        claim = await desk.claim(run_id, steps)
+        await desk.commit(claim, answered(claim))
+
+    found = await fleet.costs("tenant,batch")
+    groups = {tuple(row.group.values()): (row.calls, row.usd) for row in found.rows}
+    assert groups == {
+        ("acme", batch.id): (3, 3 * EACH),
+        ("acme", ""): (2, 2 * EACH),
+        ("other", batch.id): (1, EACH),
+    }
+    assert list(found.rows[0].group) == ["tenant", "batch"]
+    total = found.total
+    assert (total.calls, total.input_tokens, total.output_tokens) == (6, 60, 30)
+    assert (total.usd, total.committed_usd, total.ambiguous_usd) == (6 * EACH, 6 * EACH, Decimal(0))
+    by_rest = (await fleet.costs(["model", "agent", "day", "status"])).rows
+    today = datetime.now(UTC).date().isoformat()
+    assert [row.group for row in by_rest] == [
+        {"day": today, "agent": "plain", "model": "openai:none", "status": "committed"}
+    ]
+    assert (await fleet.costs(batch=batch.id, tenant="acme")).total.calls == 3
+    assert (await fleet.costs(until=date(2026, 1, 1), since=date(2025, 1, 1))).total.calls == 0
+    assert await usd_of_lines(fleet) == {"committed": 6 * EACH}
+    assert len([line async for line in fleet.cost_lines(batch=batch.id)]) == 4
+
+
+async def test_the_sums_stay_when_the_runs_are_gone(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = await desk.create(tenant="acme")
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, answered(claim))
+    before = await fleet.costs("tenant,model")
+    assert await fleet.runs.purge() == 1
+    assert await fleet.costs("tenant,model") == before
+    assert before.total.calls == 1
+    assert await usd_of_lines(fleet) == {}
+
+
+async def test_sums_are_exact_for_any_number_of_calls(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = await desk.create()
+    price, steps = 0.000_000_1, 150  # binary floats would add up to 0.000015000000000000048
+    for step in range(steps):
+        claim = await desk.claim(run_id, step)
+        attempt = replace(called(claim), cost_usd=price)
+        claim = replace(claim, config=claim.config.with_overrides({"max_steps": 1000}))
+        await desk.commit(claim, attempt)
+    found = (await fleet.costs()).total
+    assert (found.calls, found.usd) == (steps, Decimal("0.000015"))
+    (key,) = [
+        one
+        async for shard in _keys(desk)
+        for one in await desk.opened.connection.execute("KEYS", f"{shard}costs:*")
+    ]
+    left = await desk.opened.connection.execute("TTL", key)
+    assert 90 * 86400 < left <= 92 * 86400
+
+
+async def _keys(desk: Bench):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    for shard in range(desk.opened.keys.shards):
+        yield desk.opened.keys.tag(shard).replace("{", "\\{")
+
+
+async def states_of(fleet: AsyncFleet) -> tuple[object, ...]:
+    total = (await fleet.costs()).total
+    lines = await usd_of_lines(fleet)
+    assert lines.get("committed", 0) == total.committed_usd
+    assert lines.get("lost", 0) == total.lost_usd
+    assert lines.get("ambiguous", 0) == total.ambiguous_usd
+    return total.committed_usd, total.lost_usd, total.ambiguous_usd, total.unpriced_calls
+
+
+def guess(claim: Claim) -> Spent:
+    usage = UsageStats(prompt_tokens=10, completion_tokens=20, total_tokens=30, llm_calls=1)
+    assert claim.unpriced
+    return Spent(30, 0.5, usage=usage, model="openai:none")
+
+
+async def test_a_call_whose_worker_was_lost_is_ambiguous_and_gets_a_price(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await desk.create()
+    first = await desk.claim(run_id)
+    await lose(desk, run_id)
+    second = await desk.claim(run_id)
+    assert await states_of(fleet) == (0, 0, 0, 1)
+    verdict = replace(desk.verdict(second, answered(second)), guess=guess(second))
+    await desk.steps.commit(second, verdict, ())  # type: ignore[arg-type]
+    assert await states_of(fleet) == (EACH, 0, Decimal("0.5"), 0)
+    # The worker is alive after all: it had its answer, and its price is known now.
+    await desk.commit(first, answered(first))
+    assert await states_of(fleet) == (EACH, EACH, 0, 0)
+    assert (await fleet.costs("status")).rows[0].group == {"status": "committed"}
+
+
+async def test_a_cancelled_run_leaves_calls_without_a_price(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = await desk.create()
+    await desk.claim(run_id)
+    await lose(desk, run_id)
+    await fleet.runs.cancel(run_id)
+    assert await states_of(fleet) == (0, 0, 0, 1)
+    assert (await fleet.costs()).total.ambiguous_calls == 1
+
+
+async def test_a_failed_call_costs_what_its_provider_has_said(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await desk.create()
+    for spent in (Spent(12, 0.5, estimated=False), Spent(12, 1.0), None):
+        claim = await desk.claim(run_id)
+        await desk.commit(claim, replace(failed(claim, transient=True, limited=True), spent=spent))
+        await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "not_before", 0)
+    assert await states_of(fleet) == (0, Decimal("0.5"), 1, 0)
+
+
+async def test_an_answer_is_lost_with_the_run_and_found_with_its_retry(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    attempt = called(claim, error=True)
+    await desk.steps.journal(
+        claim, 0.1, response=attempt.response, price=price_of(1, USAGE, 0.25, "openai:none")
+    )
+    await lose(desk, run_id)
+    await fleet.runs.cancel(run_id)
+    assert await states_of(fleet) == (0, EACH, 0, 0)
+    await fleet.runs.retry(run_id)
+    assert await states_of(fleet) == (0, 0, 0, 0)
+    again = await desk.claim(run_id)
+    assert again.journal.response == attempt.response
+    await desk.commit(again, attempt)
+    assert await states_of(fleet) == (EACH, 0, 0, 0)
+
+
+async def test_a_late_commit_of_a_journaled_answer_is_no_second_payment(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await desk.create()
+    first = await desk.claim(run_id)
+    attempt = called(first)
+    await desk.steps.journal(first, 0.1, response=attempt.response)
+    await lose(desk, run_id)
+    second = await desk.claim(run_id)
+    await desk.commit(second, attempt)
+    await desk.commit(first, replace(attempt, noted=True))
+    assert await states_of(fleet) == (EACH, 0, 0, 0)
+
+
+async def test_a_step_that_is_taken_back_is_paid_once(fleet: AsyncFleet, desk: Bench) -> None:
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, failed(claim))
+    await fleet.runs.retry(run_id)
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, answered(claim))
+    assert await states_of(fleet) == (EACH, 0, 0, 0)
+    fork = await fleet.history.fork(run_id, at=0, new_run_id=str(uuid4()))
+    claim = await desk.claim(fork)
+    await desk.commit(claim, answered(claim))
+    assert await states_of(fleet) == (2 * EACH, 0, 0, 0)
+
+
+async def test_a_cached_answer_says_what_it_has_saved(fleet: AsyncFleet, desk: Bench) -> None:
+    """COST-13"""
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    use = CacheUse(key="k", hit=True, saved_tokens=15, saved_usd=0.125)
+    attempt = Answered(Span(claim.now, 0.1), LLMResponse(content="fine", cache=use))
+    await desk.commit(claim, attempt)
+    total = (await fleet.costs()).total
+    assert (total.calls, total.cached_calls, total.usd) == (0, 1, Decimal(0))
+    assert total.saved_usd == Decimal("0.125")
+    (line,) = [line async for line in fleet.cost_lines(run_id)]
+    assert (line.state, line.usd) == (CallState.CACHED, Decimal(0))
+    assert line.saved_usd == Decimal("0.125")
+
+
+async def test_models_without_a_price_are_named(fleet: AsyncFleet, desk: Bench) -> None:
+    desk.steps.has_price = lambda _, model: model != "openai:none"
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, answered(claim))
+    found: Costs = await fleet.costs("agent")
+    assert found.unpriced_models == ("openai:none",)
+    assert found.total.default_priced_calls == 1
+
+
+async def test_too_many_different_calls_lose_their_batch_and_no_cent(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await desk.create()
+    shard = desk.opened.keys.tag(desk.opened.keys.shard_of(run_id))
+    day = (datetime.now(UTC).date() - date(1970, 1, 1)).days
+    whose = '["committed","acme","a%d","m"]'
+    numbers = f"{day} 1 2 0 0 3 0 0 1000000 0 0 0 0"
+    lines = [f"{numbers}\n{whose % (n % 600)}\nb{n}" for n in range(2300)]
+    await desk.opened.connection.execute("RPUSH", f"{shard}costs", *lines)
+    for step in range(5):
+        claim = await desk.claim(run_id, step)
+        await desk.commit(claim, called(claim))
+    assert await desk.opened.connection.execute("LLEN", f"{shard}costs") < 130
+    assert await desk.opened.connection.execute("HLEN", f"{shard}costs:{day}") <= 1502
+    found = await fleet.costs("batch", tenant="acme")
+    assert found.total.calls + (await fleet.costs(tenant="*")).total.calls == 2300 + 5
+    others = next(row for row in found.rows if row.group == {"batch": "*"})
+    assert others.calls > 500
+    assert (await fleet.costs()).total.usd == Decimal("2.3") + 5 * EACH
+
+
+async def test_bad_questions_name_field_and_fix(fleet: AsyncFleet) -> None:
+    with pytest.raises(ConfigurationError, match="by: there is no 'user'; use day, tenant"):
+        await fleet.costs("user")
+    today = datetime.now(UTC).date()
+    with pytest.raises(ConfigurationError, match="is after"):
+        await fleet.costs(since=today, until=today - timedelta(days=1))
+    with pytest.raises(ConfigurationError, match="no batch has the id"):
+        [line async for line in fleet.cost_lines(batch="x")]
