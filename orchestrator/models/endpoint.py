@@ -45,6 +45,8 @@ class Endpoint:
     """The version of the interface that the environment names."""
     region: str = ""
     """The region for which each call is signed with AWS's credentials; "" where none is."""
+    tokens: str = ""
+    """The function that returns a bearer token, where calls need one of it."""
 
 
 def endpoint_of(
@@ -72,22 +74,30 @@ def endpoint_of(
     is_own = service.is_own(base, host)
     trusted = is_own or local or base == own
     required = service.needs_key and base == (service.url or own)
+    variable = settings.api_key_env or " or ".join(service.key_variables)
+    ask = trusted and not settings.api_key_env
+    token, source, named = _bearer(service, environment) if ask else ("", "", "")
+    required = required and not named
     key = _key(settings.api_key_env, environment, service, trusted=trusted, required=required)
     found = dict(headers)
     if key:
-        found[service.key_header] = service.key_form.format(key)
+        found[service.key_header], source = service.key_form.format(key), ""
+    elif named:
+        key, variable = token or None, named
+        if token:
+            found["authorization"] = f"Bearer {token}"
     organization = settings.organization or (trusted and environment.get("OPENAI_ORG_ID"))
     if organization and service.api in (Api.CHAT, Api.RESPONSES):
         found["openai-organization"] = _header(organization, "settings.organization")
     official = is_own or _AZURE_HOSTS.fullmatch(host) is not None
-    variable = settings.api_key_env or " or ".join(service.key_variables)
     version = environment.get(service.version_variable, "")
     region = ""
     if service.region_variables and trusted and not key:
         if problem := service.region_problem(environment):
             raise ModelSetupError(problem)
         region, variable = service.region(environment), "AWS_ACCESS_KEY_ID or AWS_PROFILE"
-    return Endpoint(f"{base}{path}", host, official, found, key, variable, version, region)
+    url = f"{base}{path}"
+    return Endpoint(url, host, official, found, key, variable, version, region, source)
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,6 +151,16 @@ def _key(
             msg + ("" if variable else ", or settings.base_url to another server")
         )
     return None
+
+
+def _bearer(service: Service, environment: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return a token, or the function that returns one, and the variable of either."""
+    given, source = service.token_variables or ("", "")
+    if token := environment.get(given, "").strip():
+        name_secret(given)
+        return _header(token, given), "", given
+    function = environment.get(source, "").strip()
+    return "", function, source if function else ""
 
 
 def _header(value: str, name: str) -> str:

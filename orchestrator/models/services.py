@@ -38,7 +38,8 @@ class Service:
     `version_variable` may name the version of the service's interface. Where `region_variables`
     name a region, `url` is that of the region; calls to the provider are then signed with AWS's
     credentials, unless a key is set. `reasoning` is the field of an answer in chat completions
-    whose value the service wants back with the answer.
+    whose value the service wants back with the answer. `token_variables`, where no key is set,
+    name a bearer token, and the function that returns one.
     """
 
     api: Api
@@ -53,6 +54,7 @@ class Service:
     version_variable: str = ""
     region_variables: tuple[str, ...] = ()
     reasoning: str = ""
+    token_variables: tuple[str, str] | None = None
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -210,6 +212,7 @@ SERVICES: Mapping[str, Service] = {
         key_header="api-key",
         key_form="{}",
         version_variable="OPENAI_API_VERSION",
+        token_variables=("AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_AD_TOKEN_PROVIDER"),
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible(

@@ -27,6 +27,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.signing import Signer
+from stepfleet.worker.models.tokens import Tokens
 
 _FIELDS = (b":", b"event:", b"id:", b"retry:")
 
@@ -187,6 +188,7 @@ class HttpModel(LLM):
         self._response_limit = response_limit
         self._endpoints: dict[tuple[str | None, ...], Endpoint] = {}
         self._signer = Signer()
+        self._tokens = Tokens()
 
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Answer the request; streamed underneath if its settings say so, with an equal result.
@@ -278,6 +280,8 @@ class HttpModel(LLM):
             request = request.model_copy(update={"messages": messages})
         body = self._format.body(request, endpoint)
         url = self._format.route.url(endpoint, request.model, request.settings.stream)
+        if endpoint.tokens:
+            endpoint = await self._tokens.opened(endpoint)
         headers = endpoint.headers
         if endpoint.region:
             headers = await self._signer.signed(endpoint.region, url, headers, body)

@@ -59,6 +59,8 @@ class Probe:
 def probe_of(config: AgentConfig, environment: Mapping[str, str]) -> Probe | None:
     """Return the call for an agent's model; None for models of packages and of the agent's own.
 
+    There is none either where a function of the workers returns the key.
+
     Raises `ModelSetupError` where workers with this environment cannot call it. Pure.
     """
     prefix, _, model = config.model.partition(":")
@@ -68,6 +70,8 @@ def probe_of(config: AgentConfig, environment: Mapping[str, str]) -> Probe | Non
         return None
     headers = {"content-type": "application/json", **route.headers}
     endpoint = endpoint_of(settings, environment, service, path=route.path, headers=headers)
+    if endpoint.tokens:  # the workers' own function has the key
+        return None
     body = route.smallest(endpoint, model) | settings.extra_body
     return Probe(config.name, model, endpoint, route.url(endpoint, model, False), body)
 

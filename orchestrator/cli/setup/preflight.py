@@ -56,7 +56,8 @@ def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | N
         msg = f"agent {config.name!r}: {variable} (or settings.base_url) must look like {_FORM}"
         raise ConfigurationError(msg)
     required = service.needs_key and (base == service.url or not service.url)
-    named = (one for one in service.key_variables if environment.get(one, "").strip())
+    known = (*service.key_variables, *(service.token_variables or ()))
+    named = (one for one in known if environment.get(one, "").strip())
     own = next(named, service.key_variables[0]) if required else None
     key = settings.api_key_env or own
     return Target(base, host, port or _PORTS[parts.scheme], key, signed)
