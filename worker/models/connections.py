@@ -17,6 +17,7 @@ from stepfleet.orchestrator.models.endpoint import is_loopback
 CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 30.0
 _DNS_SECONDS = 60
+_STALE_CONNECTIONS = 3
 _COMMON_HEADERS = {
     "accept": "application/json, text/event-stream",
     "accept-encoding": "identity",
@@ -50,9 +51,17 @@ class Connections:
         proxy = proxy_for(address, self._proxies) if self._proxies else None
         if self._session is None:
             self._session = self._new_session()
-        return await self._session.post(
-            address, headers=headers, data=body, allow_redirects=False, proxy=proxy
+        send = functools.partial(
+            self._session.post, address, headers=headers, data=body, proxy=proxy
         )
+        for _ in range(_STALE_CONNECTIONS):
+            try:
+                return await send(allow_redirects=False)
+            except aiohttp.ClientOSError as error:
+                # The server had closed a kept connection: it cannot have the whole request.
+                if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
+                    raise
+        return await send(allow_redirects=False)
 
     async def aclose(self) -> None:
         """Close all connections."""
