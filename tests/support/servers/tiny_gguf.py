@@ -31,12 +31,13 @@ _TEMPLATE = """\
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- elif message.role == "tool" %}
-{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{{- '<|im_start|>user\\n<result>\\n' + message.content + '\\n</result><|im_end|>\\n' }}
 {%- else %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}{{ '\\n' if tools else ' ' }}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant' }}
+{{- '\\n' if tools else ' ' }}{% endif %}"""
 Rows = list[list[float]]
 
 
