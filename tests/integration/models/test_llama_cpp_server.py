@@ -107,7 +107,7 @@ async def test_text_and_usage_arrive(provider: str, stream: bool, models: Models
 async def test_a_call_of_the_grammar_comes_and_its_result_goes_back(
     provider: str, stream: bool, models: Models
 ) -> None:
-    talk = HI
+    talk: tuple[Message, ...] = HI
     for _ in range(2):
         request = asked(provider, *talk, stream=stream, tools=(LOOK,), tool_choice="any")
         answer = await answered(models, request)
