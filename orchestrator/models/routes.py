@@ -65,7 +65,8 @@ def _azure_url(endpoint: Endpoint, model: str, _: bool) -> str:
 
 def _google_url(endpoint: Endpoint, model: str, streams: bool) -> str:
     verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
-    return f"{endpoint.url}/{quote(model, safe='')}:{verb}"
+    version = {"": "v1", "beta": "v1beta"}.get(endpoint.version, endpoint.version)
+    return f"{endpoint.url}/{quote(version, safe='')}/models/{quote(model, safe='')}:{verb}"
 
 
 def _bedrock_url(endpoint: Endpoint, model: str, streams: bool) -> str:
@@ -78,6 +79,6 @@ ROUTES: Mapping[Api, Route] = {
     Api.AZURE: Route("", _chat, _azure_url),
     Api.RESPONSES: Route("/responses", _responses),
     Api.MESSAGES: Route("/v1/messages", _messages, headers={"anthropic-version": "2026-10-21"}),
-    Api.GENERATE_CONTENT: Route("/v1/models", _content, _google_url),
+    Api.GENERATE_CONTENT: Route("", _content, _google_url),
     Api.CONVERSE: Route("/model", _converse, _bedrock_url, {"accept": "*/*"}),
 }

@@ -192,6 +192,7 @@ SERVICES: Mapping[str, Service] = {
         lacks=("organization",),
         key_header="x-goog-api-key",
         key_form="{}",
+        version_variable="GOOGLE_GENAI_API_VERSION",
     ),
     "bedrock": Service(
         Api.CONVERSE,

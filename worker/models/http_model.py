@@ -212,6 +212,8 @@ class HttpModel(LLM):
             async with deadline:
                 payload = await self._exchange(endpoint, request, on_text, received)
             answer = await _read(received.size, self._format.response, payload, request.model)
+            if answer.content and not received.text:  # the service does not stream this one
+                on_text(answer.content)
             name = received.request_id or _request_id(payload)
             return answer.model_copy(update={"request_id": name}) if name else answer
         except _BROKEN as error:

@@ -167,11 +167,13 @@ async def test_a_streamed_call_has_the_same_result(server: RawModelServer, model
     assert server.received[1].body["stream_options"] == {"include_usage": True}
 
 
-async def test_a_server_that_does_not_stream_is_understood_all_the_same(
+async def test_a_server_that_does_not_stream_is_understood_and_its_text_comes_at_once(
     server: RawModelServer, models: Models
 ) -> None:
     server.answers(completion("hello"))
-    assert (await models.generate(question(server, stream=True))).content == "hello"
+    pieces: list[str] = []
+    answer = await models.generate(question(server, stream=True), on_text=pieces.append)
+    assert (pieces, answer.content) == (["hello"], "hello")
 
 
 async def test_a_compressed_answer_is_read(server: RawModelServer, models: Models) -> None:

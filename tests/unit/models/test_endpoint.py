@@ -148,3 +148,15 @@ def test_azure_without_a_key_says_which_variable_to_set() -> None:
     own = {"AZURE_OPENAI_ENDPOINT": "https://me.openai.azure.com"}
     with pytest.raises(ModelSetupError, match="AZURE_OPENAI_API_KEY"):
         endpoint_of(ModelSettings(), own, SERVICES["azure"])
+
+
+@pytest.mark.parametrize(
+    ("given", "version"), [({}, "v1"), ({"GOOGLE_GENAI_API_VERSION": "beta"}, "v1beta")]
+)
+def test_gemini_is_called_at_the_version_of_its_sdks_variable(
+    given: dict[str, str], version: str
+) -> None:
+    route, environment = ROUTES[Api.GENERATE_CONTENT], {"GEMINI_API_KEY": "k", **given}
+    endpoint = endpoint_of(ModelSettings(), environment, SERVICES["google"], path=route.path)
+    root = f"https://generativelanguage.googleapis.com/{version}/models"
+    assert route.url(endpoint, "a b", False) == f"{root}/a%20b:generateContent"  # noqa: FBT003 - as it is called
