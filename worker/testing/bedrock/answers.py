@@ -63,8 +63,7 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     message = _Message(reply, request, usage)
-    named = {"x-amzn-RequestId": f"req-{request.number}"}
-    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage, headers=named)
+    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
     if request.streams:
         return replace(answer, pieces=tuple(message.frames()), content_type=FRAMES)
     body = orjson.dumps(message.body())
@@ -112,6 +111,7 @@ WIRE = Wire(
     too_long=too_long,
     limit_headers=lambda *_: {},  # the service sends none
     free_reads=True,
+    id_header="x-amzn-requestid",
 )
 
 
@@ -211,5 +211,5 @@ def _event(kind: str, **fields: Any) -> bytes:
 def _error(outcome: str, status: int, kind: str, message: str) -> Answer:
     body = orjson.dumps({"message": message})
     named = f"{kind}:http://internal.amazon.com/coral/com.amazon.bedrock/"
-    headers = {"x-amzn-ErrorType": named, "x-amzn-RequestId": "req-refused"}
+    headers = {"x-amzn-ErrorType": named}
     return Answer(outcome, status, (body,), length=len(body), headers=headers)

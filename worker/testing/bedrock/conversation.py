@@ -6,18 +6,53 @@ from typing import Any
 
 import orjson
 
-from stepfleet.worker.testing.wire import MisfitError
+from stepfleet.worker.testing.wire import MisfitError, fit
 
 PATH = re.compile(r"/model/(?P<model>.+)/(?P<verb>converse|converse-stream)")
-_FIELDS = {
-    "messages", "system", "inferenceConfig", "toolConfig", "guardrailConfig", "outputConfig",
-    "additionalModelRequestFields", "additionalModelResponseFieldPaths", "promptVariables",
-    "requestMetadata", "performanceConfig", "serviceTier",
+_SOURCE = {"bytes?": str, "s3Location?": {"uri": str}}
+_POINT = {"type": frozenset({"default"}), "ttl?": frozenset({"5m", "1h"})}
+_RESULT: dict[str, Any] = {
+    "text?": str,
+    "image?": {"format": frozenset({"png", "jpeg", "gif", "webp"}), "source": _SOURCE},
+    "document?": {
+        "name": str, "source": dict, "format?": frozenset(
+            {"pdf", "csv", "doc", "docx", "xls", "xlsx", "html", "txt", "md"})},
+    "video?": dict,
+    "searchResult?": dict,
 }  # fmt: skip
-_KINDS = {
-    "text", "image", "document", "video", "audio", "toolUse", "toolResult", "guardContent",
-    "cachePoint", "reasoningContent", "citationsContent", "searchResult",
+_BLOCK: dict[str, Any] = {
+    **_RESULT,
+    "audio?": {"format": str, "source": _SOURCE},
+    "toolUse?": {"toolUseId": str, "name": str, "input": dict},
+    "toolResult?": {
+        "toolUseId": str, "content": [{**_RESULT, "json?": dict}],
+        "status?": frozenset({"success", "error"}),
+    },
+    "reasoningContent?": {
+        "reasoningText?": {"text": str, "signature?": str}, "redactedContent?": str},
+    "cachePoint?": _POINT,
+    "guardContent?": dict,
+    "citationsContent?": dict,
 }  # fmt: skip
+_SHAPE: dict[str, Any] = {
+    "messages": [{"role": frozenset({"user", "assistant"}), "content": [_BLOCK]}],
+    "system?": [{"text?": str, "cachePoint?": _POINT, "guardContent?": dict}],
+    "toolConfig?": {
+        "tools": [{"cachePoint?": _POINT, "systemTool?": dict, "toolSpec?": {
+            "name": str, "inputSchema": {"json": dict}, "description?": str, "strict?": bool}}],
+        "toolChoice?": {"auto?": dict, "any?": dict, "tool?": {"name": str}},
+    },
+    "inferenceConfig?": {
+        "maxTokens?": int, "temperature?": float, "topP?": float, "stopSequences?": [str]},
+    "serviceTier?": {"type": frozenset({"priority", "default", "flex", "reserved"})},
+    "outputConfig?": {"effort?": str, "textFormat?": {
+        "type": frozenset({"json_schema"}),
+        "structure": {"jsonSchema": {"schema": str, "name?": str, "description?": str}}}},
+    "additionalModelResponseFieldPaths?": [str],
+    **dict.fromkeys(("additionalModelRequestFields?", "guardrailConfig?", "promptVariables?",
+                     "requestMetadata?", "performanceConfig?"), dict),
+}  # fmt: skip
+_LONGEST_NAME = 200
 _MOST_MARKS = 4
 _DOCUMENTS_NAME = re.compile(r"[A-Za-z0-9()\[\]-]+(?: [A-Za-z0-9()\[\]-]+)*")
 
@@ -27,18 +62,15 @@ def conversation(body: dict[str, Any], path: str) -> dict[str, Any]:
     found = PATH.fullmatch(path)
     if found is None:
         raise MisfitError("path", "names no model")
+    fit(body, _SHAPE, index=".{}", unknown="extraneous key is not permitted")
     _check(body)
     system = _text(body.get("system") or [])
     messages = [{"role": "system", "content": system}] if system else []
-    names: set[str] = set()
     for number, turn in enumerate(body["messages"]):
-        if number % 2 != (turn.get("role") == "assistant"):
-            raise MisfitError(f"messages.{number}.role", "roles must alternate, user first")
-        messages += _messages(turn, f"messages.{number}", names)
+        messages += _messages(turn, f"messages.{number}")
     chat: dict[str, Any] = {"model": found["model"], "messages": messages}
     if config := body.get("toolConfig"):
-        specs = [tool["toolSpec"] for tool in config["tools"] if "toolSpec" in tool]
-        chat["tools"] = [_tool(spec) for spec in specs]
+        chat["tools"] = [_tool(one["toolSpec"]) for one in config["tools"] if one.get("toolSpec")]
         chat["tool_choice"] = _choice(config.get("toolChoice") or {"auto": {}})
     elif any("tool_calls" in message for message in messages):
         raise MisfitError(
@@ -51,12 +83,17 @@ def conversation(body: dict[str, Any], path: str) -> dict[str, Any]:
 
 def marked_blocks(body: Mapping[str, Any]) -> list[tuple[bytes, bool]]:
     """Return the blocks of a prompt in order, each with whether a cache point follows it."""
-    blocks = [*(body.get("toolConfig") or {}).get("tools", ()), *(body.get("system") or ())]
-    for turn in body.get("messages", []):
-        blocks += ({"role": turn["role"], **block} for block in turn.get("content") or ())
+    config = body.get("toolConfig") or {}
+    blocks = [*config.get("tools", ()), *(body.get("system") or ())]
+    fixed = len(blocks)
+    for turn in body["messages"]:
+        blocks += ({"role": turn["role"], **block} for block in turn["content"])
+    # How the model chooses tools and thinks belongs to the messages.
+    own = {name: body.get(name) for name in ("additionalModelRequestFields", "outputConfig")}
+    blocks[fixed] = {**blocks[fixed], **own, "toolChoice": config.get("toolChoice")}
     found: list[tuple[bytes, bool]] = []
     for block in blocks:
-        if "cachePoint" not in block:
+        if not block.get("cachePoint"):
             found.append((orjson.dumps(block), False))
         elif found:
             found[-1] = (found[-1][0], True)
@@ -69,104 +106,118 @@ def signature(text: str) -> str:
 
 
 def _check(body: dict[str, Any]) -> None:
-    if unknown := sorted(body.keys() - _FIELDS):
-        raise MisfitError(unknown[0], "extraneous key is not permitted")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    turns = body["messages"]
+    if not turns or turns[0]["role"] != "user":
         raise MisfitError("messages", "A conversation must start with a user message")
-    for number, turn in enumerate(messages):
-        if not isinstance(turn, dict) or not isinstance(turn.get("content"), list):
-            raise MisfitError(f"messages.{number}.content", "must be a list of blocks")
+    names: set[str] = set()
+    used: list[str] = []
+    for number, turn in enumerate([*turns, {"role": "user", "content": [{"text": "."}]}]):
+        place = f"messages.{number}"
+        if number < len(turns) and number % 2 != (turn["role"] == "assistant"):
+            raise MisfitError(f"{place}.role", "roles must alternate between user and assistant")
+        if not turn["content"]:
+            raise MisfitError(f"{place}.content", "must not be empty")
+        _check_blocks(turn["content"], f"{place}.content", names)
+        used = _check_results(turn, place, used)
     if sum(marked for _, marked in marked_blocks(body)) > _MOST_MARKS:
         raise MisfitError("cachePoint", "at most 4 are allowed")
 
 
-def _messages(turn: dict[str, Any], place: str, names: set[str]) -> Iterator[dict[str, Any]]:
-    blocks = [block for block in turn["content"] if "cachePoint" not in block]
+def _check_results(turn: dict[str, Any], place: str, used: list[str]) -> list[str]:
+    """Check that a turn answers the calls of the one before; return its own calls."""
+    results = [one["toolResult"]["toolUseId"] for one in _of(turn, "toolResult")]
+    if len(results) > len(used):
+        why = (
+            "The number of toolResult blocks exceeds the number of toolUse blocks of previous turn"
+        )
+        raise MisfitError(place, why)
+    if missing := [one for one in used if one not in results]:
+        raise MisfitError(place, f"Expected toolResult blocks for the Ids: {', '.join(missing)}")
+    return [one["toolUse"]["toolUseId"] for one in _of(turn, "toolUse")]
+
+
+def _of(turn: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [block for block in turn["content"] if block.get(kind)]
+
+
+def _check_blocks(blocks: list[dict[str, Any]], place: str, names: set[str]) -> None:
+    kinds = [[kind for kind, one in block.items() if one is not None] for block in blocks]
+    for number, block in enumerate(blocks):
+        where = f"{place}.{number}"
+        if len(kinds[number]) != 1 or f"{kinds[number][0]}?" not in {*_BLOCK, "json?"}:
+            raise MisfitError(where, "must set one of the known kinds")
+        if not str(block.get("text", "-")).strip():
+            raise MisfitError(where, "The text field in the ContentBlock object is blank")
+        if result := block.get("toolResult"):
+            _check_blocks(result["content"], f"{where}.toolResult.content", names)
+        if document := block.get("document"):
+            _check_name(document["name"], f"{where}.document.name", names)
+    if ["document"] in kinds and ["text"] not in kinds and "toolResult" not in place:
+        raise MisfitError(place, "a document needs a text beside it")
+
+
+def _check_name(name: str, place: str, names: set[str]) -> None:
+    if not _DOCUMENTS_NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise MisfitError(
+            place,
+            "can only contain alphanumeric characters, single whitespace characters, hyphens, "
+            "parentheses, and square brackets",
+        )
+    if name in names:
+        raise MisfitError(place, "Duplicate document names are not allowed")
+    names.add(name)
+
+
+def _messages(turn: dict[str, Any], place: str) -> Iterator[dict[str, Any]]:
+    blocks = [block for block in turn["content"] if not block.get("cachePoint")]
     if not blocks:
         raise MisfitError(f"{place}.content", "must not be empty")
-    for number, block in enumerate(blocks):
-        _check_block(block, f"{place}.content.{number}", names)
-    if any("document" in one for one in blocks) and not any("text" in one for one in blocks):
-        raise MisfitError(place, "a document needs a text beside it")
     if turn["role"] == "assistant":
         yield _assistant(blocks, place)
         return
-    results = [block for block in blocks if "toolResult" in block]
-    if results and blocks[: len(results)] != results:
+    results = [block["toolResult"] for block in blocks if block.get("toolResult")]
+    if not all(block.get("toolResult") for block in blocks[: len(results)]):
         raise MisfitError(place, "toolResult blocks come first in a user message")
-    for block in results:
-        given = block["toolResult"]
-        yield {
-            "role": "tool",
-            "tool_call_id": given.get("toolUseId"),
-            "content": _text(given["content"]),
-        }
+    for given in results:
+        content = _text(given["content"])
+        yield {"role": "tool", "tool_call_id": given["toolUseId"], "content": content}
     if rest := blocks[len(results) :]:
-        texts = all("text" in block for block in rest)
+        texts = all(block.get("text") for block in rest)
         yield {"role": "user", "content": _text(rest) if texts else rest}
-
-
-def _check_block(block: dict[str, Any], place: str, names: set[str]) -> None:
-    if not isinstance(block, dict) or len(block) != 1 or not block.keys() <= _KINDS | {"json"}:
-        raise MisfitError(place, "must have exactly one known kind")
-    if "text" in block and not str(block["text"]).strip():
-        raise MisfitError(place, "The text field in the ContentBlock object is blank")
-    if "toolResult" in block:
-        content = block["toolResult"].get("content")
-        if not isinstance(content, list):
-            raise MisfitError(f"{place}.toolResult.content", "must be a list of blocks")
-        for number, one in enumerate(content):
-            _check_block(one, f"{place}.toolResult.content.{number}", names)
-    if "document" in block:
-        name = str(block["document"].get("name"))
-        if not _DOCUMENTS_NAME.fullmatch(name) or len(name) > 200:  # noqa: PLR2004 - the service's
-            raise MisfitError(
-                f"{place}.document.name",
-                "can only contain alphanumeric characters, single whitespace characters, hyphens, "
-                "parentheses, and square brackets",
-            )
-        if name in names:
-            raise MisfitError(f"{place}.document.name", "Duplicate document names")
-        names.add(name)
 
 
 def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": _text(blocks) or None}
     calls = []
     for number, block in enumerate(blocks):
-        thought = block.get("reasoningContent", {}).get("reasoningText")
-        if thought and thought.get("signature") != signature(str(thought.get("text"))):
+        thought = (block.get("reasoningContent") or {}).get("reasoningText")
+        if thought and thought.get("signature") != signature(thought["text"]):
             raise MisfitError(f"{place}.content.{number}", "Invalid `signature` in reasoning")
         if used := block.get("toolUse"):
-            arguments = orjson.dumps(used.get("input")).decode()
-            function = {"name": used.get("name"), "arguments": arguments}
-            calls.append({"id": used.get("toolUseId"), "type": "function", "function": function})
+            arguments = orjson.dumps(used["input"]).decode()
+            function = {"name": used["name"], "arguments": arguments}
+            calls.append({"id": used["toolUseId"], "type": "function", "function": function})
     if calls:
         message["tool_calls"] = calls
     return message
 
 
 def _text(blocks: list[dict[str, Any]]) -> str:
-    texts = (
-        str(one["text"]) if "text" in one else orjson.dumps(one["json"]).decode()
+    return "".join(
+        one.get("text") or orjson.dumps(one["json"]).decode()
         for one in blocks
-        if "text" in one or "json" in one
+        if one.get("text") or one.get("json") is not None
     )
-    return "".join(texts)
 
 
 def _tool(spec: dict[str, Any]) -> dict[str, Any]:
-    schema = (spec.get("inputSchema") or {}).get("json")
-    if not isinstance(schema, dict) or spec.get("description") == "":
-        raise MisfitError("toolConfig.tools", "inputSchema.json is required, description not empty")
-    function = {"name": spec.get("name"), "parameters": schema}
+    if spec.get("description") == "":
+        raise MisfitError("toolConfig.tools.toolSpec.description", "has at least 1 character")
+    function = {"name": spec["name"], "parameters": spec["inputSchema"]["json"]}
     return {"type": "function", "function": function}
 
 
 def _choice(choice: dict[str, Any]) -> Any:
-    if "tool" in choice:
-        return {"type": "function", "function": {"name": choice["tool"].get("name")}}
-    if choice.keys() not in ({"auto"}, {"any"}):
-        raise MisfitError("toolConfig.toolChoice", "must be auto, any or tool")
+    if choice.get("tool"):
+        return {"type": "function", "function": {"name": choice["tool"]["name"]}}
     return "required" if "any" in choice else "auto"

@@ -118,11 +118,32 @@ def content(post: Callable[[Body], Body]) -> Body:
     return {**body, "contents": [*body["contents"], answer, {"role": "user", "parts": results}]}
 
 
+def converse(post: Callable[[Body], Body]) -> Body:
+    tool = {"toolSpec": {"name": "look", "inputSchema": {"json": SCHEMA}}}
+    body: Body = {
+        "system": [{"text": "Be brief."}, {"cachePoint": {"type": "default"}}],
+        "inferenceConfig": {"temperature": 0.5, "maxTokens": 100},
+        "toolConfig": {"tools": [tool], "toolChoice": {"any": {}}},
+        "messages": [
+            {"role": "user", "content": [
+                {"text": "hi"}, {"image": {"format": "png", "source": {"bytes": "AA=="}}}]},
+        ],
+    }  # fmt: skip
+    answer = post(body)["output"]["message"]
+    results = [
+        {"toolResult": {"toolUseId": one["toolUse"]["toolUseId"], "content": [{"text": "x"}]}}
+        for one in answer["content"]
+        if "toolUse" in one
+    ]
+    return {**body, "messages": [*body["messages"], answer, {"role": "user", "content": results}]}
+
+
 PATHS: dict[str, tuple[str, Callable[[Callable[[Body], Body]], Body]]] = {
     "chat": ("/v1/chat/completions", chat),
     "responses": ("/v1/responses", responses),
     "messages": ("/v1/messages", messages),
     "content": ("/v1/models/m:generateContent", content),
+    "converse": ("/model/m/converse", converse),
 }
 
 
@@ -135,8 +156,10 @@ def refusal(client: httpx.Client, name: str, body: Any) -> str:
     """Return the message of the 400, in the provider's own form."""
     response = client.post(PATHS[name][0], content=orjson.dumps(body))
     assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    if name == "messages":
+    error = response.json().get("error", response.json())
+    if name == "converse":
+        assert response.headers["x-amzn-errortype"].startswith("ValidationException:")
+    elif name == "messages":
         assert (response.json()["type"], error["type"]) == ("error", "invalid_request_error")
     elif name == "content":
         assert (error["code"], error["status"]) == (400, "INVALID_ARGUMENT")
@@ -201,7 +224,7 @@ def test_a_mutated_request_is_answered_or_refused_and_never_breaks_the_server(
         seen.add(response.status_code)
         assert response.status_code in (200, 400), orjson.dumps(body)
         if response.status_code == 400:
-            assert response.json()["error"]["message"]
+            assert response.json().get("error", response.json())["message"]
     assert seen == {200, 400}
 
 
@@ -214,7 +237,13 @@ def test_a_deep_or_long_body_is_refused(client: httpx.Client, name: str) -> None
     assert "longer than" in client.post(path, content=long).text
 
 
-FIELDS = {"chat": "messages", "responses": "input", "messages": "messages", "content": "contents"}
+FIELDS = {
+    "chat": "messages",
+    "responses": "input",
+    "messages": "messages",
+    "content": "contents",
+    "converse": "messages",
+}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -225,6 +254,7 @@ def test_a_call_without_its_result_is_refused(client: httpx.Client, name: str) -
         "chat": "has no answer", "responses": "No tool output found for function call call_",
         "messages": "without `tool_result` blocks immediately after: call_",
         "content": "number of function response parts is equal",
+        "converse": "Expected toolResult blocks for the Ids: call_",
     }  # fmt: skip
     assert words[name] in refusal(client, name, body)
 
@@ -241,6 +271,7 @@ def test_a_result_without_its_call_is_refused(client: httpx.Client, name: str) -
         "chat": "is no open tool call", "responses": "No tool call found for function call output",
         "messages": "unexpected `tool_use_id` found in `tool_result` blocks",
         "content": "number of function response parts is equal",
+        "converse": "roles must alternate",
     }  # fmt: skip
     assert words[name] in refusal(client, name, body)
 
