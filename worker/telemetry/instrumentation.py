@@ -14,9 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet_figures import FleetFigures
 from stepfleet.worker.models import Models
@@ -207,11 +204,12 @@ async def measure_loop_lag(observe: Callable[[float], None]) -> None:
 async def read_fleet(
     fleet: Callable[[], Awaitable[FleetFigures]], show: Callable[[FleetFigures | None], None]
 ) -> None:
-    """Show the fleet's figures, read now and then; None where the store does not answer."""
+    """Show the fleet's figures, read now and then; None where they cannot be read."""
     while True:
         try:
             async with asyncio.timeout(FLEET_SECONDS):
                 show(await fleet())
-        except (AgentException, RedisError, OSError):  # also a timeout
+        except Exception:  # also a timeout; whatever it is, the next reading may succeed
+            log.debug("the fleet's figures cannot be read", exc_info=True)
             show(None)
         await asyncio.sleep(FLEET_SECONDS)

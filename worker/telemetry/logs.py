@@ -59,12 +59,14 @@ def enter_step(claim: Claim) -> None:
     _current.set(replace(known, step=claim.number, agent=claim.config.name))
 
 
+_nodes: dict[int | None, str] = {}
+"""This worker's process id and name; the name of a pool's child has the child's id behind it."""
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "data"}
 """Attributes of every record; all others come from `extra`."""
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line: time, level, logger, message, ids, `extra`, exception."""
+    """Formats a record as one line: time, level, message, ids, worker, `extra`, exception."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -78,7 +80,8 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **_ids(record),
-            "process": record.process,
+            "worker": _nodes.get(record.process)
+            or ":".join([*_nodes.values(), f"{record.process}"]),
             **{name: value for name, value in vars(record).items() if name not in _OWN},
         }
         if record.exc_text:  # that of user code, without our frames, comes so
@@ -110,9 +113,9 @@ class CleanLines(logging.Formatter):
 
 def log_as_json() -> None:
     """Let the workers of this process log lines of JSON with the ids of their steps."""
-    signals.after_setup_logger.connect(_format, weak=False, dispatch_uid="stepfleet-json")
-    signals.after_setup_task_logger.connect(_format, weak=False, dispatch_uid="stepfleet-json")
-    signals.task_prerun.connect(_enter, weak=False, dispatch_uid="stepfleet-json")
+    setup = {signals.after_setup_logger: _format, signals.after_setup_task_logger: _format}
+    for signal, do in {**setup, signals.task_prerun: _enter, signals.celeryd_init: _name}.items():
+        signal.connect(do, weak=False, dispatch_uid="stepfleet-json")
 
 
 def log_without_secrets() -> None:
@@ -134,6 +137,10 @@ def _clean(logger: logging.Logger, **_: Any) -> None:
 
 def _enter(task_id: str, task: Any, args: Any, kwargs: Any, **_: Any) -> None:
     enter_task(task.name, task_id, args or (), kwargs)
+
+
+def _name(sender: str, **_: Any) -> None:
+    _nodes[os.getpid()] = sender
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:

@@ -71,6 +71,10 @@ def test_a_filter_by_run_tells_the_whole_run(
     assert len(tasks) == 2
     received = [line for line in lines(worker) if "received" in line["message"]]
     assert tasks <= {line["task_id"] for line in received}
+    assert {line["worker"] for line in received} == {worker.name}
+    with Fleet(redis_url) as fleet:
+        known = {one.name for one in fleet.overview().workers}
+    assert {line["worker"] for line in written} <= known
 
 
 def test_text_logs_tell_steps_to_who_asks_for_details(
