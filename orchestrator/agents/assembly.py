@@ -42,7 +42,7 @@ def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerC
     return AnswerContract(
         handle_of(config.output_schema) if config.output_schema is not None else None,
         required=config.demands_answer,
-        native=config.answer_mode == "native",
+        native=config.answers_natively,
         specials=(known[name] for name in config.special_tools),
     )
 

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
 from stepfleet.orchestrator.models.services import problem_of_list, problem_with
+from stepfleet.orchestrator.models.support import support_of
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
@@ -143,6 +144,19 @@ class AgentConfig(Record):
         """Whether only an answer by its contract ends a run."""
         return self.require_final_answer or self.output_schema is not None
 
+    @property
+    def answers_natively(self) -> bool:
+        """Whether the provider writes the answer as JSON of the schema.
+
+        In `native` mode, unless there are tools and a model's service cannot do it beside them:
+        then the answer is given by a tool.
+        """
+        if self.answer_mode != "native":
+            return False
+        if not (self.tools or self.special_tools or self.mcp_servers or self.planning):
+            return True
+        return all(one is None or one.data_beside_tools for one in map(support_of, self.models))
+
     def check_answer(self) -> None:
         """Raise `ConfigurationError`, with the fix, where the answer contract cannot be kept."""
         names = [*(tool.name for tool in self.tools), *self.special_tools]
@@ -178,7 +192,7 @@ class AgentConfig(Record):
                 "use strategy_options={'mode': 'text'} or tool_choice 'auto'"
             )
         elif choice == "none" and (
-            self.special_tools or (self.demands_answer and self.answer_mode == "tool")
+            self.special_tools or (self.demands_answer and not self.answers_natively)
         ):
             wrong = (
                 "keeps the model from giving its answer by a tool; set 'auto' or 'any', or "
@@ -201,6 +215,13 @@ class AgentConfig(Record):
             problem = problem_with(model, given) if model is not None else None
             if problem is not None:
                 raise ConfigurationError(f"agent {self.name!r}: field {field!r}: {problem}")
+        for model in self.models if self.parallel_tool_calls is False else ():
+            support = support_of(model)
+            if support and not support.parallel_switch:
+                raise ConfigurationError(
+                    f"agent {self.name!r}: field 'parallel_tool_calls': {model!r} cannot switch "
+                    "parallel calls off; leave the field out, or use another model"
+                )
 
     @property
     def digest(self) -> str:

@@ -19,6 +19,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
 )
 
 _IN_PARTS = "settings"
+_OF_MODELS = frozenset({"model", "fallbacks", "memory", "settings", "parallel_tool_calls"})
 
 
 def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
         check_nesting(value, name)
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
-    if not {"model", "fallbacks", "memory", "settings"}.isdisjoint(given):
+    if not _OF_MODELS.isdisjoint(given):
         changed.check_models()
     if "tool_choice" in given:
         changed.check_tool_choice(json_strategy(config.strategy, config.strategy_options))

@@ -13,6 +13,7 @@ from stepfleet.orchestrator import (
     Message,
     ModelRequest,
     ModelSettings,
+    Role,
     ToolCall,
     ToolCallRecord,
     ToolSpec,
@@ -438,3 +439,18 @@ async def test_a_compatible_servers_reasoning_is_readable_and_back_where_it_want
     await models.generate(asked(service, *talk))
     assert server.violations == ()
     assert server.requests[-1].messages[1].get(field) == (None if service == "vllm" else value)
+
+
+async def test_system_and_developer_messages_reach_the_model_in_their_order(
+    provider: str, server: ModelServer, models: Models
+) -> None:
+    server.script("hi", "Oui.")
+    developer = Message(role=Role.DEVELOPER, content="In French.")
+    await models.generate(
+        asked(provider, Message.system("Be brief."), developer, Message.user("hi"))
+    )
+    assert server.violations == ()
+    sent = str(server.requests[-1].sent)
+    assert 0 < sent.index("Be brief.") < sent.index("In French.")
+    keeps = provider in ("openai-responses", "openai", "azure") and "'developer'" in sent
+    assert keeps == (provider == "openai-responses")  # by chat completions to OpenAI's own hosts

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from support.runs.agent_records import a_state
 
-from stepfleet.orchestrator import Message, supports
+from stepfleet.orchestrator import Agent, Message, ModelRequest, supports, tool
+from stepfleet.orchestrator.agents.assembly import contract_of
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.plan import Plan
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
@@ -115,3 +119,41 @@ def test_the_page_shows_what_the_table_has() -> None:
     ):
         for cell, held in zip(matrix[row], holds, strict=False):
             assert cell.startswith("yes") == held, row
+
+
+def test_parallel_calls_are_switched_off_only_where_the_service_can() -> None:
+    assert Agent("a", model="anthropic:c", parallel_tool_calls=False).config
+    with pytest.raises(ConfigurationError, match="field 'parallel_tool_calls': 'google:g' cannot"):
+        Agent("a", model="google:g", parallel_tool_calls=False)
+    with pytest.raises(ConfigurationError, match="field 'parallel_tool_calls'"):
+        stored_overrides(AgentConfig(name="a", model="google:g"), {"parallel_tool_calls": False})
+
+
+@pytest.mark.parametrize(
+    ("model", "tools", "native"),
+    [
+        ("google:gemini-2.5-pro", True, False),
+        ("google:gemini-2.5-pro", False, True),
+        ("google:gemini-3-pro", True, True),
+        (["openai:o", "google:gemini-2.0-flash"], True, False),
+        ("mine:x", True, True),
+    ],
+)
+async def test_an_answer_is_given_by_a_tool_where_data_beside_tools_are_none(
+    model: Any, tools: bool, native: bool
+) -> None:
+    class Place(BaseModel):
+        city: str
+
+    @tool
+    def look(at: str) -> str:
+        """Look."""
+        return at
+
+    given = [look] if tools else []
+    agent = Agent("a", model=model, tools=given, output_type=Place, answer_mode="native")
+    contract = contract_of(agent.config, ())
+    assert contract is not None
+    request = await contract.prepare(ModelRequest(model="x", messages=()), a_state())
+    assert bool(request.output) == native
+    assert [one.name for one in request.tools] == ([] if native else ["structured_response"])
