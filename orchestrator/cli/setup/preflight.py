@@ -135,7 +135,10 @@ def examined(
 
 
 def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` where a model has no key, or none of an agent can be reached."""
+    """Raise `ConfigurationError` where a model has no key, or none of an agent can be reached.
+
+    AWS's credentials count as a key.
+    """
     tried: dict[Target, HealthFinding | None] = {}
     for config in configs:
         away: list[HealthFinding | None] = []
@@ -143,6 +146,8 @@ def check_models(configs: Iterable[AgentConfig], environment: Mapping[str, str])
             if target and (finding := missing_key(config.name, target, environment)):
                 raise ConfigurationError(finding.text)
             if target and target not in tried:
+                if finding := unsigned(config.name, target):
+                    raise ConfigurationError(finding.text)
                 tried[target] = unreachable(config.name, target)
             away.append(tried[target] if target else None)
         if away[0] and all(away):

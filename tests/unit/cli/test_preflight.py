@@ -1,5 +1,6 @@
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,32 @@ def test_the_second_variable_of_a_key_will_do_and_a_local_server_needs_none() ->
 def test_a_provider_without_an_address_names_its_variable() -> None:
     with pytest.raises(ConfigurationError, match=r"AZURE_OPENAI_ENDPOINT \(or settings.base_url"):
         target_of(AgentConfig(name="a", model="azure:gpt"), {})
+
+
+BEDROCK = AgentConfig(name="a", model="bedrock:anthropic.claude-opus-5")
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        ({}, "no region: set the variable AWS_REGION"),
+        ({"AWS_BEARER_TOKEN_BEDROCK": "k"}, "no region: set the variable AWS_REGION"),
+        ({"AWS_REGION": "Frankfurt"}, "AWS_REGION is 'Frankfurt', which is no region"),
+        ({"AWS_REGION": "eu-west-1"}, "no AWS credentials: set AWS_BEARER_TOKEN_BEDROCK"),
+    ],
+)
+def test_what_bedrock_lacks_is_named_with_its_variable(
+    environment: dict[str, str],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """LLM-04: region, credentials and address, before anything is submitted."""
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with pytest.raises(ConfigurationError, match="agent 'a'") as raised:
+        check_models([BEDROCK], environment)
+    assert problem in str(raised.value)

@@ -18,6 +18,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "providers.md"
         ("antropic:claude", {}, "no provider 'antropic'; did you mean 'anthropic'?"),
         ("anthropic:c", {"temperature": 0.0}, "anthropic takes no 'temperature'"),
         ("openai:o", {"reasoning_budget": 0}, "openai takes no 'reasoning_budget'"),
+        ("bedrock:amazon.nova-2", {"reasoning_budget": 9}, "'reasoning_budget' is for Claude's"),
+        ("bedrock:anthropic.claude-opus-5", {"seed": 1}, "bedrock takes no 'seed'"),
         ("openai-responses:o", {"stop": ["x"]}, "openai-responses takes no 'stop'"),
     ],
 )

@@ -11,8 +11,9 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
-from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator import AgentConfig, Message, ModelRequest, ModelSettings
+from stepfleet.orchestrator.cli.setup.model_check import check_calls
+from stepfleet.orchestrator.errors import ConfigurationError, ModelError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.worker.models import Models
@@ -77,7 +78,26 @@ async def test_the_signature_is_of_what_is_on_the_wire(
     if token:
         monkeypatch.setenv("AWS_SESSION_TOKEN", token)
     assert await call(text) == "Hi."
-    ((path, lowered, body),) = wire[1]
+    check_signature(wire[0], wire[1][0], token)
+
+
+async def test_the_test_call_before_a_submission_is_signed_too(
+    wire: tuple[str, list[Sent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-this-test")
+    environment = {"AWS_ENDPOINT_URL": wire[0], "AWS_REGION": "eu-west-1"}
+    config = AgentConfig(name="a", model=f"bedrock:{ARN}")
+    await check_calls([config], environment, pytest.fail)
+    check_signature(wire[0], wire[1][0], None)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(ConfigurationError, match="no AWS credentials"):
+        await check_calls([config], environment, pytest.fail)
+
+
+def check_signature(root: str, sent: Sent, token: str | None) -> None:
+    """Assert that botocore signs what was received as it was signed."""
+    path, lowered, body = sent
     assert path == f"/model/{ARN.replace(':', '%3A').replace('/', '%2F')}/converse"
     assert lowered.get("x-amz-security-token") == token
     scheme, fields = lowered["authorization"].split(" ", 1)
@@ -85,7 +105,7 @@ async def test_the_signature_is_of_what_is_on_the_wire(
     assert scheme == "AWS4-HMAC-SHA256"
     assert parts["Credential"].split("/")[2:] == ["eu-west-1", "bedrock", "aws4_request"]
     kept = {name: lowered[name] for name in parts["SignedHeaders"].split(";") if name != "host"}
-    request = AWSRequest("POST", wire[0] + path, headers=kept, data=body)
+    request = AWSRequest("POST", root + path, headers=kept, data=body)
     request.context["timestamp"] = lowered["x-amz-date"]
     signer = SigV4Auth(
         Credentials("AKIDEXAMPLE", "a-secret-of-this-test", token), "bedrock", "eu-west-1"
