@@ -303,9 +303,12 @@ async def test_calls_of_another_provider_go_on_with_a_model_that_thinks(
     server.script("hi", "never", Reply("Seen.", reasoning="Hm."))
     talk = (Message.user("hi"), Message.assistant("", (call,)), Message.tool(call, "x"))
     wanted: dict[str, Any] = {"reasoning_effort": "high"}
-    if provider in ("anthropic", "google"):
+    if provider in ("anthropic", "google", "bedrock"):
         wanted = {"reasoning_budget": 2048}
-    answer = await models.generate(asked(provider, *talk, settings=wanted))
+    request = asked(provider, *talk, settings=wanted)
+    answer = await models.generate(
+        request.model_copy(update={"model": f"{provider}:claude-sonnet-4-5"})
+    )
     assert (server.violations, answer.content) == ((), "Seen.")
 
 

@@ -61,13 +61,25 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
         body["toolConfig"] = {"tools": tools, **({"toolChoice": choice} if choice else {})}
     if config := _inference(settings):
         body["inferenceConfig"] = config
-    if fields := reasoning_fields(model, settings) | (_parallel(request) if tools else {}):
+    fields = reasoning_fields(model, settings) | (_parallel(request) if tools else {})
+    if fields.get("thinking", {}).get("type") == "enabled" and _goes_on_without_thinking(turns):
+        fields["thinking"] = {"type": "disabled"}
+    if fields:
         body["additionalModelRequestFields"] = fields
     if output := _output(request):
         body["outputConfig"] = output
     if settings.service_tier:
         body["serviceTier"] = {"type": settings.service_tier}
     return body | settings.extra_body
+
+
+def _goes_on_without_thinking(turns: list[dict[str, Any]]) -> bool:
+    """Return whether results answer calls of a turn that does not begin with thinking.
+
+    Another provider's model made it: Claude refuses to think before its next own turn.
+    """
+    last = [turn["content"][0] for turn in turns[-2:]]
+    return "toolResult" in last[-1] and "reasoningContent" not in last[0]
 
 
 def _inference(settings: ModelSettings) -> dict[str, Any]:

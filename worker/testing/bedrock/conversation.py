@@ -49,8 +49,9 @@ _SHAPE: dict[str, Any] = {
         "type": frozenset({"json_schema"}),
         "structure": {"jsonSchema": {"schema": str, "name?": str, "description?": str}}}},
     "additionalModelResponseFieldPaths?": [str],
-    **dict.fromkeys(("additionalModelRequestFields?", "guardrailConfig?", "promptVariables?",
-                     "requestMetadata?", "performanceConfig?"), dict),
+    "additionalModelRequestFields?": {"thinking?": {"type": str, "budget_tokens?": int}},
+    **dict.fromkeys(("guardrailConfig?", "promptVariables?", "requestMetadata?",
+                     "performanceConfig?"), dict),
 }  # fmt: skip
 _LONGEST_NAME = 200
 _MOST_MARKS = 4
@@ -119,6 +120,7 @@ def _check(body: dict[str, Any]) -> None:
             raise MisfitError(f"{place}.content", "must not be empty")
         _check_blocks(turn["content"], f"{place}.content", names)
         used = _check_results(turn, place, used)
+    _check_thought(body, turns)
     if sum(marked for _, marked in marked_blocks(body)) > _MOST_MARKS:
         raise MisfitError("cachePoint", "at most 4 are allowed")
 
@@ -134,6 +136,19 @@ def _check_results(turn: dict[str, Any], place: str, used: list[str]) -> list[st
     if missing := [one for one in used if one not in results]:
         raise MisfitError(place, f"Expected toolResult blocks for the Ids: {', '.join(missing)}")
     return [one["toolUse"]["toolUseId"] for one in _of(turn, "toolUse")]
+
+
+def _check_thought(body: dict[str, Any], turns: list[dict[str, Any]]) -> None:
+    """Check that the answer whose calls have just been answered begins with thinking."""
+    thinking = (body.get("additionalModelRequestFields") or {}).get("thinking") or {}
+    if thinking.get("type") != "enabled" or not _of(turns[-1], "toolResult"):
+        return
+    if not turns[-2]["content"][0].get("reasoningContent"):
+        raise MisfitError(
+            f"messages.{len(turns) - 2}.content.0.type",
+            "Expected `thinking` or `redacted_thinking`. When `thinking` is enabled, a final "
+            "`assistant` message must start with a thinking block",
+        )
 
 
 def _of(turn: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -188,15 +203,19 @@ def _messages(turn: dict[str, Any], place: str) -> Iterator[dict[str, Any]]:
 
 def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": _text(blocks) or None}
-    calls = []
+    calls: list[dict[str, Any]] = []
     for number, block in enumerate(blocks):
         thought = (block.get("reasoningContent") or {}).get("reasoningText")
         if thought and thought.get("signature") != signature(thought["text"]):
             raise MisfitError(f"{place}.content.{number}", "Invalid `signature` in reasoning")
+        if calls and block.get("reasoningContent"):
+            raise MisfitError(f"{place}.content.{number}", "`thinking` blocks cannot be modified")
         if used := block.get("toolUse"):
             arguments = orjson.dumps(used["input"]).decode()
             function = {"name": used["name"], "arguments": arguments}
             calls.append({"id": used["toolUseId"], "type": "function", "function": function})
+    if blocks[-1].get("reasoningContent"):
+        raise MisfitError(place, "The final block in an assistant message cannot be `thinking`.")
     if calls:
         message["tool_calls"] = calls
     return message

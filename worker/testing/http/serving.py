@@ -178,7 +178,7 @@ class Endpoint:
                 limiter.change(RateLimit(**given) if given else None, model)
             except (MisfitError, TypeError, ValueError) as error:
                 fields = ", ".join(("model", *RateLimit.__dataclass_fields__))
-                text = f"{error}; the fields are {fields}"
+                text = f"no limit was set ({error}); the fields are {fields}"
                 return _json({"error": {"message": text}}, HTTPStatus.BAD_REQUEST)
         return _json({name: vars(one) for name, one in limiter.limits.items()})
 

@@ -209,8 +209,9 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from _places(value[name])
 
 
+@pytest.mark.timeout(600)  # thousands of requests are processor time
 @pytest.mark.parametrize("name", PATHS)
-@pytest.mark.parametrize("count", [250, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [250, pytest.param(4_000, marks=pytest.mark.long)])
 def test_a_mutated_request_is_answered_or_refused_and_never_breaks_the_server(
     client: httpx.Client, name: str, count: int
 ) -> None:
@@ -294,6 +295,24 @@ def test_thinking_comes_back_unchanged_and_first(client: httpx.Client) -> None:
     assert client.post("/v1/messages", json=body).status_code == 200
     body["messages"][1:] = [{"role": "assistant", "content": [thinking]}, body["messages"][0]]
     assert "final block" in refusal(client, "messages", body)
+
+
+def test_reasoning_of_converse_comes_back_unchanged_and_first(client: httpx.Client) -> None:
+    body = conversation(client, "converse")
+    body["additionalModelRequestFields"] = {"thinking": {"type": "enabled", "budget_tokens": 2000}}
+    assert client.post("/model/m/converse", json=body).status_code == 200
+    thinking, text, *calls = body["messages"][1]["content"]
+    other = {"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "x"}}}
+    for changed, words in (
+        ([text, *calls], "must start with a thinking block"),
+        ([other, text, *calls], "Invalid `signature`"),
+        ([thinking, *calls, thinking], "cannot be modified"),
+    ):
+        body["messages"][1]["content"] = changed
+        assert words in refusal(client, "converse", body)
+    body["messages"][1]["content"] = [text, *calls]
+    del body["additionalModelRequestFields"]
+    assert client.post("/model/m/converse", json=body).status_code == 200
 
 
 def test_an_item_of_reasoning_and_what_follows_it_come_back_together(client: httpx.Client) -> None:
