@@ -42,6 +42,7 @@ _FORMATS = {media_type: form for form, media_type in _MEDIA_TYPES.items()} | {
     "audio/wave": "wav",
 }
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
+_CALLS = {"toolUse": {"toolUseId", "name"}, "toolResult": {"toolUseId"}}
 _NESTING = ("image_url", "input_audio")
 _ROUND = {"bytes": "base64 data", "url": "an address", "text": "text", "file_id": "a file's id"}
 
@@ -89,10 +90,10 @@ def media_of(block: Block) -> Media | None:
 
     Raises `ValueError` where it lacks a usable source.
     """
-    kind = next((one for one in KINDS if isinstance(block.get(one), dict)), None)
+    kind = next((one for one in KINDS if one in block), None)
     if kind is None or "type" in block:
         return None
-    media = block[kind]
+    media = block[kind] if isinstance(block[kind], dict) else {}
     source = media.get("source")
     given = source if isinstance(source, Mapping) else {}
     name = next((one for one in _SOURCES if isinstance(given.get(one), str) and given[one]), None)
@@ -142,6 +143,9 @@ def normalized_block(block: Block) -> Block:
 
     Raises `ValueError` where it is broken.
     """
+    for name, fields in _CALLS.items():
+        if name in block and not (isinstance(block[name], dict) and fields <= block[name].keys()):
+            raise ValueError(f"{name} must be an object with {' and '.join(sorted(fields))}")
     result = block.get("toolResult")
     if isinstance(result, dict) and isinstance(result.get("content"), list):
         return {**block, "toolResult": {**result, "content": normalized(result["content"])}}

@@ -179,7 +179,7 @@ def _check_content(model: str, support: Support, content: Content, place: str) -
 def _problem_with(block: Block, support: Support) -> str | None:
     part = block.get("type")
     if part is not None:
-        if part in support.parts:
+        if isinstance(part, str) and part in support.parts:
             return None
         return (
             f"takes no part of type {str(part)[:60]!r} with these fields; write a block, as "

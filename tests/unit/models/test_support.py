@@ -38,6 +38,8 @@ COLUMNS = {
         ("openai:o", LINKED, "takes no document (application/pdf, an address): it takes document"),
         ("bedrock:m", LINKED, "takes no document (application/pdf, an address): it takes document"),
         ("openai:o", {"hologram": {}}, "takes no block of 'hologram'; write"),
+        ("anthropic:c", {"type": ["text"]}, "takes no part of type \"['text']\" with"),
+        ("anthropic:c", {"image": "x"}, "cannot take it: image needs a source"),
         ("openai:o", {"type": "search_result"}, "takes no part of type 'search_result'"),
         (
             "anthropic:c",
