@@ -52,11 +52,12 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
         elif isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif isinstance(cited := block.get("citationsContent"), dict):
-            parts = cited.get("content") or ()
-            texts += (str(one.get("text", "")) for one in parts if isinstance(one, dict))
+            parts = cited.get("content")
+            quotes = parts if isinstance(parts, list) else ()
+            texts += [str(one.get("text", "")) for one in quotes if isinstance(one, dict)]
     calls = parse_tool_calls(uses, new_id=new_call_id)
     reason = payload.get("stopReason")
-    if reason in _MISTAKES and not calls and not any(texts):
+    if str(reason) in _MISTAKES and not calls and not any(texts):
         raise malformed(f"it ended with {reason}")
     known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
     if calls and known in (None, FinishReason.STOP):

@@ -228,6 +228,12 @@ def test_extra_body_overrules_and_texts_of_whitespace_are_left_out() -> None:
     assert kinds(made["messages"][1]) == ["toolUse"]
 
 
+def test_cited_text_is_text() -> None:
+    cited = {"citationsContent": {"content": [{"text": "b"}, 1], "citations": []}}
+    payload = {"output": {"message": {"content": [{"text": "a"}, cited, {"text": "c"}]}}}
+    assert parse_converse(payload, CLAUDE).content == "abc"
+
+
 def test_reasoning_goes_back_only_if_signed_and_to_no_other_family() -> None:
     unsigned = {"reasoningContent": {"reasoningText": {"text": "Hm."}}}
     hidden = {"reasoningContent": {"redactedContent": "enp6"}}
@@ -257,10 +263,11 @@ def test_reasoning_goes_back_only_if_signed_and_to_no_other_family() -> None:
         ("content_filtered", FinishReason.CONTENT_FILTER),
         ("malformed_model_output", FinishReason.OTHER),
         (None, FinishReason.OTHER),
+        ([], FinishReason.OTHER),
     ],
 )
-def test_finish_reasons(reason: str | None, expected: FinishReason) -> None:
-    content = [{"text": "x"}]
+def test_finish_reasons(reason: Any, expected: FinishReason) -> None:
+    content = [{"text": "x"}, {"citationsContent": {"content": True}}]
     payload = {"output": {"message": {"content": content}}, "stopReason": reason}
     assert parse_converse(payload, "m").finish_reason is expected
 
