@@ -129,3 +129,12 @@ def test_the_longest_call_of_each_script_is_measured(tmp_path: Path) -> None:
     names = {row["script"] for row in found["rows"]}
     assert {"rescue", "feed", "claim", "commit, trims", "adopt", "retry", "cancel"} <= names
     assert all(row["longest_ms"] > 0 for row in found["rows"])
+
+
+@pytest.mark.long
+def test_calls_of_every_provider_are_measured_beside_their_sdks(tmp_path: Path) -> None:
+    found = measured(tmp_path, "providers", "--calls", "3", "--pairs", "1")
+
+    measured_ones = {(row["provider"], row["answer"]) for row in found["rows"]}
+    assert len(measured_ones) == 10
+    assert all(row["ours_ms"] > 0 < row["sdk_ms"] for row in found["rows"])
