@@ -13,7 +13,7 @@ from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bedrock.families import provider_of
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block
+from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
 
 _REASONS = {
     "end_turn": FinishReason.STOP,
@@ -42,13 +42,19 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
     texts: list[str] = []
     uses: list[dict[str, Any]] = []
     reasoning: list[Block] = []
+    thoughts: list[str] = []
     for block in _content(payload):
         if "toolUse" in block:
             used = block["toolUse"] if isinstance(block["toolUse"], dict) else {}
             uses.append({**used, "id": used.get("toolUseId"), "arguments": used.get("input")})
-        elif _goes_back(block.get("reasoningContent")):
-            at = any(map(str.strip, texts)) + len(uses)
-            reasoning.append(reasoning_block(provider_of(default_model), at, block))
+        elif isinstance(thought := block.get("reasoningContent"), dict):
+            known = thought.get("reasoningText")
+            signed = known if isinstance(known, dict) else {}
+            thoughts.append(str(signed.get("text") or ""))
+            if signed.get("signature") or "redactedContent" in thought:
+                # Models refuse to get back what is neither signed nor encrypted.
+                at = any(map(str.strip, texts)) + len(uses)
+                reasoning.append(reasoning_block(provider_of(default_model), at, block))
         elif isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif isinstance(cited := block.get("citationsContent"), dict):
@@ -56,19 +62,20 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
             quotes = parts if isinstance(parts, list) else ()
             texts += [str(one.get("text", "")) for one in quotes if isinstance(one, dict)]
     calls = parse_tool_calls(uses, new_id=new_call_id)
-    reason = payload.get("stopReason")
-    if str(reason) in _MISTAKES and not calls and not any(texts):
+    reason = str(payload.get("stopReason"))
+    if reason in _MISTAKES and not calls and not any(texts):
         raise malformed(f"it ended with {reason}")
-    known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
-    if calls and known in (None, FinishReason.STOP):
-        known = FinishReason.TOOL_CALLS
+    finish = _REASONS.get(reason, FinishReason.OTHER)
+    if calls and (finish is FinishReason.STOP or payload.get("stopReason") is None):
+        finish = FinishReason.TOOL_CALLS
     return LLMResponse.model_construct(
         content="".join(texts),
         tool_calls=calls or None,
         usage=usage_of(payload.get("usage")),
         model=default_model,
-        finish_reason=known or FinishReason.OTHER,
+        finish_reason=finish,
         reasoning=tuple(reasoning),
+        reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
 
@@ -80,16 +87,6 @@ def _content(payload: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(content, list) or not all(isinstance(one, dict) for one in content):
         raise malformed("its content is not a list of blocks")
     return content
-
-
-def _goes_back(reasoning: Any) -> bool:
-    """Return whether the reasoning is signed or encrypted; models refuse to get other back."""
-    if not isinstance(reasoning, dict):
-        return False
-    text = reasoning.get("reasoningText")
-    return "redactedContent" in reasoning or (
-        isinstance(text, dict) and bool(text.get("signature"))
-    )
 
 
 def usage_of(usage: Any) -> UsageStats | None:

@@ -242,6 +242,7 @@ def test_reasoning_goes_back_only_if_signed_and_to_no_other_family() -> None:
     payload = {"output": {"message": {"content": content}}, "stopReason": "tool_use"}
     answer = parse_converse(payload, CLAUDE)
     assert (answer.content, answer.model) == ("a", CLAUDE)
+    assert answer.reasoning_text == "Hm.Hm."  # readable, signed or not
     assert answer.tool_calls == (ToolCall(id="t1", name="look", arguments={"x": 1}),)
     talk: tuple[Message, ...] = (Message.user("hi"),)
     talk += (Message.assistant(answer.as_content, answer.tool_calls),)
