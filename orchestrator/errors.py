@@ -101,7 +101,8 @@ class ModelError(AgentException):
     `retry_after` is the provider's wish in seconds, if it sent one. `code` is the cause; those of
     `PERMANENT` are never retried. `received` is set where the provider was at work when the call
     failed, so that it may charge for it: the approximate number of tokens that had arrived;
-    `usage` is the usage that it reported, if any. The worker adds `spent`.
+    `usage` is the usage that it reported, if any. The worker adds `spent`, and `outage`: the
+    circuits that are open.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -121,6 +122,7 @@ class ModelError(AgentException):
         self.received = received
         self.usage: UsageStats | None = None
         self.spent: Spent | None = None
+        self.outage: tuple[str, ...] = ()
         if code is not None:
             self.code = code.value
 

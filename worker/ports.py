@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.continuation import ContinuationCriteria
+from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.memory.custom import CustomPolicy
 from stepfleet.orchestrator.memory.limits import Count
@@ -102,6 +103,9 @@ class AgentCode(Protocol):
     async def generate(self, request: ModelRequest) -> LLMResponse:
         """Make one model call. Raises `ModelError`."""
 
+    def service(self, request: ModelRequest) -> str:
+        """Return the name of what answers the request: an address and a model."""
+
     def forget_answer(self, key: str) -> None:
         """Let the response cache drop an answer that has failed by what it means."""
 
@@ -131,6 +135,23 @@ class Toolbox(Protocol):
 
     def text(self, record: ToolCallRecord) -> str:
         """Return what the model reads of a record."""
+
+
+class Circuits(Protocol):
+    """Which services of models are out for the whole fleet."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether any service has failed lately: elsewhere nothing is looked up."""
+
+    def refusal(self, service: str) -> str:
+        """Return why no call of `service` is made; empty where it is."""
+
+    async def failed(self, service: str, run_id: str, error: ModelError) -> str:
+        """Note a failed call; return the circuit of the service where that is open."""
+
+    async def answered(self, service: str) -> None:
+        """Note an answered call."""
 
 
 class Isolation(Protocol):
@@ -173,6 +194,7 @@ class Ports:
     tool call whose code is not here; `tokens` returns what counts a message's tokens for a model;
     `hold` counts a run that is about to end with a permanent error, and returns the number of the
     request that holds its batch, or 0 where the run may end (see `protocol.holding`);
+    `circuits` know which services are out, for which a step waits `outage_patience` seconds;
     `crash` is called at points where tests end the process; without `isolation` all work is
     executed in this process.
     """
@@ -194,6 +216,8 @@ class Ports:
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
     observers: tuple[StepObserver, ...] = ()
     hold: Callable[[Claim, ErrorInfo], Awaitable[int]] | None = None
+    circuits: Circuits | None = None
+    outage_patience: float = 86_400.0
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

@@ -147,7 +147,7 @@ async def commit(
     if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
         claim = _cancelled(claim)
     while True:
-        facts = Facts(lease.now, ports.jitter(), ports.worker)
+        facts = Facts(lease.now, ports.jitter(), ports.worker, ports.outage_patience)
         verdict, events = conclude(claim, attempt, criteria, facts)
         error = holding_error(claim, attempt, verdict)
         if error and ports.hold and (number := await ports.hold(claim, error)):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.orchestrator.store.fleet_overview import (
     Need,
     WorkerSeen,
@@ -113,6 +114,9 @@ class Standstill:
             paused = ["the fleet is paused: stepfleet resume --all"]
             found = await troubles(self._store)
             self._troubles = found or (paused if await is_paused(self._store) else [])
+            if not self._troubles:
+                circuits = Circuits(self._store.connection, self._store.keys)
+                self._troubles = [str(one) for one in await circuits.outages() if one.waiting]
             self._seen = await workers(self._store)
         self._read_at = time.monotonic()
 

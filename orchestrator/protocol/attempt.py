@@ -52,7 +52,8 @@ class Failed:
     `transient` failures are tried again as the same step; `limited` marks a refusal for now
     (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds.
     `remembered` is memory work that was paid for before it failed. `spent` is set where the
-    provider may charge for the call itself.
+    provider may charge for the call itself. `outage` names the circuits of services that are out,
+    where no other model could answer.
     """
 
     span: Span
@@ -62,6 +63,7 @@ class Failed:
     retry_after: float | None = None
     remembered: Remembered | None = None
     spent: Spent | None = None
+    outage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

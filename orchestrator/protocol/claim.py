@@ -62,6 +62,18 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """A step's wait for services that are out, by their circuits (see `protocol.outage`).
+
+    `since` is when it began (UTC). With `probes` the step is to find out whether one is back.
+    """
+
+    since: datetime
+    circuits: tuple[str, ...]
+    probes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A step that this worker owns until its lease runs out.
 
@@ -89,6 +101,7 @@ class Claim:
     tenant: str | None = None
     history: History | None = None
     unpriced: bool = False
+    outage: Outage | None = None
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
 

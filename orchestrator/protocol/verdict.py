@@ -19,7 +19,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     Prevented,
     Span,
 )
-from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.claim import Claim, Outage
 from stepfleet.orchestrator.protocol.fold import after_step
 from stepfleet.orchestrator.protocol.lost_attempts import (
     in_vain,
@@ -27,8 +27,9 @@ from stepfleet.orchestrator.protocol.lost_attempts import (
     lost_attempt,
     remembered_of,
 )
+from stepfleet.orchestrator.protocol.outage import gave_up, parked
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
-from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.errors import ErrorInfo, ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Summary
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
@@ -79,7 +80,7 @@ class Verdict:
     `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
     `lost` is the entry for a wait that is ended from outside. `guess` is the price of calls of this
     step whose workers were lost, where it was not known before. `hold` is the number of the request
-    that holds the run's batch.
+    that holds the run's batch. `outage` is set when the step waits for services that are out.
     """
 
     move: Move
@@ -97,18 +98,21 @@ class Verdict:
     failure: ErrorInfo | None = None
     waiting: Waiting | None = None
     hold: int = 0
+    outage: Outage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Facts that a decision needs beside the claim and the attempt.
 
-    `now` is Redis's time; `jitter` lies between 0 and 1; `worker` is the name of the worker.
+    `now` is Redis's time; `jitter` lies between 0 and 1; `worker` is the name of the worker;
+    `patience` the seconds that a step waits for a service that is out.
     """
 
     now: datetime
     jitter: float = 0.5
     worker: str | None = None
+    patience: float = 86_400.0
 
 
 def decide(claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts: Facts) -> Verdict:
@@ -232,14 +236,39 @@ def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts
     return Verdict(Move.WAIT, claim.state, lost=paid, dropped=late, waiting=waiting)
 
 
+def _out(claim: Claim, failed: Failed, criteria: ContinuationCriteria, facts: Facts) -> Verdict:
+    """Let a step wait for a service that is out: no attempt of its own has failed."""
+    if (error := gave_up(claim, failed, facts.now, facts.patience)) is not None:
+        return _committed(claim, replace(failed, error=error), criteria, facts)
+    outage, delay = parked(claim, failed, facts.now, facts.jitter, facts.patience)
+    called = failed.error.code != ModelErrorCode.CIRCUIT_OPEN or failed.spent
+    return Verdict(
+        Move.RETRY,
+        claim.state,
+        delay=delay,
+        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error.message)
+        if called
+        else None,
+        failure=failed.error,
+        outage=outage,
+    )
+
+
 def _may_be_deferred(claim: Claim, failed: Failed) -> bool:
     stopped = claim.state.stop_requested is not None
-    return stopped or failed.limited or claim.attempts + 1 < claim.config.model_attempts
+    return (
+        stopped
+        or failed.limited
+        or bool(failed.outage)
+        or claim.attempts + 1 < claim.config.model_attempts
+    )
 
 
 def _deferred(
     claim: Claim, failed: Failed, criteria: ContinuationCriteria, facts: Facts
 ) -> Verdict:
+    if claim.state.stop_requested is None and failed.outage:
+        return _out(claim, failed, criteria, facts)
     if claim.state.stop_requested is None:
         return _try_again(claim, failed, facts)
     lost = lost_attempt(claim, failed, LostKind.DEFERRED)

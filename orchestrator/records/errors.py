@@ -56,6 +56,8 @@ class ModelErrorCode(StrEnum):
     """The service is in trouble."""
     CONNECTION_ERROR = "CONNECTION_ERROR"
     """The service cannot be reached, or the connection broke."""
+    CIRCUIT_OPEN = "CIRCUIT_OPEN"
+    """The service is out for the whole fleet: no call was made."""
     MALFORMED_ANSWER = "MALFORMED_ANSWER"
     """The service answered, and the answer cannot be read."""
     SETUP = "CONFIG_ERROR"

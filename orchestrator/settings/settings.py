@@ -60,8 +60,9 @@ class Settings(BaseSettings):
     `blocked_limit` bounds the same for one whose event loop is blocked;
     `grace` is the wait of a ready run before it is checked again; `drain` is the time that a
     stopping worker gives its steps. `hold_after` runs of a batch that end in a row with the same
-    permanent error hold it (0: never). `retention` is how long ended runs are kept;
-    `ledger_days` how long the sums of their costs are.
+    permanent error hold it (0: never). `circuit_after` failures of a model's service in a row open
+    its circuit (0: never): steps then wait for it, `outage_patience` at most. `retention` is how
+    long ended runs are kept; `ledger_days` how long the sums of their costs are.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
     small, tasks of your own may not be. `cache_bytes` bounds the
     answers that agents with a cache policy keep.
@@ -96,6 +97,8 @@ class Settings(BaseSettings):
     blocked_limit: float = Field(default=300.0, ge=0, le=DAY)
     poison_limit: int = Field(default=3, ge=1)
     hold_after: int = Field(default=10, ge=0)
+    circuit_after: int = Field(default=5, ge=0)
+    outage_patience: float = Field(default=DAY, ge=0, le=LONGEST_SECONDS)
     rescue_interval: float = Field(default=2.0, gt=0, le=DAY)
     drain: float = Field(default=20.0, ge=0, le=7 * DAY)
     patience: float = Field(default=20.0, ge=0, le=LONGEST_SECONDS)

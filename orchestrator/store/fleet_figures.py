@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import orjson
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.orchestrator.store.fleet_overview import troubles, waiting_messages, workers
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
@@ -18,6 +19,7 @@ class FleetFigures(Record):
     broker does not tell. `overdue` counts runs whose lease, or whose time to begin, has passed;
     `oldest_overdue_seconds` is by how much at most. `active` runs are neither ended nor paused.
     `refuses` counts what keeps all workers from their work: a full Redis, its disk, the broker.
+    `outages` counts the services of models that are out.
     """
 
     queue_length: int | None
@@ -29,6 +31,7 @@ class FleetFigures(Record):
     slots: int
     slots_in_use: int
     refuses: int
+    outages: int
 
 
 async def fleet_figures(store: OpenStore) -> FleetFigures:
@@ -51,6 +54,7 @@ async def fleet_figures(store: OpenStore) -> FleetFigures:
         slots=sum(one.slots for one in alive),
         slots_in_use=sum(one.held for one in alive),
         refuses=len(await troubles(store)),
+        outages=len(await Circuits(store.connection, store.keys).outages()),
     )
 
 

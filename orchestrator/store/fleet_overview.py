@@ -15,6 +15,7 @@ from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.circuits import Circuits, ServiceOutage
 from stepfleet.orchestrator.store.health import ServerFacts, health_findings, server_info
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
@@ -45,7 +46,8 @@ class FleetOverview(Record):
     messages that wait (None where the broker does not report it); `oldest_due_seconds` how long
     the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
     living worker serves and some need, each with the number of runs that wait for it; `troubles`
-    what keeps all workers from their work, each with its fix; `paused`: the whole fleet is.
+    what keeps all workers from their work, each with its fix; `paused`: the whole fleet is;
+    `outages` the services of models that are out.
     """
 
     redis_version: str
@@ -57,6 +59,7 @@ class FleetOverview(Record):
     unserved: dict[str, int] = Field(default_factory=dict)
     troubles: tuple[str, ...] = ()
     paused: bool = False
+    outages: tuple[ServiceOutage, ...] = ()
 
 
 class Need(Record):
@@ -147,6 +150,7 @@ async def overview(store: OpenStore) -> FleetOverview:
         unserved=await _unserved(store, seen, active if waiting is None else waiting),
         troubles=(*_that_stop(info), *broker),
         paused=await is_paused(store),
+        outages=tuple(await Circuits(store.connection, store.keys).outages()),
     )
 
 

@@ -19,8 +19,19 @@ from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
-        *("admit", "aside", "ask", "cache", "costs", "courier", "expire", "feed", "flag", "hold"),
-        *("rescue", "swept", "turn", "unnote", "unused"),
+        *(
+            "admit",
+            "aside",
+            "ask",
+            "cache",
+            "circuit",
+            "costs",
+            "courier",
+            "expire",
+            "feed",
+            "flag",
+        ),
+        *("hold", "rescue", "swept", "turn", "unnote", "unused", "wake"),
     }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})

@@ -146,6 +146,13 @@ class LocalAgent:
                     self.forget_answer(one.cache.key)
             raise
 
+    def service(self, request: ModelRequest) -> str:
+        """Return the name of what answers the request: an address and a model."""
+        if self._agent.llm is not None:
+            return f"agent {self._agent.name}'s own model"
+        trusted = request.model_copy(update={"settings": self._trusted(request.settings)})
+        return self._models.service(trusted)
+
     def forget_answer(self, key: str) -> None:
         """Let the response cache drop an answer that has failed by what it means."""
         if self._cache is not None:

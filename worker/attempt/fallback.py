@@ -21,6 +21,7 @@ _OUTAGES = {
     ModelErrorCode.CONNECTION_ERROR,
     ModelErrorCode.SERVER_ERROR,
     ModelErrorCode.TIMEOUT,
+    ModelErrorCode.CIRCUIT_OPEN,
     ModelErrorCode.OTHER,
 }
 
@@ -66,6 +67,10 @@ class _Tries:
             tried = reversed(self.failed)  # the last is why no one answered
             texts = (f"{request.model}: {error.message}" for request, error in tried)
             raised.spent = sum_of([one.spent for one in errors if one.spent])
+            # The step waits for all that are out, unless one may answer the next attempt.
+            out = {of: None for one in errors for of in one.outage}
+            may_answer = any(one.retryable and not one.outage for one in errors)
+            raised.outage = () if may_answer else tuple(out)
             raised.message = "; after ".join(texts)
         return raised
 

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Summary, Wi
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.worker.attempt.circuit import behind_circuit
 from stepfleet.worker.attempt.fallback import first_answer
 from stepfleet.worker.attempt.usage import call_cost, counted
 from stepfleet.worker.leases.lease import Lease
@@ -97,7 +98,8 @@ async def _ask(
         return summary_request(request.model, settings, earlier, messages, longest)
 
     request = summary_request(models[0], settings, earlier, messages)
-    response, sent = await first_answer(request, models, agent.generate, shorter)
+    ask = behind_circuit(claim, agent, ports, agent.generate)
+    response, sent = await first_answer(request, models, ask, shorter)
     return counted(response, sent, ports.tokens(sent.model))
 
 

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.base import well_formed
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
@@ -33,6 +33,7 @@ from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
+from stepfleet.worker.attempt.circuit import behind_circuit
 from stepfleet.worker.attempt.fallback import first_answer, pruned
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
@@ -85,7 +86,7 @@ async def call_model(
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
     lease.asked = True
-    ask = partial(_answer, claim, agent.call_for(claim), ports)
+    ask = behind_circuit(claim, agent, ports, partial(_answer, claim, agent.call_for(claim), ports))
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     # The size that a fallback takes is no limit of the model that is called first.
     if sent.messages is not request.messages and sent.model == request.model:
@@ -128,7 +129,8 @@ def failure_of(error: Exception, span: Span, remembered: Remembered | None = Non
     An agent that this worker does not have costs time but no attempt: another may have it.
     """
     failed = _failure(error, span)
-    log_failure("a step", failed.error.message, failed.error.traceback, error)
+    if failed.error.code != ModelErrorCode.CIRCUIT_OPEN:  # its opening is logged, once
+        log_failure("a step", failed.error.message, failed.error.traceback, error)
     return replace(failed, remembered=remembered) if remembered else failed
 
 
@@ -145,6 +147,7 @@ def _failure(error: Exception, span: Span) -> Failed:
                 transient=error.retryable,
                 retry_after=error.retry_after,
                 spent=error.spent,
+                outage=error.outage,
             )
         case ToolSourceError():
             return Failed(span, error.to_info(), transient=True)

@@ -257,6 +257,10 @@ class HttpModel(LLM):
             with contextlib.suppress(asyncio.CancelledError, ModelError):
                 await call
 
+    def address(self, settings: ModelSettings) -> str:
+        """Return the address of the service. Raises `ModelSetupError`."""
+        return self._endpoint(settings).url.removesuffix(self._format.route.path)
+
     def _endpoint(self, settings: ModelSettings) -> Endpoint:
         # The environment of a process stays as it is; reading it costs at every step.
         key = (settings.base_url, settings.api_key_env, settings.organization)

@@ -96,6 +96,16 @@ class Models:
             self._made[provider] = self._make(provider, model)
         return self._made[provider], name
 
+    def service(self, request: ModelRequest) -> str:
+        """Return the address and the model that answer a request, else the model's name.
+
+        Raises `ModelSetupError` as a call does.
+        """
+        llm, name = self.resolve(request.model)
+        if isinstance(llm, HttpModel):
+            return f"{llm.address(request.settings)} {name}"
+        return request.model
+
     async def generate(
         self,
         request: ModelRequest,

@@ -26,7 +26,7 @@ from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Streaming
 from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue
 from stepfleet.worker.events.text_chunks import ChunkSender
-from stepfleet.worker.ports import Isolation, Ports
+from stepfleet.worker.ports import Circuits, Isolation, Ports
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
@@ -60,7 +60,12 @@ class Collaborators:
         self._cache: ResponseCache | None = None
 
     def compose(
-        self, opened: OpenStore, store: StepStore, isolation: Isolation | None, crash: Visit
+        self,
+        opened: OpenStore,
+        store: StepStore,
+        isolation: Isolation | None,
+        crash: Visit,
+        circuits: Circuits | None = None,
     ) -> Ports:
         """Return the ports of steps over a store."""
         settings, connection = opened.settings, opened.connection
@@ -100,6 +105,8 @@ class Collaborators:
             isolation=isolation,
             observers=(*listener, *logger, *self.instrumentation.observers()),
             hold=_holding(opened) if settings.hold_after else None,
+            circuits=circuits,
+            outage_patience=settings.outage_patience,
         )
 
     async def settle(self) -> None:

@@ -20,6 +20,7 @@ from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.quarantine import keep_aside
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
@@ -33,6 +34,7 @@ from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.background import background_tasks
+from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.compose import Collaborators
 from stepfleet.worker.runtime.connect import child_name, connect, disconnect, process_name
 from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
@@ -178,7 +180,11 @@ class LoopServices:
             marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
             renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
             isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
-        ports = self._shared.compose(opened, store, isolation, self._crash)
+        circuits = None
+        if self._consumes and settings.circuit_after:
+            fleet = Circuits(opened.connection, opened.keys, settings.rescue_interval)
+            circuits = CircuitBreaker(fleet, settings.circuit_after)
+        ports = self._shared.compose(opened, store, isolation, self._crash, circuits)
         renewals = asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")
         self._tasks = [renewals]
         if self._consumes:
@@ -187,6 +193,9 @@ class LoopServices:
                 opened, self._agents, leases, app, self._crash, instrumentation
             )
         self._tasks += [asyncio.create_task(one.watch()) for one in self._deliveries]
+        if circuits:
+            watch = circuits.watch(settings.rescue_interval)
+            self._tasks.append(asyncio.create_task(watch, name="stepfleet-circuits"))
         return ports
 
 

@@ -1,6 +1,6 @@
 """The checks of a set-up: each judges one fact, and names the fix. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -194,6 +194,15 @@ def quarantine(count: int, reasons: Mapping[str, int] | None = None, prefix: str
         "find out who else writes to the queue, and whether all have the same signing keys; "
         f"redis-cli DEL {prefix}sf:quarantine drops them",
     )
+
+
+def outages(found: Sequence[str]) -> Iterator[Check]:
+    """Judge the services of models: those that are out for the whole fleet."""
+    for text in found:
+        fix = (
+            "start it, or wait: it is probed every minute; docs/providers.md#services-that-are-out"
+        )
+        yield warn("model service", text, fix)
 
 
 def workers(names: Sequence[str], waiting: int, troubles: Sequence[str] = ()) -> Check:

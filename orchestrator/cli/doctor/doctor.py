@@ -88,6 +88,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
             alive = [worker.name for worker in seen.workers if worker.alive]
             yield checks.workers(alive, seen.active, seen.troubles)
             yield from checks.queues(seen.unserved, used.queue)
+            yield from checks.outages([str(one) for one in seen.outages])
             yield checks.agents([config.name for config in announced])
             configs = configs or announced
     except AgentException as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,12 @@ from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.claim import Outage
+from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.records.codec import load_outage
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
@@ -59,6 +65,8 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     run, awaited = await read(named, batch, fleet)
     result = run.result()
     found = explain(result, awaited)
+    if not result.lifecycle.is_terminal and (waits := load_outage(run.header.get("outage"))):
+        return replace(found, says=_waits(result, waits, (await fleet.overview()).outages))
     if result.lifecycle is not Lifecycle.PAUSED or result.batch_id is None:
         return found
     with contextlib.suppress(ConfigurationError):  # the batch was forgotten
@@ -66,6 +74,14 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
         if progress.held:
             return replace(found, says=f"paused: its batch is {progress.held_text}")
     return found
+
+
+def _waits(result: AgentRunResult, waits: Outage, known: Iterable[ServiceOutage]) -> str:
+    """Return that a run waits for services that are out, and since when."""
+    named = [str(one) for one in known if circuit_id(one.service) in waits.circuits]
+    since = f"since {waits.since:%Y-%m-%d %H:%M:%S} UTC, without a slot"
+    why = "; ".join(named) or "its model was out, and is back"
+    return f"{result.lifecycle.value}: step {result.steps_used + 1} waits {since}: {why}"
 
 
 def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: int) -> None:

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Messages, Part
-from stepfleet.orchestrator.protocol.claim import Journal, Want
+from stepfleet.orchestrator.protocol.claim import Journal, Outage, Want
 from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
@@ -82,6 +82,19 @@ def check_version(header: Mapping[str, str]) -> bool:
 def stored_step(logged: LoggedStep) -> str:
     """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
     return packed(logged.model_copy(update={"outcome": None}).to_json())
+
+
+def stored_outage(outage: Outage) -> str:
+    """Return a step's wait for services that are out, as the header has it."""
+    return f"{outage.since.timestamp() * 1000:.0f} waits {' '.join(outage.circuits)}"
+
+
+def load_outage(text: str | None) -> Outage | None:
+    """Return the wait that the header has; None for none."""
+    parts = (text or "").split()
+    if len(parts) < 3:  # noqa: PLR2004 - since, what for, circuits
+        return None
+    return Outage(moment(parts[0]), tuple(parts[2:]), probes=parts[1] == "probes")
 
 
 def stored_loss(lost: LostAttempt | None) -> str:

@@ -40,6 +40,7 @@ from stepfleet.orchestrator.store.records.codec import (
     load_history,
     load_journal,
     load_messages,
+    load_outage,
     load_said,
     load_state,
     log_begin,
@@ -49,6 +50,7 @@ from stepfleet.orchestrator.store.records.codec import (
     slim,
     stored_guess,
     stored_loss,
+    stored_outage,
     stored_outcome,
     stored_step,
 )
@@ -78,7 +80,7 @@ class Terms:
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
-    *("want", "want_note", "tenant", "unpriced"),
+    *("want", "want_note", "tenant", "unpriced", "outage"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -191,6 +193,8 @@ class StepStore:
             fields["guess"] = stored_guess(verdict.guess)
         if verdict.hold:
             fields["hold"] = verdict.hold
+        if verdict.outage:
+            fields["outage"] = stored_outage(verdict.outage)
         if verdict.state.window and claim.config.memory.trim_log:
             fields["trim"] = "1"
         reply = await self._pushing.run("commit", claim.run_id, claim.step, claim.token, **fields)
@@ -268,6 +272,7 @@ class StepStore:
             unpriced=bool(header.get("unpriced")),
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,
+            outage=load_outage(header.get("outage")),
         )
 
     async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:

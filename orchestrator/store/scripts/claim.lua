@@ -59,6 +59,12 @@ if owner ~= ARGV[3] then
     return { 'paused' }
   end
   if number(h[9]) > now then return { 'early', number(h[9]) - now } end
+  -- The wait for a service that was out is no time of the execution.
+  local waited = number(h[9]) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
+  if waited and waited[1] then
+    redis.call('HSET', run_key, 'execution_started', digits(number(waited[2]) + now - number(waited[1])))
+    redis.call('HDEL', run_key, 'parked')
+  end
   local till = digits(now + number(ARGV[4]))
   began = digits(now)
   redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', till, 'leased_at', began,

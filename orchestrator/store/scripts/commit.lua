@@ -11,6 +11,7 @@
 --   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''
 --   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what a lost call costs (JSON)
 --   status, stop_reason, error, retention (s): of an end state
+--   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
 -- Returns {'committed', status, step} | {'mine', status, step}: it was applied, its reply was lost
 --   | {'lost', status}: another owner or step, nothing written but the ledger
@@ -64,7 +65,7 @@ local function trim(first, since)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
-  'logged')
+  'logged', 'outage')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -107,6 +108,7 @@ if a.since then
   redis.call('HSET', run_key, 'since', a.since)
 end
 emit(a.events, a.event_count, h[7])
+if h[10] and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run_key, 'outage', 'parked') end
 if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
@@ -115,6 +117,7 @@ if a.verdict == 'finish' then
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
+if a.outage then wait_for(a.outage, now) end
 if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end

@@ -259,6 +259,15 @@ local function halt(from, batch, now)
   emit_status(from, 'paused')
 end
 
+-- Lets the run wait for services that are out: in the set of each of their circuits, from which it is woken.
+local function wait_for(outage, now)
+  redis.call('HSET', run_key, 'outage', outage, 'parked', digits(now))
+  for id in string.gmatch(string.match(outage, ' waits(.*)$') or '', '%x+') do
+    redis.call('SADD', shard .. 'out:' .. id, run_id)
+    redis.call('EXPIRE', shard .. 'out:' .. id, 604800)
+  end
+end
+
 -- Cancels a run that has no owner (any more: `owner` is the token of the last one, or ''). Returns 'waiting' where tool
 -- calls of it may be under way. Its open step's answer was paid for; retry finds both in the journal again.
 local function abandon(from, batch, step, owner, a, now)
@@ -351,7 +360,9 @@ end
 local function go_again(h, grace, now)
   local to = h.began and 'in_progress' or 'queued'
   if h.began then
-    redis.call('HSET', run_key, 'execution_started', digits(number(h.began) + now - number(h.updated)))
+    local since = redis.call('HGET', run_key, 'parked') or h.updated
+    redis.call('HSET', run_key, 'execution_started', digits(number(h.began) + now - number(since)))
+    redis.call('HDEL', run_key, 'parked')
   end
   local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0
   local patience = waits and number(h.not_before) + now - number(h.updated) or 0

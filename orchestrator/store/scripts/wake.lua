@@ -1,0 +1,20 @@
+-- Makes runs due that wait for a service. KEYS[1] the shard's due index, ARGV[1] circuit, ARGV[2] how many at most,
+-- ARGV[3] 'probes' where they are to find out whether it is back, else 'waits'. Returns {how many it looked at, woke}.
+-- A run that has ended, is paused, or has gone on leaves the circuit's set without being woken.
+local due_key = KEYS[1]
+local shard = string.sub(due_key, 1, -4)
+local t = redis.call('TIME')
+local now = string.format('%d', t[1] * 1000 + math.floor(t[2] / 1000))
+local found = redis.call('SPOP', shard .. 'out:' .. ARGV[1], ARGV[2])
+local woke = 0
+for _, run_id in ipairs(found) do
+  local run_key = shard .. 'run:' .. run_id
+  local h = redis.call('HMGET', run_key, 'status', 'token', 'outage')
+  local since, ids = string.match(h[3] or '', '^(%d+) %a+(.*)$')
+  if (h[1] == 'queued' or h[1] == 'in_progress') and h[2] == '' and since and string.find(ids, ARGV[1], 1, true) then
+    redis.call('HSET', run_key, 'not_before', now, 'outage', since .. ' ' .. ARGV[3] .. ids)
+    redis.call('ZADD', due_key, now, run_id)
+    woke = woke + 1
+  end
+end
+return { #found, woke }

@@ -1,0 +1,173 @@
+"""Steps whose model is out, over a real Redis: they wait aside, probe, and go on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.runs.opened_runs import lease_runs_out
+from support.runs.scripted_steps import Crash, Hands, Script, requests, say
+from support.runs.stored_runs import Bench, bench
+
+from stepfleet.orchestrator import Agent, RunStatus
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.store.circuits import Circuits
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.runtime.circuits import CircuitBreaker
+
+SERVICE = "agent waiter's own model"
+OF = circuit_id(SERVICE)
+
+
+class Fleet(Hands):
+    """A worker's hands behind a circuit breaker that opens at the first failure."""
+
+    breaker: CircuitBreaker
+    outage_patience = 86_400.0
+
+    def ports(self) -> Ports:
+        return replace(super().ports(), circuits=self.breaker, outage_patience=self.outage_patience)
+
+
+def out() -> ModelError:
+    return ModelError("no connection", retryable=True, code=ModelErrorCode.CONNECTION_ERROR)
+
+
+@asynccontextmanager
+async def fleet_of(url: str, *answers: Any, **config: Any) -> AsyncIterator[tuple[Bench, Fleet]]:
+    """Yield the store, and hands whose model answers like that."""
+    agent = Agent("waiter", model=Script(list(answers)), **config)
+    async with bench(url, agent, lease=600, grace=60) as desk:
+        yield desk, worker(desk, agent)
+
+
+def worker(desk: Bench, agent: Agent) -> Fleet:
+    hands = Fleet(desk, agent)
+    hands.breaker = CircuitBreaker(Circuits(desk.opened.connection, desk.opened.keys, 0.0), 1)
+    return hands
+
+
+def answers_now(hands: Hands, *answers: Any) -> None:
+    assert isinstance(hands.agent.llm, Script)
+    hands.agent.llm.answers = list(answers)
+
+
+async def has_waited(desk: Bench, run_id: str, seconds: int) -> None:
+    """Let the run's wait have begun so much earlier."""
+    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
+    since, _, rest = (await execute("HGET", key, "outage")).partition(" ")
+    parked = int(await execute("HGET", key, "parked"))
+    began = int(await execute("HGET", key, "execution_started"))
+    ms = seconds * 1000
+    await execute("HSET", key, "outage", f"{int(since) - ms} {rest}", "parked", parked - ms)
+    await execute("HSET", key, "execution_started", began - ms)
+
+
+async def test_a_step_waits_without_an_attempt_until_a_probe_is_answered(redis_url: str) -> None:
+    async with fleet_of(redis_url, out(), time_limit=60) as (desk, hands):
+        runs = [await desk.create() for _ in range(5)]
+        for run_id in runs:
+            await hands.step(run_id, 0)
+        assert len(requests(hands)) == 1  # the others met the open circuit
+        header = await desk.header(runs[1])
+        assert (header["attempt"], header["limited"], header["token"]) == ("0", "0", "")
+        early = await desk.refused(runs[1])
+        assert (early.why, int(early.detail) > 1_500_000) == (Refused.EARLY, True)
+        for run_id in runs:
+            await has_waited(desk, run_id, 3600)
+
+        await hands.breaker.look()  # wakes three
+        probes = [one for one in runs if "probes" in (await desk.header(one))["outage"]]
+        assert len(probes) == 3
+        await hands.step(probes[0], 0)
+        assert len(requests(hands)) == 2
+        assert "waits" in (await desk.header(probes[0]))["outage"]
+
+        answers_now(hands, say("done"))
+        await hands.step(probes[1], 0)
+        for run_id in runs:
+            await hands.finish(run_id)
+        results = [(await desk.stored(run_id)).result() for run_id in runs]
+    assert {one.status for one in results} == {RunStatus.COMPLETED}
+    assert all((one.duration_seconds or 0) < 60 for one in results)
+
+
+async def test_a_step_gives_up_when_its_patience_is_over(redis_url: str) -> None:
+    async with fleet_of(redis_url, out()) as (desk, hands):
+        hands.outage_patience = 7200
+        run_id = await desk.create()
+        await hands.step(run_id, 0)
+        await has_waited(desk, run_id, 7300)
+        assert await Circuits(desk.opened.connection, desk.opened.keys).wake(OF) == 1
+        await hands.step(run_id, 0)
+        result = (await desk.stored(run_id)).result()
+    assert result.status is RunStatus.ERROR
+    assert "waited 7300 s for a model that is out" in str(result.error)
+
+
+async def test_two_workers_open_at_once_and_one_that_dies_in_its_probe_holds_nothing_up(
+    redis_url: str,
+) -> None:
+    async with fleet_of(redis_url, out()) as (desk, first):
+        second = worker(desk, first.agent)
+        runs = [await desk.create() for _ in range(2)]
+        await first.step(runs[0], 0)
+        await second.step(runs[1], 0)
+        store = Circuits(desk.opened.connection, desk.opened.keys)
+        [outage] = await store.outages()
+        assert (outage.service, outage.waiting) == (SERVICE, 2)
+
+        await second.breaker.look()
+        second.crash_at = "during-call"
+        with pytest.raises(Crash):
+            await second.step(runs[1], 0)
+        await lease_runs_out(desk, runs[1])
+        answers_now(first, say("done"))
+        await first.step(runs[1], 0)  # still a probe
+        await first.finish(runs[0])
+        assert [(await desk.stored(one)).state.status.is_terminal for one in runs] == [True, True]
+        assert await store.outages() == []
+
+
+async def test_a_store_that_forgets_its_circuits_leaves_no_run_behind(redis_url: str) -> None:
+    async with fleet_of(redis_url, out()) as (desk, hands):
+        run_id = await desk.create()
+        await hands.step(run_id, 0)
+        await desk.opened.connection.execute("DEL", desk.opened.keys.of("sf:circuits"))
+        answers_now(hands, say("done"))
+        await hands.breaker.look()
+        await hands.breaker.look()
+        await hands.finish(run_id)
+        assert (await desk.stored(run_id)).result().status is RunStatus.COMPLETED
+
+
+async def test_one_request_that_a_service_fails_on_opens_nothing(redis_url: str) -> None:
+    failure = ModelError("boom", retryable=True, code=ModelErrorCode.SERVER_ERROR)
+    async with fleet_of(redis_url, failure, model_attempts=2) as (desk, hands):
+        run_id = await desk.create()
+        for _ in range(2):
+            await hands.step(run_id, 0)
+            await desk.opened.connection.execute(
+                "HSET", desk.opened.keys.run(run_id), "not_before", 1
+            )
+        assert (await desk.stored(run_id)).result().status is RunStatus.ERROR
+        assert not await Circuits(desk.opened.connection, desk.opened.keys).read()
+
+
+async def test_a_paused_run_of_a_service_that_is_out_goes_on_without_its_wait(
+    redis_url: str,
+) -> None:
+    async with fleet_of(redis_url, out(), time_limit=60) as (desk, hands):
+        run_id = await desk.create()
+        await hands.step(run_id, 0)
+        await has_waited(desk, run_id, 3600)
+        await desk.control.pause(run_id)
+        await desk.control.resume(await desk.stored(run_id))
+        answers_now(hands, say("done"))
+        await hands.breaker.answered(SERVICE)
+        await hands.finish(run_id)
+        assert (await desk.stored(run_id)).result().status is RunStatus.COMPLETED
