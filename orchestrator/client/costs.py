@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.ledger import (
     CostLine,
     Costs,
     LedgerRow,
+    bare_name,
     exact_usd,
     summed,
 )
@@ -114,7 +115,7 @@ def calls_of_run(run: StoredRun) -> Iterator[CostLine]:
         batch_id=result.batch_id,
         tenant=result.tenant,
         agent=run.agent,
-        model=run.config.model,
+        model=bare_name(run.config.model),
         state=CallState.COMMITTED,
     )
     lost: dict[int, list[LostAttempt]] = {}
@@ -129,8 +130,8 @@ def calls_of_run(run: StoredRun) -> Iterator[CostLine]:
                 update={
                     "step": step,
                     "attempt": len(before) + 1,
-                    "model": model or run.config.model,
-                    "request_id": getattr(logged.result, "request_id", None),
+                    "model": base.model if model in ("", run.config.model) else model,
+                    "request_id": logged.result.request_id or None,
                     "state": state,
                     "time": logged.committed_at or logged.result.started_at,
                 }

@@ -3,6 +3,7 @@
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
@@ -48,7 +49,7 @@ def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepRes
         ambiguous=not known and not result.cached,
         tokens=usage.total_tokens,
         cost_usd=cost,
-        model=result.model,
+        model=bare_name(result.model) if result.model == claim.config.model else result.model,
         usage=usage,
     )
 
@@ -79,7 +80,7 @@ def _passed_on(claim: Claim, fallback: Fallback) -> LostAttempt | None:
         cost_usd=sum(one.cost_usd for one in paid),
         estimated=any(one.estimated for one in paid),
         reason=f"{paid[0].model}: {paid[0].message}",
-        model=paid[0].model,
+        model=bare_name(paid[0].model),
         usage=UsageStats(prompt_tokens=tokens, total_tokens=tokens, llm_calls=len(paid)),
     )
 

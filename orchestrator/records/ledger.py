@@ -9,13 +9,15 @@ from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.usage import NANO, UsageStats
 
+Usd = Annotated[Decimal, PlainSerializer(lambda value: f"{value:f}", when_used="json")]
+"""An exact amount; in JSON its digits as text, without an exponent."""
 CostKey = Literal["day", "tenant", "batch", "agent", "model", "status"]
 COST_KEYS: tuple[CostKey, ...] = ("day", "tenant", "batch", "agent", "model", "status")
 
@@ -114,8 +116,8 @@ class CostLine(Record):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     audio_tokens: int = 0
-    usd: Decimal | None = None
-    saved_usd: Decimal = Decimal(0)
+    usd: Usd | None = None
+    saved_usd: Usd = Decimal(0)
     estimated: bool = False
     time: datetime | None = None
 
@@ -139,16 +141,16 @@ class CostRow(Record):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     audio_tokens: int = 0
-    usd: Decimal = Decimal(0)
-    committed_usd: Decimal = Decimal(0)
+    usd: Usd = Decimal(0)
+    committed_usd: Usd = Decimal(0)
     lost_calls: int = 0
-    lost_usd: Decimal = Decimal(0)
+    lost_usd: Usd = Decimal(0)
     ambiguous_calls: int = 0
     ambiguous_tokens: int = 0
-    ambiguous_usd: Decimal = Decimal(0)
+    ambiguous_usd: Usd = Decimal(0)
     unpriced_calls: int = 0
     cached_calls: int = 0
-    saved_usd: Decimal = Decimal(0)
+    saved_usd: Usd = Decimal(0)
     default_priced_calls: int = 0
     estimated_calls: int = 0
 
@@ -166,6 +168,11 @@ class Costs(Record):
     rows: tuple[CostRow, ...] = ()
     total: CostRow = CostRow()
     unpriced_models: tuple[str, ...] = ()
+
+
+def bare_name(model: str) -> str:
+    """Return a requested model without its provider, as answers name it."""
+    return model.partition(":")[2] or model
 
 
 def value_of(row: LedgerRow, key: CostKey) -> str:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import orjson
 
-from stepfleet.orchestrator.records.ledger import CallState, CallSums, LedgerRow
+from stepfleet.orchestrator.records.ledger import CallState, CallSums, LedgerRow, bare_name
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -67,7 +67,7 @@ def lines_of(logged: LoggedStep, payer: Payer, *, sign: int = 1) -> str:
     """Return the lines of a committed step's calls; '' for none. A `sign` of -1 takes them back."""
     lines = []
     for state, named, sums in calls_of(logged):
-        model = named or payer.model
+        model = bare_name(payer.model) if named in ("", payer.model) else named
         if state is CallState.COMMITTED and not payer.has_price(model):
             sums = replace(sums, default_priced=sums.calls)  # noqa: PLW2901 - the same call
         at = logged.committed_at or logged.result.started_at

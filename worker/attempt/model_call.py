@@ -25,6 +25,7 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
+from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
@@ -212,6 +213,6 @@ def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> S
     completion = config.settings.max_tokens or completion
     usage = usage_of(prompt, completion)
     called = LLMResponse.model_construct(usage=usage, model=response.model)
-    model = response.model or config.model
+    model = response.model or bare_name(config.model)
     cost = call_cost(called, config.model, config, ports)
     return Spent(usage.total_tokens, cost, usage=usage, model=model)

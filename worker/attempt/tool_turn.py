@@ -20,6 +20,7 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim, Want
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.waiting import divided
+from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import Progress
@@ -243,7 +244,7 @@ class ToolTurn:
         response = self.response
         if response.cache is not None and response.cache.hit:
             return None
-        model = response.model or self.claim.config.model
+        model = response.model or bare_name(self.claim.config.model)
         return price_of(self.claim.number, response.usage, self._cost(), model)
 
     def _outcome(self) -> _Outcome:

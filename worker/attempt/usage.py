@@ -11,6 +11,7 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import Spent, UsageStats, bounded_cost
 from stepfleet.worker.ports import Ports
@@ -48,7 +49,7 @@ def spent_in_vain(
     response = LLMResponse.model_construct(usage=usage, model=request.model)
     cost = call_cost(response, request.model, config, ports)
     estimated = error.usage is None
-    return Spent(usage.total_tokens, cost, estimated, usage, request.model)
+    return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model))
 
 
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:

@@ -52,17 +52,17 @@ async def print_lines(fleet: AsyncFleet, run_id: str | None, which: Any, form: C
             writer.writerow([_cell(data[name]) for name in names])
         return
     async for line in fleet.cost_lines(run_id, **which):
-        print_json_line(_plain(line.model_dump(mode="json")))
+        print_json_line(line.to_dict())
 
 
 def print_costs(costs: Costs, form: CostFormat) -> None:
     """Print sums in that form."""
     if form == "json":
-        print_json(_plain(costs.to_dict()))
+        print_json(costs.to_dict())
     elif form == "jsonl":
         for row in costs.rows or (costs.total,):
             data = row.to_dict()
-            print_json_line(_plain({**data.pop("group"), **data}))
+            print_json_line({**data.pop("group"), **data})
     elif form == "csv":
         names = [name for name in CostRow.model_fields if name != "group"]
         writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -129,15 +129,6 @@ def _usd(amount: Decimal) -> str:
     if abs(amount) >= 1:
         return f"{amount.quantize(_CENTS):,}"
     return f"{amount.normalize():f}"
-
-
-def _plain(data: Any) -> Any:
-    """Return data with amounts as decimal text."""
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_plain(one) for one in data]
-    return f"{data:f}" if isinstance(data, Decimal) else data
 
 
 def _cell(value: Any) -> Any:

@@ -97,7 +97,7 @@ class LostAttempt(Record):
     usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
     that were sent and received, or else are those of the call that was made in its place. `model`
     and `usage` are the call's, where they are known. `at_ms` is when it was noted, in milliseconds
-    since 1970, of a call that may have been paid for.
+    since 1970.
     """
 
     # Records of later versions are read too.

@@ -305,5 +305,6 @@ def load_journal(fields: Fields) -> Journal:
 
 
 def load_lost(fields: Fields) -> tuple[LostAttempt, ...]:
-    """Return the ledger of attempts that were not committed."""
-    return tuple(LostAttempt.from_json(value) for value in fields.values())
+    """Return the ledger of attempts that were not committed, in the order of their times."""
+    found = (LostAttempt.from_json(value) for value in fields.values())
+    return tuple(sorted(found, key=lambda one: one.at_ms))

@@ -66,7 +66,7 @@ local function note_lost(batch, entry, text)
   local is_free = string.find(text, '"kind":"deferred"', 1, true) and not string.find(text, '"ambiguous":true', 1, true)
   if is_free and redis.call('HLEN', lost_key) >= MOST_LOST then entry = 'deferred' end
   local before = not is_free and redis.call('HGET', lost_key, entry)
-  if may_be_paid(text) then text = '{"at_ms":' .. digits(now_ms()) .. ',' .. string.sub(text, 2) end
+  text = '{"at_ms":' .. digits(now_ms()) .. ',' .. string.sub(text, 2)
   if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
   if before then account(batch, entry, before, -1) end
   account(batch, entry, text, 1)

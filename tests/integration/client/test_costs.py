@@ -66,7 +66,7 @@ async def test_committed_calls_count_by_all_that_they_are_of(
     by_rest = (await fleet.costs(["model", "agent", "day", "status"])).rows
     today = datetime.now(UTC).date().isoformat()
     assert [row.group for row in by_rest] == [
-        {"day": today, "agent": "plain", "model": "openai:none", "status": "committed"}
+        {"day": today, "agent": "plain", "model": "none", "status": "committed"}
     ]
     assert (await fleet.costs(batch=batch.id, tenant="acme")).total.calls == 3
     assert (await fleet.costs(until=date(2026, 1, 1), since=date(2025, 1, 1))).total.calls == 0
@@ -225,12 +225,12 @@ async def test_a_cached_answer_says_what_it_has_saved(fleet: AsyncFleet, desk: B
 
 
 async def test_models_without_a_price_are_named(fleet: AsyncFleet, desk: Bench) -> None:
-    desk.steps.has_price = lambda _, model: model != "openai:none"
+    desk.steps.has_price = lambda _, model: model != "none"
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     await desk.commit(claim, answered(claim))
     found: Costs = await fleet.costs("agent")
-    assert found.unpriced_models == ("openai:none",)
+    assert found.unpriced_models == ("none",)
     assert found.total.default_priced_calls == 1
 
 
