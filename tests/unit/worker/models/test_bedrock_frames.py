@@ -10,7 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 from botocore.eventstream import EventStreamBuffer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
@@ -21,6 +21,8 @@ from stepfleet.worker.models.bedrock.answer import StreamedConverse, parse_conve
 from stepfleet.worker.models.bedrock.frames import MOST_BYTES, FrameCutter
 from stepfleet.worker.testing.bedrock.answers import FRAMES, frame
 from stepfleet.worker.testing.server import listen
+
+unhurried = settings(deadline=None, max_examples=60)
 
 
 def event(kind: str, **fields: Any) -> bytes:
@@ -33,6 +35,7 @@ USAGE = event("metadata", usage={"inputTokens": 3, "outputTokens": 2, "totalToke
 WHOLE = event("messageStart", role="assistant") + TEXT + STOP + USAGE
 
 
+@unhurried
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.binary(max_size=40)), max_size=4))
 def test_frames_are_those_that_botocore_reads(given: list[tuple[str, bytes]]) -> None:
     frames = [frame(kind, orjson.dumps({"x": list(data)})) for kind, data in given]
@@ -42,6 +45,7 @@ def test_frames_are_those_that_botocore_reads(given: list[tuple[str, bytes]]) ->
     assert [orjson.loads(one) for one in FrameCutter().feed(b"".join(frames))] == theirs
 
 
+@unhurried
 @given(st.integers(1, len(WHOLE)))
 def test_a_stream_may_be_cut_anywhere(size: int) -> None:
     cutter, answer = FrameCutter(), StreamedConverse()
@@ -52,6 +56,7 @@ def test_a_stream_may_be_cut_anywhere(size: int) -> None:
     assert answer.is_over
 
 
+@unhurried
 @given(st.data())
 def test_a_changed_byte_is_found(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(TEXT) - 1))
@@ -62,6 +67,7 @@ def test_a_changed_byte_is_found(data: st.DataObject) -> None:
     assert raised.value.retryable
 
 
+@unhurried
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_stream_are_malformed_or_wait_for_more(data: bytes) -> None:
     if len(data) < 12:
