@@ -17,6 +17,7 @@ LOCAL = (
     "worker/testing",
     "worker/engine/transport",
     "worker/models/http_model.py",  # compared with a Retry-After that is a date
+    "worker/models/tokens.py",  # compared with the date at which a token of another service expires
 )
 WALL_CLOCKS = {("time", "time"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 
