@@ -12,7 +12,6 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 from stepfleet.worker.testing.scenario.prompt_cache import (
-    LIFE,
     Prompt,
     PromptCache,
     automatic,
@@ -97,10 +96,10 @@ def read(cache: PromptCache, prompt: Prompt, now: float = 0.0) -> tuple[int, int
 def test_a_marked_beginning_lives_5_minutes_after_its_last_use_for_its_model_alone() -> None:
     cache, prompt = PromptCache(), marked("m", [(BLOCK, True), (b"tail", False)])
     assert read(cache, prompt, 0) == (0, 1024)
-    assert read(cache, prompt, LIFE - 1) == (1024, 0)
-    assert read(cache, prompt, 2 * LIFE - 2) == (1024, 0)
-    assert read(cache, marked("other", [(BLOCK, True)]), 2 * LIFE - 2) == (0, 1024)
-    assert read(cache, prompt, 3 * LIFE) == (0, 1024)
+    assert read(cache, prompt, 299) == (1024, 0)
+    assert read(cache, prompt, 598) == (1024, 0)
+    assert read(cache, marked("other", [(BLOCK, True)]), 598) == (0, 1024)
+    assert read(cache, prompt, 898) == (0, 1024)
 
 
 def test_a_marked_beginning_below_1024_tokens_is_not_cached() -> None:

@@ -74,8 +74,11 @@ def test_a_bucket_admits_its_rate_and_no_more_than_its_burst_beyond(
     assert len(admitted) * each >= 0.99 * rate * 5
 
 
-def test_a_request_that_waits_as_it_was_told_is_admitted() -> None:
-    limiter, now = RateLimiter({"": RateLimit(tokens=7_000, requests=70)}), 0.0
+@pytest.mark.parametrize(
+    "limit", [RateLimit(tokens=7_000, requests=70), RateLimit(tokens=1_000, burst=0.5)]
+)
+def test_a_request_that_waits_as_it_was_told_is_admitted(limit: RateLimit) -> None:
+    limiter, now = RateLimiter({"": limit}), 0.0
     for _ in range(200):
         admission = limiter.admit("m", "k", SPENT, now)
         assert admission is not None
