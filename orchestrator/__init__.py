@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
     from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
     from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
+    from stepfleet.orchestrator.client.blocking import FleetLimits as FleetLimits
     from stepfleet.orchestrator.client.blocking import FleetRuns as FleetRuns
     from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
     from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.inputs import BatchOptions as BatchOptions
     from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
     from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
+    from stepfleet.orchestrator.client.limits import AsyncFleetLimits as AsyncFleetLimits
     from stepfleet.orchestrator.client.local import DebugStep as DebugStep
     from stepfleet.orchestrator.client.rendering import RunView as RunView
     from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig as BroadcastConfig
     from stepfleet.orchestrator.events.streamed_text import StreamedText as StreamedText
     from stepfleet.orchestrator.events.subscribers import Subscribers as Subscribers
+    from stepfleet.orchestrator.limits.limit import Limit as Limit
     from stepfleet.orchestrator.memory.conversation import MemoryManager as MemoryManager
     from stepfleet.orchestrator.memory.policy import MemoryPolicy as MemoryPolicy
     from stepfleet.orchestrator.memory.protocol import Memory as Memory
@@ -137,6 +140,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
+    from stepfleet.orchestrator.store.admission.limit_settings import LimitUse as LimitUse
     from stepfleet.orchestrator.store.fleet_overview import FleetOverview as FleetOverview
     from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
     from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult
@@ -168,7 +172,7 @@ _WHERE = {
     "batches.failures": "FailureGroup Failures",
     "batches.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
-    "client.blocking": "Batch Fleet FleetBatches FleetCache FleetHistory FleetRuns",
+    "client.blocking": "Batch Fleet FleetBatches FleetCache FleetHistory FleetLimits FleetRuns",
     "client.cache": "AsyncFleetCache",
     "client.checkpoints.files": "CheckpointFolder load_checkpoint save_checkpoint",
     "client.checkpoints.record": "AgentCheckpoint",
@@ -177,6 +181,7 @@ _WHERE = {
     "client.history.comparison": "RunComparison",
     "client.history.history": "AsyncFleetHistory RestoreOptions",
     "client.inputs": "BatchOptions RunOptions SubmitOptions",
+    "client.limits": "AsyncFleetLimits",
     "client.local": "DebugStep",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns",
@@ -186,6 +191,7 @@ _WHERE = {
     "events.broadcast.config": "BroadcastConfig",
     "events.streamed_text": "StreamedText",
     "events.subscribers": "Subscribers",
+    "limits.limit": "Limit",
     "memory.conversation": "MemoryManager",
     "memory.policy": "MemoryPolicy",
     "memory.protocol": "Memory",
@@ -216,6 +222,7 @@ _WHERE = {
     "records.usage": "UsageStats",
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",
+    "store.admission.limit_settings": "LimitUse",
     "store.fleet_overview": "FleetOverview",
     "store.runs.control": "ControlOutcome ControlResult",
     "store.runs.reading": "StoredRun",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli.commands import batches, control, fleets, runs
+from stepfleet.orchestrator.cli.commands import batches, control, fleets, limits, runs
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
 COMMANDS = (
@@ -42,6 +42,11 @@ def build() -> typer.Typer:
     cache.command("stats")(fleets.cache_stats)
     cache.command("clear")(fleets.cache_clear)
     app.add_typer(cache)
+    shared = typer.Typer(name="limits", no_args_is_help=True, help="Limits of the whole fleet.")
+    shared.command("show")(limits.limits_show)
+    shared.command("set")(limits.limits_set)
+    shared.command("clear")(limits.limits_clear)
+    app.add_typer(shared)
     return app
 
 

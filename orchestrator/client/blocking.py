@@ -19,6 +19,7 @@ from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.fleet import AsyncFleet, debugged
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.inputs import Input
+from stepfleet.orchestrator.client.limits import AsyncFleetLimits
 from stepfleet.orchestrator.client.local import DebugStep
 from stepfleet.orchestrator.client.portal import Portal, anext_of
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
@@ -133,6 +134,16 @@ class FleetCache(_Blocking):
     clear = blocking(AsyncFleetCache.clear)
 
 
+class FleetLimits(_Blocking):
+    """Limits that all workers of the fleet share: `fleet.limits`."""
+
+    all = blocking(AsyncFleetLimits.all)
+    use = blocking(AsyncFleetLimits.use)
+    set = blocking(AsyncFleetLimits.set)
+    provide = blocking(AsyncFleetLimits.provide)
+    clear = blocking(AsyncFleetLimits.clear)
+
+
 class FleetHistory(_Blocking):
     """The past of runs: `fleet.history`."""
 
@@ -194,6 +205,8 @@ class Fleet(_Blocking):
     """The past of runs: checkpoints, forks, comparisons, costs, tool calls."""
     cache: FleetCache
     """The response cache."""
+    limits: FleetLimits
+    """Limits that all workers share."""
 
     def __init__(
         self,
@@ -255,6 +268,7 @@ class Fleet(_Blocking):
         self.batches = FleetBatches(fleet.batches, portal)
         self.history = FleetHistory(fleet.history, portal)
         self.cache = FleetCache(fleet.cache, portal)
+        self.limits = FleetLimits(fleet.limits, portal)
 
     def __enter__(self) -> Self:
         self.check()

@@ -30,6 +30,7 @@ from stepfleet.orchestrator.client.inputs import (
     messages_of,
     origin_of,
 )
+from stepfleet.orchestrator.client.limits import AsyncFleetLimits
 from stepfleet.orchestrator.client.local import (
     DebugOrder,
     DebugSteps,
@@ -74,6 +75,8 @@ class AsyncFleet:
     """The past of runs: checkpoints, forks, comparisons, costs, tool calls."""
     cache: AsyncFleetCache
     """The response cache."""
+    limits: AsyncFleetLimits
+    """Limits that all workers share."""
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class AsyncFleet:
         self.batches = AsyncFleetBatches(self._session)
         self.history = AsyncFleetHistory(self._session)
         self.cache = AsyncFleetCache(self._session)
+        self.limits = AsyncFleetLimits(self._session)
 
     async def __aenter__(self) -> Self:
         await self._session.open()

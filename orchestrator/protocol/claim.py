@@ -33,6 +33,7 @@ class Refused(StrEnum):
     EARLY = "early"
     UNREADABLE = "unreadable"
     DRAINING = "draining"
+    LIMITED = "limited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,10 @@ class Claim:
     history: History | None = None
     unpriced: bool = False
     outage: Outage | None = None
+    waited: float = 0.0
+    """Seconds for which the step has waited for limits of the fleet."""
+    waited_for: str = ""
+    """For what, in words for people."""
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
 

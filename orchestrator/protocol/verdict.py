@@ -81,6 +81,8 @@ class Verdict:
     `lost` is the entry for a wait that is ended from outside. `guess` is the price of calls of this
     step whose workers were lost, where it was not known before. `hold` is the number of the request
     that holds the run's batch. `outage` is set when the step waits for services that are out.
+    `refused` is set where the provider refused the call for now (429), then `retry_after` is its
+    wish in seconds.
     """
 
     move: Move
@@ -99,6 +101,8 @@ class Verdict:
     waiting: Waiting | None = None
     hold: int = 0
     outage: Outage | None = None
+    refused: bool = False
+    retry_after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +288,8 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         attempt=not failed.limited,
         limited=failed.limited,
         lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
+        refused=failed.error.type is ErrorType.RATE_LIMIT,
+        retry_after=failed.retry_after,
         failure=failed.error,
     )
 
@@ -312,6 +318,8 @@ def _step_result(
             started_at=span.started_at,
             duration_ms=span.seconds * 1000,
             worker=facts.worker,
+            waited_seconds=claim.waited,
+            waited_for=claim.waited_for,
         )
     response = attempt.response
     assert response is not None  # noqa: S101 - decide() has matched the other case
@@ -347,6 +355,8 @@ def _step_result(
         fallback=response.fallback,
         reasoning=response.reasoning_text,
         request_id=response.request_id,
+        waited_seconds=claim.waited,
+        waited_for=claim.waited_for,
     )
 
 

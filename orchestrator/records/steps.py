@@ -53,6 +53,8 @@ class StepResult(Record):
     took part in the call, `fallback` where other models of the agent's list had failed before.
     `reasoning` is the text in which the model reasoned, where its provider shows it; `request_id`
     is the provider's own name of the call's request, which its support asks for.
+    Before the call the step waited for `waited_seconds` for limits of the fleet, for `waited_for`
+    in the end; that is no part of its duration.
     """
 
     # Computed fields of `to_dict` are accepted again.
@@ -75,6 +77,8 @@ class StepResult(Record):
     fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
     reasoning: str = Field(default="", exclude_if=operator.not_)
     request_id: str = Field(default="", exclude_if=operator.not_)
+    waited_seconds: float = Field(default=0.0, exclude_if=operator.not_)
+    waited_for: str = Field(default="", exclude_if=operator.not_)
 
     @property
     def cached(self) -> bool:

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.limit import Limit, limits_from
 from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
 from stepfleet.orchestrator.redis_client.urls import (
     is_cluster,
@@ -65,7 +66,8 @@ class Settings(BaseSettings):
     long ended runs are kept; `ledger_days` how long the sums of their costs are.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
     small, tasks of your own may not be. `cache_bytes` bounds the
-    answers that agents with a cache policy keep.
+    answers that agents with a cache policy keep. `limits` are shared by the whole fleet, by name;
+    they hold where nobody has set others in Redis.
     Workers post all events to `webhooks`, signed with `webhook_secret`, and publish them on
     the channels of the Redis at `events_url`; no such setting, no cost. With `signing_key`
     (several keys are separated by commas; the first signs) task messages are signed, and workers
@@ -112,6 +114,7 @@ class Settings(BaseSettings):
     webhook_secret: SecretStr | None = None
     events_url: SecretStr | None = None
     signing_key: SecretStr | None = None
+    limits: dict[str, Limit] = Field(default_factory=dict)
 
     @classmethod
     def settings_customise_sources(
@@ -148,6 +151,14 @@ class Settings(BaseSettings):
             " such as 'dev:'"
         )
 
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _are_limits(cls, given: Any) -> dict[str, Limit]:
+        try:
+            return limits_from(given)
+        except ConfigurationError as error:
+            raise ValueError(error.message) from None
+
     @field_validator("signing_key")
     @classmethod
     def _is_long(cls, given: SecretStr | None) -> SecretStr | None:
@@ -175,9 +186,7 @@ class Settings(BaseSettings):
             if getattr(self, name) is not None
         }
         texts = {
-            name: json.dumps([str(one) for one in value])
-            if isinstance(value, tuple)
-            else str(value)
+            name: _as_text(value)
             for name, value in plain.items()
             if not isinstance(value, SecretStr)
         }
@@ -236,6 +245,15 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigurationError(f"settings: {explain_invalid(error)}") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{Path(CONFIG_FILE).name}: {error}") from None
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting as its variable holds it."""
+    if isinstance(value, tuple):
+        return json.dumps([str(one) for one in value])
+    if isinstance(value, dict):
+        return json.dumps({name: one.model_dump(exclude_unset=True) for name, one in value.items()})
+    return str(value)
 
 
 def _check_file(path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import redis
 from support.chaos.crash_cases import (
     CASES,
+    LIMITED,
     CrashCase,
     check_calls,
     check_effects,
@@ -56,6 +57,7 @@ IN_THE_GATE = {
     ("asyncio", "script", "call-made:1-heavy"),
     ("asyncio", "publish", "tool-parked:1-heavy"),
     ("prefork", "script", "during-tool:1"),
+    ("asyncio", "script", "step-put-back:1-answer"),
 }
 MATRIX = [
     pytest.param(
@@ -151,6 +153,12 @@ def test_every_crash_point_has_a_case() -> None:
     assert {case.point for case in CASES} == set(POINTS)
 
 
+def environment(case: CrashCase, enqueue: str) -> dict[str, str]:
+    """Return a worker's variables: it does one step at a time, where the case wants it limited."""
+    limits = '{"openai:*": {"requests_per_minute": 120}}' if case.point in LIMITED else "{}"
+    return {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue, "STEPFLEET_LIMITS": limits}
+
+
 def submitted(fleet: Fleet, case: CrashCase, url: str) -> Batch:
     batch = fleet.submit_batch(lines(case.work), agent=AGENTS["plain"])
     if case.point == "rescue-saved":
@@ -170,7 +178,7 @@ def test_a_worker_that_dies_at_a_point_loses_nothing(
     tmp_path: Path,
 ) -> None:
     """CONT-25, DIST-08, TOOL-26: only what lay between two records is done again, by another."""
-    env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
+    env = environment(case, enqueue)
     died = tmp_path / "died"
     trap = {"STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}", "STEPFLEET_CRASH_ONCE": str(died)}
     if case.point == "during-call":
@@ -250,7 +258,7 @@ def test_a_worker_that_sleeps_at_a_point_past_its_lease_commits_nothing_twice(
     case: CrashCase, enqueue: str, trial: Trial, launch: Launch, redis_url: str, tmp_path: Path
 ) -> None:
     """DIST-05: it wakes up when another worker has finished its runs, and writes nothing more."""
-    env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue}
+    env = environment(case, enqueue)
     slept = tmp_path / "slept"
     trap = {
         "STEPFLEET_CRASH_AT": f"{case.point}:{case.visit}",
@@ -297,7 +305,7 @@ def test_redis_dies_while_a_worker_is_at_a_point(
         "STEPFLEET_CRASH_ONCE": str(slept),
         "STEPFLEET_CRASH_BY": "SIGSTOP",
     }
-    env = {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue, **trap}
+    env = {**environment(case, enqueue), **trap}
     with Fleet(settings=load_settings(redis_url=server.url, enqueue=enqueue)) as fleet:
         batch = submitted(fleet, case, server.url)
         worker = launch(server.url, name="worker", env=env)

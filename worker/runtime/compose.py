@@ -27,6 +27,8 @@ from stepfleet.worker.agents.streaming import Streaming
 from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue
 from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.ports import Circuits, Isolation, Ports
+from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
+from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
@@ -63,11 +65,12 @@ class Collaborators:
         self,
         opened: OpenStore,
         store: StepStore,
+        gate: Gate,
         isolation: Isolation | None,
         crash: Visit,
         circuits: Circuits | None = None,
     ) -> Ports:
-        """Return the ports of steps over a store."""
+        """Return the ports of steps over a store; `gate` gives leave to their model calls."""
         settings, connection = opened.settings, opened.connection
         self._sources = self._sources or sources_of(self._agents)
         self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
@@ -89,7 +92,7 @@ class Collaborators:
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
         return Ports(
-            store=store,
+            store=AdmittedSteps(store, gate),
             calls=store.calls,
             agent=LocalAgents(self._agents, self._models, streaming, self._sources, cache).find,
             toolbox=self._toolbox,

@@ -32,7 +32,7 @@ from stepfleet.worker.toolbox.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
-WAITING = frozenset({Refused.EARLY, Refused.LEASED})
+WAITING = frozenset({Refused.EARLY, Refused.LEASED, Refused.LIMITED})
 LONGEST_WAIT = 1.0
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0

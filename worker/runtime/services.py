@@ -33,6 +33,8 @@ from stepfleet.worker.events.sinks import deliveries
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
+from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.runtime.admission.ticker import Ticker
 from stepfleet.worker.runtime.background import background_tasks
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.compose import Collaborators
@@ -88,6 +90,7 @@ class LoopServices:
         self._store: OpenStore | None = None
         self._has_ended = False
         self._isolation: Isolation | None = None
+        self._gate: Gate | None = None
         self._renewal: Renewal
 
     async def ports(self) -> Ports:
@@ -147,6 +150,8 @@ class LoopServices:
         if self._isolation:
             await self._isolation.aclose()
         await self._leases.settle(LAST_SECONDS)  # claims whose reply nobody waited for go back
+        if self._gate:
+            await self._gate.aclose()
         await self._shared.aclose()
         for delivery in self._deliveries:
             await delivery.aclose()
@@ -180,13 +185,17 @@ class LoopServices:
             marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
             renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
             isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
+        gate = self._gate = Gate(opened, f"{process_name()}:{id(self):x}", self._crash)
+        ticker = Ticker(opened, store, gate, settings.limits)
+        await ticker.prepare()
         circuits = None
         if self._consumes and settings.circuit_after:
             fleet = Circuits(opened.connection, opened.keys, settings.rescue_interval)
             circuits = CircuitBreaker(fleet, settings.circuit_after)
-        ports = self._shared.compose(opened, store, isolation, self._crash, circuits)
+        ports = self._shared.compose(opened, store, gate, isolation, self._crash, circuits)
         renewals = asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")
-        self._tasks = [renewals]
+        ticks = asyncio.create_task(ticker.watch(), name="stepfleet-limits")
+        self._tasks = [renewals, ticks]
         if self._consumes:
             instrumentation = self._shared.instrumentation
             self._tasks += background_tasks(

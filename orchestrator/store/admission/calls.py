@@ -1,5 +1,6 @@
 """Calls of the admission script, bound to records."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from stepfleet.orchestrator.store.lua import run_script
 
 Operation = dict[str, Any]
 GRANTED = "granted"
+DONE = "done"
 TICK: Operation = {"op": "tick"}
 
 
@@ -57,6 +59,11 @@ def renewing(hint: StepHint) -> Operation:
     return _of("renew", hint)
 
 
+def charging(names: tuple[str, ...], amounts: Amounts) -> Operation:
+    """Return the operation that charges limits of which the step has no grant."""
+    return {"op": "charge", "names": names, "amounts": amounts.stored()}
+
+
 def throttling(name: str, seconds: float | None) -> Operation:
     """Return the operation by which nobody calls under `name` for so long."""
     operation: Operation = {"op": "throttled", "names": (name,)}
@@ -88,6 +95,14 @@ class Grant:
     waited: float = 0.0
     why: str = ""
 
+    @classmethod
+    def loaded(cls, text: str | None) -> "Grant | None":
+        """Return what the script has stored; None for nothing."""
+        if not text:
+            return None
+        stored = orjson.loads(text)
+        return cls(stored["step"], stored.get("waited", 0) / 1000, stored.get("why") or "")
+
 
 class AdmissionCalls:
     """Asks the script for leave. `lease` is how long a grant holds without a renewal, in s."""
@@ -113,13 +128,17 @@ class AdmissionCalls:
             bool(mine),
         )
 
-    async def grant(self, run_id: str) -> Grant | None:
-        """Return the grant that a run has. Raises `StoreError`."""
-        text = await self._connection.execute("HGET", self._keys.of(keys.LIMIT_GRANTS), run_id)
-        if not text:
-            return None
-        stored = orjson.loads(text)
-        return Grant(stored["step"], stored.get("waited", 0) / 1000, stored.get("why", ""))
+    def request_grant(self, run_id: str) -> "asyncio.Future[Any]":
+        """Send the question for a run's grant; `Grant.loaded` reads the answer."""
+        return self._connection.send("HGET", self._keys.of(keys.LIMIT_GRANTS), run_id)
+
+    async def lost_among(self, run_ids: Sequence[str]) -> list[str]:
+        """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`."""
+        if not run_ids:
+            return []
+        places = (self._keys.of(one) for one in (keys.LIMIT_WAITING, keys.LIMIT_GRANTS))
+        found = await self._connection.execute_all(*(("HMGET", key, *run_ids) for key in places))
+        return [run for run, *known in zip(run_ids, *found, strict=True) if not any(known)]
 
 
 def _of(op: str, hint: StepHint) -> Operation:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import orjson
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.limit import Limit, limit_of
@@ -14,6 +14,8 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import Keys
 
 VERSION = "version"
+PROVIDED = "provided"
+"""Marks a limit that comes from a configuration: the next worker's replaces it."""
 
 
 class LimitUse(Record):
@@ -68,8 +70,8 @@ class LimitSettings:
         stored = dict(await self._connection.execute("HGETALL", self._settings))
         version = stored.pop(VERSION, "")
         try:
-            limits = {name: limit_of(name, orjson.loads(text)) for name, text in stored.items()}
-        except (ValidationError, ConfigurationError, ValueError) as error:
+            limits = {name: _read(name, text) for name, text in stored.items()}
+        except (ConfigurationError, ValueError, TypeError) as error:
             msg = f"a limit in Redis cannot be read: {error}; write it again (stepfleet limits set)"
             raise StoreError(msg) from None
         return version, dict(sorted(limits.items()))
@@ -81,11 +83,17 @@ class LimitSettings:
             await self._change(("HSET", self._settings, *texts))
 
     async def provide(self, limits: Mapping[str, Limit]) -> None:
-        """Write those limits whose names nobody has set."""
-        run = self._connection.execute_all
-        commands = (("HSETNX", self._settings, name, _stored(one)) for name, one in limits.items())
-        if any(await run(*commands)):
-            await self._connection.execute("HINCRBY", self._settings, VERSION, 1)
+        """Write limits of a configuration, but for names that somebody has set in Redis."""
+        if not limits:
+            return
+        known = await self._connection.execute("HMGET", self._settings, *limits)
+        texts = []
+        for (name, limit), text in zip(limits.items(), known, strict=True):
+            provided = _stored(limit, provided=True)
+            if text != provided and (text is None or orjson.loads(text).get(PROVIDED)):
+                texts += [name, provided]
+        if texts:
+            await self._change(("HSET", self._settings, *texts))
 
     async def clear(self, names: Collection[str]) -> int:
         """Remove limits; return how many there were."""
@@ -112,8 +120,16 @@ class LimitSettings:
         return reply
 
 
-def _stored(limit: Limit) -> str:
-    return orjson.dumps(limit.model_dump(exclude_unset=True)).decode()
+def _stored(limit: Limit, *, provided: bool = False) -> str:
+    fields = limit.model_dump(exclude_unset=True)
+    return orjson.dumps({**fields, PROVIDED: 1} if provided else fields).decode()
+
+
+def _read(name: str, text: str) -> Limit:
+    stored = orjson.loads(text)
+    # A later release may know more fields; the script reads them all.
+    fields = {field: stored[field] for field in Limit.model_fields if field in stored}
+    return limit_of(name, fields) if fields.keys() - {"burst"} else Limit.model_construct()
 
 
 def _use(

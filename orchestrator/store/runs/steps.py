@@ -179,12 +179,17 @@ class StepStore:
         )
         return Held(ours=reply[0] == "held", want=detail_of(reply))
 
-    async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
-        """Write a verdict, all or nothing, and make the next step due."""
+    async def commit(
+        self, claim: Claim, verdict: Verdict, events: Events, *, publish: bool = True
+    ) -> Committed:
+        """Write a verdict, all or nothing, and make the next step due.
+
+        Without `publish` the caller dispatches that; the rescuer does after the grace time.
+        """
         if verdict.waiting is not None:
             return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
-        goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay
+        goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
         message = self._dispatch.message(following, claim.config.name) if goes_on else ""
         fields = self._commit_fields(verdict, events, message)
         if verdict.logged and (lines := lines_of(verdict.logged, self._payer(claim))):
@@ -203,6 +208,14 @@ class StepStore:
             if goes_on and reply[1] == "in_progress":
                 await self._dispatch.published(following, claim.config.name)
         return _committed(reply)
+
+    async def shelve(self, hint: StepHint) -> None:
+        """Put a run away whose step waits for limits of the fleet, unless it has moved on."""
+        await self._scripts.run("shelve", hint.run_id, hint.step, "")
+
+    async def unshelve(self, run_id: str) -> None:
+        """Have a run that was put away dispatched after the grace time."""
+        await self._scripts.run("shelve", run_id, "", duration(self.terms.grace))
 
     def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> dict[str, Any]:
         result = verdict.logged.result if verdict.logged else None

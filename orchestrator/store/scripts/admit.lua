@@ -5,6 +5,7 @@
 --                     in the line (at its head: again). `names` are the limits of the call, the first is its line
 --   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back
 --   renew             run, step: a grant of a step that is under way goes on
+--   charge            names, amounts: a call that was made under other limits than its step's grant has
 --   throttled         names, ms: the provider refused a call under the first of the names; nobody calls it for so long
 --   tick              looks for grants that nobody renews
 -- Returns { a word per operation, admitted, next, waiting, version, mine }: `admitted` (run, step, agent, ...) are to
@@ -395,6 +396,15 @@ local function ask(op)
   return 'waits'
 end
 
+local function charge(op)
+  for _, name in ipairs(op.names) do
+    local s, m = states[name], measures[name]
+    for kind in pairs(m.rates) do s[kind] = s[kind] - amount(op.amounts, kind) end
+    touched[name] = true
+  end
+  return 'done'
+end
+
 -- A refusal that comes beside others of one moment counts once; without a wish of the provider waits grow.
 local function throttled(op)
   local name = op.names[1]
@@ -484,13 +494,16 @@ for i, op in ipairs(ops) do
     results[i] = drop(op.run, op.step, {})
   elseif op.op == 'throttled' then
     results[i] = throttled(op)
+  elseif op.op == 'charge' then
+    results[i] = charge(op)
   elseif op.op == 'renew' then
     local held = grant_of(op.run)
+    results[i] = 'none'
     if held and held.step == op.step then
       held.till, held.again = now + lease, nil
       set_grant(op.run, held)
+      results[i] = 'done'
     end
-    results[i] = held and 'done' or 'none'
   else
     look_at_grants(own)
     results[i] = 'done'

@@ -43,7 +43,9 @@ local overdue = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', 0, AR
 -- Added to a time, it is later than all times; sums are exact in a score.
 local PUT_OFF = 10000000000000
 local left = tonumber(ARGV[1]) - #overdue
-local till = ARGV[3] == 'idle' and '+inf' or PUT_OFF + now
+-- Beyond these are runs that wait for limits of the fleet (shelve.lua): nothing was lost of them.
+local SHELVED = 40000000000000
+local till = ARGV[3] == 'idle' and '(' .. SHELVED or PUT_OFF + now
 if ARGV[3] == '1' then
   left = math.min(left, tonumber(ARGV[4]) or 0)
   till = till - (tonumber(ARGV[5]) or 0)

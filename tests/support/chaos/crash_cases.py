@@ -63,7 +63,12 @@ CASES = (
     CrashCase("during-call-task", 1, "heavy", crashes=1, unknown=1),
     CrashCase("call-made", 1, "heavy", crashes=1, unknown=1),
     CrashCase("call-delivered", 1, "heavy"),
+    # Under a limit of the fleet.
+    CrashCase("step-put-back", 1, "answer"),
+    CrashCase("limits-asked", 1, "answer"),
+    CrashCase("limits-admitted", 1, "answer"),
 )
+LIMITED = {"step-put-back", "limits-asked", "limits-admitted"}
 
 
 def script(request: RequestRecord) -> Reply:

@@ -1,0 +1,47 @@
+"""Limits of the fleet and their use, as a terminal shows them."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
+from stepfleet.orchestrator.limits.limit import Limit
+from stepfleet.orchestrator.store.admission.limit_settings import LimitUse
+
+_NAME = 60
+NONE = "no limits: stepfleet limits set openai:gpt-4o-mini requests_per_minute=3000"
+
+
+def words(limit: Limit | None) -> str:
+    """Return a limit's fields in a line."""
+    fields = limit.model_dump(exclude_unset=True) if limit else {}
+    return ", ".join(f"{name.replace('_', ' ')} {value:,g}" for name, value in fields.items())
+
+
+def picture(found: list[LimitUse]) -> RenderableType:
+    """Return a row per limit, and what the lines wait for."""
+    if not found:
+        return Text(NONE, style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("limit", "allows"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("in flight", "waiting", "refused"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    notes = []
+    for one in found:
+        style = "" if one.limit else "dim"
+        counts = (one.in_flight, one.waiting, one.refused)
+        table.add_row(
+            Text(shown(one.name, _NAME), style=style),
+            Text(words(one.limit)),
+            *(Text(count(number)) for number in counts),
+        )
+        if one.cool_seconds:
+            text = (
+                f"{shown(one.name, _NAME)}: no calls for {seconds(one.cool_seconds)}, after a 429"
+            )
+            notes.append(Text(text, style="yellow"))
+        if one.waits_for:
+            steps = "1 step waits" if one.waiting == 1 else f"{count(one.waiting)} steps wait"
+            notes.append(Text(f"{steps} for {shown(one.waits_for, 120)}"))
+    return Group(table, *notes)

@@ -1,0 +1,51 @@
+"""Limits of the fleet as a client sees them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.limits.limit import Limit, changed
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings, LimitUse
+
+
+class AsyncFleetLimits:
+    """Limits that all workers of the fleet share: `fleet.limits`.
+
+    Changes hold for the next call; workers that had none before find the first one within seconds.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def all(self) -> dict[str, Limit]:
+        """Return the limits by name."""
+        return (await (await self._settings()).read())[1]
+
+    async def use(self) -> list[LimitUse]:
+        """Return what is used of each limit, and how many steps wait in its line."""
+        return await (await self._settings()).use()
+
+    async def set(self, name: str, /, **fields: Any) -> Limit:
+        """Change fields of a limit, and return it; None takes a field away.
+
+        `name` is that of a model (`openai:gpt-4o-mini`, `openai:*`), or `tenant:acme`, `batch:*`,
+        `agent:clerk`. Raises `ConfigurationError` that names field and fix.
+        """
+        settings = await self._settings()
+        _, known = await settings.read()
+        limit = changed(name, known.get(name), fields)
+        await settings.set({name: limit})
+        return limit
+
+    async def provide(self, limits: Mapping[str, Limit]) -> None:
+        """Set limits as a configuration does: not those that somebody has set by `set`."""
+        await (await self._settings()).provide(limits)
+
+    async def clear(self, *names: str) -> int:
+        """Remove limits, all where none is named; return how many there were."""
+        settings = await self._settings()
+        return await settings.clear(names or tuple((await settings.read())[1]))
+
+    async def _settings(self) -> LimitSettings:
+        store = (await self._session.open()).store
+        return LimitSettings(store.connection, store.keys)

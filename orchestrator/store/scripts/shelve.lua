@@ -1,0 +1,19 @@
+-- Puts a run that waits for limits of the fleet out of sight of the search for overdue runs, or back into it.
+-- ARGV[2] the step that waits, or '' for whichever, ARGV[3] ms until the run is overdue again, or '' to put it away.
+-- Returns 1, or 0 where nothing was changed: the run has an owner, has moved on, or a request has not reached it.
+-- Runs that were put away have a score beyond every due time. Nothing searches for them: admission dispatches
+-- them, and the times in between do not count as time of their executions (see claim.lua).
+local SHELVED = 40000000000000
+local now = now_ms()
+if ARGV[3] ~= '' then
+  local score = number(redis.call('ZSCORE', due_key, run_id))
+  if score < SHELVED then return 0 end
+  redis.call('ZADD', due_key, digits(now + number(ARGV[3])), run_id)
+  return 1
+end
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'want')
+local is_open = h[1] == 'queued' or h[1] == 'in_progress'
+if not is_open or h[2] ~= ARGV[2] or h[3] ~= '' or h[4] ~= '' then return 0 end
+redis.call('HSET', run_key, 'parked', digits(now), 'not_before', digits(now))
+redis.call('ZADD', due_key, digits(SHELVED + now), run_id)
+return 1

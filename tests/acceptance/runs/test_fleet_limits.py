@@ -1,0 +1,81 @@
+"""Limits that a whole fleet shares, on real workers and a server that enforces the same ones."""
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from redis import Redis
+from support.deadlines import wait_until
+from support.workers.fleet_workers import FleetWorker
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.worker.testing import ModelServer, RateLimit, Reply, RequestRecord, ToolCallReply
+
+Start = Callable[..., FleetWorker]
+AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]
+RUNS = 50
+
+
+def rules(request: RequestRecord) -> Reply:
+    """One tool, then the answer."""
+    if request.turn == 1:
+        call = ToolCallReply("look", {"what": request.question})
+        return Reply(tool_calls=(call,), latency=0.1)
+    return Reply("done", latency=0.1)
+
+
+def left(url: str) -> list[object]:
+    """Return what the limits' keys still hold: grants, places, lines."""
+    with Redis.from_url(url, decode_responses=True) as client:
+        held = [client.hlen(f"sf:{{limits}}:{name}") for name in ("grants", "waiting")]
+        return [*held, client.zcard("sf:{limits}:lines")]
+
+
+def test_a_fleet_uses_its_allowance_and_is_not_refused(start_worker: Start, redis_url: str) -> None:
+    """LLM-15: two workers, one limit; without it a third of the calls is refused."""
+    limit = '{"openai:scripted": {"requests_per_minute": 1500}}'
+    with ModelServer(rules, limits=RateLimit(requests=1500)) as server, Fleet(redis_url) as fleet:
+        env = {"STEPFLEET_LIMITS": limit, "OPENAI_BASE_URL": server.url, "STEPFLEET_SLOTS": "200"}
+        for name in ("w1", "w2"):
+            start_worker(name=name, env=env)
+        batch = fleet.submit_batch([{"id": f"{n}", "input": f"{n}"} for n in range(RUNS)], AGENT)
+        results = list(batch.results())
+        statuses = [request.status for request in server.requests]
+    assert [one.output for one in results] == ["done"] * RUNS
+    assert len(statuses) == 2 * RUNS, "no call was made twice"
+    assert statuses.count(429) <= 2
+    wait_until(lambda: left(redis_url) == [0, 0, 0], within=30, what="the settlement of all")
+    waited = [step for one in results for step in one.steps if step.waited_seconds]
+    assert {step.waited_for for step in waited} == {"requests per minute of openai:scripted"}
+    assert not any(one.lost_attempts for one in results)
+
+
+def test_a_killed_worker_costs_no_capacity_for_longer_than_its_lease(
+    start_worker: Start, redis_url: str
+) -> None:
+    """DIST-15: it dies with all that there is; nobody waits for ever, and no limit is exceeded."""
+    limit = {"agent:plain": {"in_flight": 4}}
+    env = {"STEPFLEET_LIMITS": json.dumps(limit), "STEPFLEET_LEASE": "2", "STEPFLEET_GRACE": "0.5"}
+    died = threading.Event()
+
+    def held(request: RequestRecord) -> Reply:
+        return rules(request) if died.is_set() else Reply("never", latency=60.0)
+
+    with ModelServer(held) as server, Fleet(redis_url) as fleet:
+        env["OPENAI_BASE_URL"] = server.url
+        victim = start_worker(name="victim", env=env)
+        batch = fleet.submit_batch([{"id": f"{n}", "input": f"{n}"} for n in range(12)], AGENT)
+        wait_until(lambda: server.log.in_flight == 4 and left(redis_url) == [4, 8, 1], within=30)
+        victim.signal(signal.SIGKILL)
+        died.set()
+        before = len(server.requests)
+        start_worker(name="heir", env=env)
+        results = list(batch.results())
+        assert server.log.most_in_flight == 4
+        assert len(server.requests) == before + 24
+    assert [one.output for one in results] == ["done"] * 12
+    assert sum(len(one.lost_attempts) for one in results) == 4, "those that waited lost nothing"
+    wait_until(lambda: left(redis_url) == [0, 0, 0], within=30, what="the settlement of all")

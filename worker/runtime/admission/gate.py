@@ -1,0 +1,170 @@
+"""What one event loop knows of the fleet's limits, and its calls of the admission script.
+
+Operations of one turn of the loop share one call. Who is admitted by it is dispatched here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.limits.limit import Limit
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.store.admission.calls import (
+    AdmissionCalls,
+    Answer,
+    Operation,
+)
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.worker.runtime.crash_points import Visit, unharmed
+
+log = logging.getLogger(__name__)
+
+MOST_TOGETHER = 100
+"""Operations of one call: a script must not hold up Redis."""
+ERRORS = (AgentException, RedisError, OSError)
+
+
+@dataclass(slots=True)
+class Leave:
+    """The leave for a call that this process makes."""
+
+    hint: StepHint
+    early: asyncio.TimerHandle | None = None
+    """Settles it while the step's tools run."""
+
+
+class Gate:
+    """Asks for leave, and knows which leaves this process uses."""
+
+    def __init__(self, opened: OpenStore, caller: str, crash: Visit = unharmed) -> None:
+        given = (opened.connection, opened.keys)
+        self.calls = AdmissionCalls(*given, caller, opened.settings.lease)
+        self.settings = LimitSettings(*given)
+        self.limits: Mapping[str, Limit] = {}
+        self.version = ""
+        self.waiting = 0
+        self.held: dict[str, Leave] = {}
+        self.wake = asyncio.Event()
+        self.wakes_at = float("inf")
+        """When this process is to admit again (monotonic seconds)."""
+        self.stranded = False
+        """Whether runs wait that nobody has looked after."""
+        self.wiped = False
+        """Whether the limits that this process knows are gone from Redis."""
+        self.crash = crash
+        self._reloads = False
+        self._dispatch = opened.dispatch
+        self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether there are limits, or steps that wait for some that there were."""
+        return bool(self.limits or self.waiting or self.stranded)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a limit counts tokens."""
+        return any(
+            "token" in field for one in self.limits.values() for field in one.model_fields_set
+        )
+
+    def call(self, operation: Operation) -> "asyncio.Future[str]":
+        """Return the future of the script's word on an operation; it may fail with `StoreError`."""
+        reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._pending.append((operation, reply))
+        return reply
+
+    def use(self, hint: StepHint) -> None:
+        """Note a leave that is used here: it is renewed."""
+        self.held[hint.run_id] = Leave(hint)
+
+    def forget(self, hint: StepHint) -> None:
+        """Renew a leave no more."""
+        leave = self.held.get(hint.run_id)
+        if leave is not None and leave.hint == hint:
+            del self.held[hint.run_id]
+            if leave.early is not None:
+                leave.early.cancel()
+
+    def end(self, operations: Sequence[Operation]) -> None:
+        """Send what ends a leave; nobody waits for it: a grant that is not settled expires."""
+        for operation in operations:
+            self.call(operation).add_done_callback(_received)
+
+    def end_later(self, hint: StepHint, seconds: float, operations: Sequence[Operation]) -> None:
+        """Do so after so many seconds, unless the step is committed before."""
+        leave = self.held.get(hint.run_id)
+        if leave is None or leave.hint != hint or leave.early is not None:
+            return
+
+        def settle() -> None:
+            self.forget(hint)
+            self.end(operations)
+
+        leave.early = asyncio.get_running_loop().call_later(seconds, settle)
+
+    async def reload(self) -> None:
+        """Read the limits. Raises `StoreError`."""
+        version, limits = await self.settings.read()
+        if version != self.version:
+            self.version, self.limits = version, limits
+            log.info("limits of the fleet: %s", ", ".join(limits) or "none")
+
+    async def aclose(self) -> None:
+        """Finish the calls under way."""
+        for leave in list(self.held.values()):
+            self.forget(leave.hint)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=1.0)
+
+    def _send(self) -> None:
+        pending, self._pending = self._pending, []
+        for at in range(0, len(pending), MOST_TOGETHER):
+            task = asyncio.create_task(self._answer(pending[at : at + MOST_TOGETHER]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, pending: list[tuple[Operation, asyncio.Future[str]]]) -> None:
+        try:
+            answer = await self.calls.call([operation for operation, _ in pending])
+            if answer.admitted:
+                self.crash("limits-admitted")
+                await self._dispatch.publish(answer.admitted)
+        except Exception as error:  # noqa: BLE001 - each caller gets it
+            for _, reply in pending:
+                if not reply.done():
+                    reply.set_exception(error)
+            return
+        await self._apply(answer)
+        for word, (_, reply) in zip(answer.words, pending, strict=True):
+            if not reply.done():
+                reply.set_result(word)
+
+    async def _apply(self, answer: Answer) -> None:
+        self.waiting = answer.waiting
+        if answer.mine:
+            soon = time.monotonic() + (1.0 if answer.pause is None else answer.pause)
+            if soon < self.wakes_at:
+                self.wakes_at = soon
+                self.wake.set()
+        self.wiped = bool(self.version and not answer.version)
+        if answer.version and answer.version != self.version and not self._reloads:
+            self._reloads = True
+            with contextlib.suppress(*ERRORS):
+                await self.reload()
+            self._reloads = False
+
+
+def _received(reply: "asyncio.Future[str]") -> None:
+    if not reply.cancelled():
+        reply.exception()

@@ -1,0 +1,140 @@
+"""Looks after the lines of the fleet's limits: admits as time makes room, finds what was lost.
+
+Workers take turns by the script's answer: one comes back when somebody can be admitted, the others
+now and then. Without limits a worker looks every two seconds whether there are some.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+
+from stepfleet.orchestrator.limits.limit import Limit
+from stepfleet.orchestrator.store.admission.calls import DONE, TICK, renewing
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
+from stepfleet.worker.runtime.admission.gate import ERRORS, Gate
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+SHELF_SECONDS = 60.0
+SHELF_SECONDS_ACTIVE = 5.0
+LEAST_SECONDS, MOST_SECONDS = 0.02, 0.5
+OTHERS_SECONDS = 1.6
+"""A worker without the turn comes back later than the one with it may stay away."""
+SHELVED = 40_000_000_000_000
+PAGE = 100
+"""Runs of one shard that one look at the shelf checks."""
+
+
+class Ticker:
+    """The background task of one event loop's gate. `configured` are the limits of its settings."""
+
+    def __init__(
+        self, opened: OpenStore, store: StepStore, gate: Gate, configured: Mapping[str, Limit]
+    ) -> None:
+        self._opened = opened
+        self._store = store
+        self._gate = gate
+        self._configured = configured
+        self._every = opened.settings.lease / RENEWALS_PER_LEASE
+        self._renewed_at = time.monotonic()
+        self._looked_at = float("-inf")
+        self._offset = 0
+
+    async def prepare(self) -> None:
+        """Write the limits of the settings, and read all. Raises `StoreError`."""
+        await self._gate.settings.provide(self._configured)
+        await self._gate.reload()
+        await self._look_at_shelf()
+
+    async def watch(self) -> None:
+        """Tick until cancelled. Errors are logged, and the next turn tries again."""
+        is_put_off = False
+        while True:
+            await self._sleep()
+            try:
+                await self.turn()
+            except ERRORS as error:
+                log.log(logging.DEBUG if is_put_off else logging.WARNING, "limits: %s", error)
+                is_put_off = True
+                await asyncio.sleep(LEAST_SECONDS * 10)
+            except Exception:
+                log.exception("the look after limits failed")
+                await asyncio.sleep(1)
+            else:
+                is_put_off = False
+
+    async def turn(self) -> None:
+        """Do what is due now. Raises `StoreError`."""
+        gate = self._gate
+        if not gate.active and not gate.held:
+            if await gate.settings.version() != gate.version:
+                await gate.reload()
+            if time.monotonic() - self._looked_at >= SHELF_SECONDS:
+                await self._look_at_shelf()
+            return
+        gate.wakes_at = float("inf")
+        if time.monotonic() - self._renewed_at >= self._every:
+            self._renewed_at = time.monotonic()
+            await self._renew()
+        await gate.call(TICK)
+        if gate.wiped:
+            await self._rebuild()
+        if time.monotonic() - self._looked_at >= SHELF_SECONDS_ACTIVE:
+            await self._look_at_shelf()
+
+    async def _sleep(self) -> None:
+        """Sleep until the next turn: the script says when, if it is this worker's."""
+        gate = self._gate
+        gate.wake.clear()
+        idle = LOOK_SECONDS if not gate.active else min(OTHERS_SECONDS, self._every)
+        latest = time.monotonic() + idle * (1 + 0.2 * random.random())  # noqa: S311 - spreads turns
+        while (at := min(latest, gate.wakes_at)) > (now := time.monotonic()):
+            pause = at - now if at == latest else min(max(at - now, LEAST_SECONDS), MOST_SECONDS)
+            try:
+                async with asyncio.timeout(pause):
+                    await gate.wake.wait()
+                gate.wake.clear()
+            except TimeoutError:
+                return
+        await asyncio.sleep(LEAST_SECONDS)
+
+    async def _renew(self) -> None:
+        """Renew the leaves that are used here; those that somebody has settled are forgotten."""
+        leaves = [leave.hint for leave in self._gate.held.values()]
+        words = await asyncio.gather(*(self._gate.call(renewing(hint)) for hint in leaves))
+        for hint, word in zip(leaves, words, strict=True):
+            if word != DONE:
+                self._gate.forget(hint)
+
+    async def _rebuild(self) -> None:
+        """Write again what somebody has wiped."""
+        log.warning(
+            "the limits were wiped in Redis; they are written again from this worker's copy"
+        )
+        await self._gate.settings.set(self._gate.limits)
+        await self._gate.reload()
+
+    async def _look_at_shelf(self) -> None:
+        """Dispatch runs that were put away and are in no line: the limits' keys were lost."""
+        opened, gate = self._opened, self._gate
+        self._looked_at = time.monotonic()
+        due = [opened.keys.due(shard) for shard in range(opened.keys.shards)]
+        pages = await opened.connection.execute_all(
+            *(("ZRANGEBYSCORE", key, SHELVED, "+inf", "LIMIT", self._offset, PAGE) for key in due)
+        )
+        self._offset = self._offset + PAGE if any(len(page) == PAGE for page in pages) else 0
+        found = [run for page in pages for run in page]
+        lost = await gate.calls.lost_among(found)
+        gate.stranded = bool(found)
+        if lost:
+            log.warning(
+                "%d runs waited for limits in no line; they are dispatched again", len(lost)
+            )
+            await asyncio.gather(*(self._store.unshelve(run) for run in lost))
+            self._looked_at = float("-inf")
+            self._offset = 0
