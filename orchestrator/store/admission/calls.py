@@ -15,7 +15,7 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
 
 Operation = dict[str, Any]
-GRANTED = "granted"
+GRANTED, WAITS = "granted", "waits"
 DONE = "done"
 TICK: Operation = {"op": "tick"}
 

@@ -371,6 +371,7 @@ local function ask(op)
     if op.op ~= 'try' then dispatch(held) end
     return 'granted'
   end
+  if held and held.step > op.step then return 'stale' end -- a late repetition
   if held then drop(op.run, held.step) end
   local e = { run = op.run, step = op.step, agent = op.agent, tenant = op.tenant, fresh = op.fresh, names = op.names,
     amounts = op.amounts, since = now }
@@ -379,6 +380,7 @@ local function ask(op)
   if waiting_total > 0 then
     local place = redis.call('HGET', waiting_key, e.run)
     if place and string.match(place, '^%d+') == tostring(e.step) then return 'waits' end
+    if place and tonumber(string.match(place, '^%d+')) > e.step then return 'stale' end
     if place then redis.call('HDEL', waiting_key, e.run) end
   end
   local name, ms, kind = blocked_by(e.names, e.amounts)

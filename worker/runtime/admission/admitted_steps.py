@@ -7,6 +7,7 @@ leave that nobody renews is dispatched again, then taken back.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.estimates import (
@@ -34,6 +35,7 @@ from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Fallback, UsageStats
 from stepfleet.orchestrator.store.admission.calls import (
     GRANTED,
+    WAITS,
     Grant,
     Operation,
     Request,
@@ -49,6 +51,7 @@ from stepfleet.worker.step import CANCELLED
 
 TOOL_SECONDS = 0.25
 """So long a call may stay in flight behind its answer; tools that take longer hold no limit."""
+_RELEASED = partial(Verdict, Move.RELEASE)
 LOOK_AGAIN_MS = "100"
 _OVER = frozenset(
     {Refused.UNKNOWN, Refused.ENDED, Refused.PAUSED, Refused.STALE, Refused.AHEAD, Refused.EARLY}
@@ -87,7 +90,13 @@ class AdmittedSteps:
         if grant is not None and grant.step == hint.step:
             gate.use(hint)
             return replace(claim, waited=grant.waited, waited_for=short_of(grant.why))
-        if await gate.call(request.operation("try")) == GRANTED:
+        try:
+            word = await gate.call(request.operation("try"))
+        except Exception:
+            # Not to be taken for a lost worker: it is due again after the grace time.
+            await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
+            raise
+        if word == GRANTED:
             gate.use(hint)
             return claim
         return await self._put_back(claim, request)
@@ -144,8 +153,7 @@ class AdmittedSteps:
 
     async def _put_back(self, claim: Claim, request: Request) -> Claim | Refusal:
         """Release a step without leave, and have it wait. A cancelled one goes on, to its end."""
-        verdict = Verdict(Move.RELEASE, claim.state)
-        done = await self._store.commit(claim, verdict, Events([]), publish=False)
+        done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
         if done.wanted:
             state = claim.state.model_copy(update={"stop_requested": CANCELLED})
             return replace(claim, state=state)
@@ -156,7 +164,7 @@ class AdmittedSteps:
 
     async def _wait(self, request: Request, op: str) -> None:
         """Ask for a step that nobody holds: it is dispatched with its leave, now or later."""
-        if await self._gate.call(request.operation(op)) != GRANTED:
+        if await self._gate.call(request.operation(op)) == WAITS:
             self._gate.crash("limits-asked")
             await self._store.shelve(request.hint)
 
