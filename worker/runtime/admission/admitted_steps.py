@@ -31,6 +31,7 @@ from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Fallback, UsageStats
 from stepfleet.orchestrator.store.admission.calls import (
@@ -110,6 +111,7 @@ class AdmittedSteps:
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
+        price: LostAttempt | None = None,
     ) -> Held:
         """Journal by the store. An answer ends the call, however long its tools take."""
         if response is not None and claim.run_id in self._gate.held:
@@ -124,6 +126,7 @@ class AdmittedSteps:
             started=started,
             results=results,
             remembered=remembered,
+            price=price,
         )
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
