@@ -70,6 +70,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Failures": {"batch_id": "b1", "not_completed": 4, "read": 4},
     "FinalAnswer": {"answer": "Oslo", "structured": {"city": "Oslo"}},
     "LastError": {"type": "tool", "code": "TOOL_EXECUTION_ERROR", "message": "no", "step": 2},
+    "Limit": {"requests_per_minute": 3000, "in_flight": 5},
+    "LimitUse": {"name": "openai:m", "limit": {"in_flight": 5}, "in_flight": 3},
     "LLMResponse": {"content": "hi"},
     "Message": {"role": "user", "content": [{"text": "hi"}]},
     "LoggedStep": {"result": {"step": 1, "started_at": NOW}, "committed_at": NOW},
