@@ -29,7 +29,7 @@ from stepfleet.orchestrator.protocol.lost_attempts import (
 )
 from stepfleet.orchestrator.protocol.outage import gave_up, parked
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
-from stepfleet.orchestrator.records.errors import ErrorInfo, ModelErrorCode, ErrorType
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Summary
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
