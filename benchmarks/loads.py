@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import redis
@@ -60,19 +60,27 @@ class Running:
 
 @dataclass(frozen=True)
 class Setup:
-    """A fleet to start. `slots` is per worker; `latency` as the model server's option has it."""
+    """A fleet to start. `slots` is per worker; `latency` as the model server's option has it.
+
+    `service` are further options of the model server, `variables` of the workers' environment.
+    """
 
     workers: int = 1
     slots: int = 1000
     latency: str = "0"
     log: Path | None = None
     stub: bool = False
+    service: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
 def servers(setup: Setup) -> Iterator[tuple[str, Model]]:
     """Run Redis and the model server; yield Redis's URL, and the model."""
-    with redis_server() as (url, _), model(setup.latency, setup.log, stub=setup.stub) as served:
+    with (
+        redis_server() as (url, _),
+        model(setup.latency, setup.log, stub=setup.stub, options=setup.service) as served,
+    ):
         yield url, served
 
 
@@ -85,7 +93,8 @@ def fleet(setup: Setup, first: Callable[[Fleet], None] = lambda _: None) -> Iter
         redis.Redis.from_url(url) as store,
     ):
         first(client)
-        with workers(setup.workers, environment(url, served.url, setup.slots)) as pids:
+        variables = {**environment(url, served.url, setup.slots), **setup.variables}
+        with workers(setup.workers, variables) as pids:
             yield Running(url, client, store, served, tuple(pids))
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +48,13 @@ def model_server(latency: float) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def model(latency: str, log: Path | None = None, *, stub: bool = False) -> Iterator[Model]:
+def model(
+    latency: str, log: Path | None = None, *, stub: bool = False, options: Sequence[str] = ()
+) -> Iterator[Model]:
     """Run the model server; `latency` as its option has it, `log` gets a line per request.
 
-    `stub` takes the one that costs next to nothing and checks nothing (stub.py, one latency).
+    `stub` takes the one that costs next to nothing and checks nothing (stub.py, one latency);
+    `options` are further ones of the whole server.
     """
     whole = ("-m", "stepfleet.worker.testing", "--rules", f"{HERE / 'rules.py'}:rules")
     command = [
@@ -59,6 +62,7 @@ def model(latency: str, log: Path | None = None, *, stub: bool = False) -> Itera
         *((str(HERE / "stub.py"),) if stub else whole),
         *("--latency", latency, "--parent-pid", str(os.getpid())),
         *(("--log", str(log)) if log else ()),
+        *options,
     ]
     with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
