@@ -14,7 +14,7 @@ ADAPTERS = (
     / "orchestrator"
     / "batches"
     / "openai_format.py",  # the file format of that provider's batches
-    ROOT / "orchestrator" / "models" / "services.py",  # what services differ in
+    ROOT / "orchestrator" / "models",  # what services differ in
 )
 PROVIDER_WORDS = {
     "max_completion_tokens",

@@ -392,7 +392,7 @@ MUTATIONS = {
         "rescue", "if till <= now then", "if true then"
     ),
     "cancel does not list an answer that was paid for": Mutation(
-        "common", "    note_lost(batch, 'paid', paid)\n", ""
+        "common", "    note_lost(batch, 'paid', paid or price)\n", ""
     ),
     "retry lists an answer that it uses": Mutation("retry", "count(batch, 'lost', -1)\n", ""),
 }

@@ -26,6 +26,7 @@ from support.protocol.worker import AGENTS, KINDS, Worker, record_of
 
 from stepfleet.orchestrator import Message, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
@@ -211,7 +212,7 @@ class ProtocolMachine(CallRules, ControlRules):
         claim, entries = worker.claim, {}
         record = None if done is None else record_of(claim, done)
         if response is not None:
-            entries["response"] = worker.token
+            entries |= {"response": worker.token, "price": ""}
         if started is not None:
             entries[f"s:{started}"] = "1"
         if done is not None:
@@ -223,6 +224,7 @@ class ProtocolMachine(CallRules, ControlRules):
                     claim,
                     0.5,
                     response=response,
+                    price=price_of(claim.number, None, 0.0, "") if response else None,
                     started=() if started is None else (started,),
                     results=None if record is None or done is None else {done: record},
                 )

@@ -268,6 +268,8 @@ class Model:
 
     def _follow(self, run: Run, decision: Decision) -> None:
         if decision.move == "finish":
+            if decision.step is None and "price" in run.journal:
+                run.ledger["paid"] = "paid"
             self._end(run, decision.reason)
             return
         run.attempts += decision.attempt
@@ -342,7 +344,7 @@ class Model:
                 run.ledger[f"open {run.retries}"] = "retried"
             run.journal = {f"r:{index}": by for index, by in taken_back.results.items()}
             if taken_back.author:
-                run.journal["response"] = taken_back.author
+                run.journal |= {"response": taken_back.author, "price": ""}
             run.ledger[f"retry {run.retries}"] = "retried"
         self._group(run).remove(run_id)
         self.hear(run)
@@ -409,7 +411,8 @@ class Model:
         return [run for run in self.runs.values() if which(run)]
 
     def _abandon(self, run: Run, *, lost: bool) -> None:
-        if "paid" in run.journal or (lost and "response" in run.journal):
+        has_price = "paid" in run.journal or "price" in run.journal
+        if has_price or (lost and "response" in run.journal):
             run.ledger["paid"] = "interrupted"
         run.seq += 1
         self._end(run, "user_requested")

@@ -23,8 +23,8 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 
 FIELDS = set(AgentConfig.model_fields)
-FORM = {"input_field", "id_field", "input_format", "only_new"}
-SUBMITTED = {"run_id", "metadata", "delay", "parent"}
+FORM = {"input_field", "id_field", "input_format", "only_new", "tenant"}
+SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant"}
 
 
 def own_of(function: Callable[..., Any]) -> set[str]:
