@@ -36,6 +36,8 @@ COMMANDS = {
     "retry": ("batch",),
     "send": ("run", "hello"),
     "cache": ("clear",),
+    "costs": (),
+    "limits": ("show",),
     "purge": ("--yes",),
 }
 WITHOUT_A_REDIS = {"bench", "restore", "doctor"}

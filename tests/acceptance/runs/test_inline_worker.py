@@ -36,8 +36,8 @@ def essence(result: AgentRunResult) -> dict[str, Any]:
     """Return what does not depend on when and where the run was done."""
     whole = result.to_dict()
     for step in whole["steps"]:
-        for name in ("started_at", "duration_ms", "worker"):
-            step.pop(name)
+        for name in ("started_at", "duration_ms", "worker", "request_id"):
+            step.pop(name, None)
         for call in step["tool_calls"]:
             call.pop("timestamp")
             call.pop("duration_ms")

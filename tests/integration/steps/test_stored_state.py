@@ -203,7 +203,7 @@ def test_a_conversation_changes_in_one_place() -> None:
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
         "orchestrator/store/records/codec.py": "reads a conversation from its log",
         "worker/attempt/fallback.py": "a pruned copy of one request",
-        "worker/models/http_model.py": "a copy of one request, without blocks that its service lacks",
+        "worker/models/http_model.py": "a copy of one request",
         "orchestrator/agents/answers/contract.py": "a copy of one request",
         "orchestrator/protocol/verdict.py": "a step's progress, its messages being in the log",
         "orchestrator/agents/strategies/reasoner.py": "a copy of one request",

@@ -22,7 +22,12 @@ from stepfleet.orchestrator.store.records.events import load_events
 SHARDS = 16
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped"})
 NANO = 1_000_000_000
-PRICES = {"prompt_tokens": 0.15e-6, "completion_tokens": 0.60e-6}  # USD, of the agents' model
+PRICES = {
+    "prompt_tokens": 0.15e-6,
+    "completion_tokens": 0.60e-6,
+    "cached_tokens": -0.075e-6,  # they are among the prompt's, at half of its price
+}
+"""USD, of the agents' model."""
 MOST_TURNS = 30
 EFFECTS = frozenset({"effect", "render"})
 UNKNOWN = "OUTCOME_UNKNOWN"
