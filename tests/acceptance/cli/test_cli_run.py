@@ -484,7 +484,7 @@ def test_bad_input_is_one_message_and_nothing_is_submitted(
     assert "Traceback" not in done.stderr
     stepfleet.until_all_ended(within=LONG)
     # Most of it is found before there is any Redis; what is found later has submitted nothing.
-    if (stepfleet.folder / ".stepfleet").exists():
+    if (stepfleet.folder / ".stepfleet" / "address.json").exists():
         assert orjson.loads(stepfleet("status", "--json").stdout)["batches"] == []
 
 

@@ -209,7 +209,8 @@ class ProtocolMachine(CallRules, ControlRules):
     def _journal(
         self, worker: Worker, response: Any, started: int | None, done: int | None
     ) -> None:
-        claim, entries = worker.claim, {}
+        claim = worker.claim
+        entries: dict[str, str] = {}
         record = None if done is None else record_of(claim, done)
         if response is not None:
             entries |= {"response": worker.token, "price": ""}
