@@ -12,6 +12,7 @@ from typing import Any
 from stepfleet.orchestrator.client.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.records.state import TERMINAL
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.opening.opening import OpenStore
@@ -61,6 +62,11 @@ class LiveStarts:
         return any(call == _call(payload) for _, call in seen)
 
 
+def _is_end(event: Mapping[str, Any]) -> bool:
+    """Return whether the event ends the run."""
+    return event["type"] == EventType.STATUS and event["payload"].get("status") in TERMINAL
+
+
 def _call(payload: Mapping[str, Any]) -> str:
     return str(payload.get("tool_call_id", ""))
 
@@ -102,23 +108,24 @@ class Following:
         streams = (await self._runs.get(run_id)).config.broadcast.include_stream_chunks
         progress = _Progress(run_id, chunks and streams)
         position: Position | None = None
+        end: dict[str, Any] | None = None  # of the run, as far as known: behind all of its text
         while True:
             position = await self._watch.moved(run_id, position, chunks=progress.chunks)
-            last: dict[str, Any] | None = None
             async for one in self._new(progress, position):
                 if one.get("sequence", since + 1) <= since:
                     continue
-                if not position.is_over or "sequence" not in one:
+                if end and "sequence" in one:
+                    yield end
+                    end = None
+                if progress.chunks and _is_end(one):
+                    end = one
+                else:
                     yield one
-                    continue
-                if last:
-                    yield last
-                last = one
             if position.is_over:
                 async for chunk in self._last_text(progress, position):
                     yield chunk
-                if last:  # the end of the run, behind all of its text
-                    yield last
+                if end:
+                    yield end
                 return
 
     async def _new(self, progress: _Progress, position: Position) -> Envelopes:
