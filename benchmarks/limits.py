@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ def measure_cost(args: argparse.Namespace, known: dict[str, Any], name: str) -> 
     with fleet(setup) as on:
         on.warm()
         cost = on.batch(args.runs, STEPS)
-    return {"scene": "cost", "limits": name, "runs": args.runs, **vars(cost)}
+    return {"scene": "cost", "limits": name, "runs": args.runs, **asdict(cost)}
 
 
 def main() -> None:
