@@ -16,6 +16,7 @@ from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
 NO_NAME = "unnamed_tool"
+_encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NAME_LENGTH = 64
 _LONGEST_REASONING = 16_000
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -28,6 +29,14 @@ def encode(body: dict[str, Any]) -> bytes:
         return bytes(memoryview(orjson.dumps(body)))
     except TypeError:
         return json.dumps(body, separators=(",", ":")).encode()
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON text, whatever characters and integers it has."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # lone surrogates, integers above 64 bits
+        return _encode_any(value)
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

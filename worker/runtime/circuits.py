@@ -45,6 +45,7 @@ class CircuitBreaker:
         self._open: dict[str, Circuit] = {}
         self._unwritten: set[str] = set()
         self._allowed: dict[str, int] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def watched(self) -> bool:
@@ -85,9 +86,15 @@ class CircuitBreaker:
         if self._open.pop(of, None) is not None:
             self._unwritten.discard(of)
             log.warning("%s answers again", service)
-            with suppress(*_ERRORS):
-                await self._store.change("close", of, service)
-                await self._store.wake(of)
+            # Beside the step: its answer is not in the journal yet, and many runs may wait.
+            closing = asyncio.create_task(self._close(of, service))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, of: str, service: str) -> None:
+        with suppress(*_ERRORS):
+            await self._store.change("close", of, service)
+            await self._store.wake(of)
 
     async def watch(self, interval: float) -> None:
         """Look every `interval` seconds until cancelled; errors are logged."""

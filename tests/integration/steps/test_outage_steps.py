@@ -1,5 +1,6 @@
 """Steps whose model is out, over a real Redis: they wait aside, probe, and go on."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -171,3 +172,20 @@ async def test_a_paused_run_of_a_service_that_is_out_goes_on_without_its_wait(
         await hands.breaker.answered(SERVICE)
         await hands.finish(run_id)
         assert (await desk.stored(run_id)).result().status is RunStatus.COMPLETED
+
+
+async def test_an_answer_does_not_wait_for_the_runs_that_its_circuit_wakes(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(*_: Any, **__: Any) -> int:
+        await go_on.wait()
+        return 0
+
+    async with fleet_of(redis_url, out()) as (_, hands):
+        await hands.breaker.failed(SERVICE, "r", out())
+        monkeypatch.setattr(Circuits, "wake", slow)
+        async with asyncio.timeout(5):
+            await hands.breaker.answered(SERVICE)
+        go_on.set()

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
@@ -12,6 +10,7 @@ from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bodies import (
     NO_NAME,
     is_strict,
+    json_text,
     reasoning_of,
     safe_name,
     with_reasoning,
@@ -159,7 +158,7 @@ def _part(block: Block) -> dict[str, Any]:
     if "text" in block:
         return _text(str(block["text"]))
     if "json" in block:
-        return _text(orjson.dumps(block["json"]).decode())
+        return _text(json_text(block["json"]))
     if "toolUse" in block:
         used = block["toolUse"]
         return _use(used["toolUseId"], used["name"], used.get("input", {}))

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.models.support import support_at
@@ -24,6 +22,7 @@ from stepfleet.worker.models.bedrock.families import (
 from stepfleet.worker.models.bodies import (
     NO_NAME,
     is_strict,
+    json_text,
     reasoning_of,
     safe_name,
     with_reasoning,
@@ -79,7 +78,7 @@ def _goes_on_without_thinking(turns: list[dict[str, Any]]) -> bool:
     Another provider's model made it: Claude refuses to think before its next own turn.
     """
     last = [turn["content"][0] for turn in turns[-2:]]
-    return "toolResult" in last[-1] and "reasoningContent" not in last[0]
+    return bool(last) and "toolResult" in last[-1] and "reasoningContent" not in last[0]
 
 
 def _inference(settings: ModelSettings) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def _inference(settings: ModelSettings) -> dict[str, Any]:
 def _output(request: ModelRequest) -> dict[str, Any]:
     output: dict[str, Any] = {}
     if request.output and request.output.json_schema is not None:
-        schema = orjson.dumps(request.output.json_schema).decode()
+        schema = json_text(request.output.json_schema)
         named = {"schema": schema, "name": request.output.name}
         output["textFormat"] = {"type": "json_schema", "structure": {"jsonSchema": named}}
     if effort := effort_of(request.model, request.settings):
@@ -164,7 +163,7 @@ def _parts(content: Content, *, native_json: bool = False) -> Iterator[dict[str,
         if REASONING in block or not str(block.get("text", "-")).strip():
             continue
         if "json" in block and not (native_json and isinstance(block["json"], dict)):
-            yield {"text": orjson.dumps(block["json"]).decode()}
+            yield {"text": json_text(block["json"])}
         else:
             yield _part(block)
 
@@ -251,7 +250,7 @@ def _as_text(block: dict[str, Any], names: dict[str, str]) -> Iterator[dict[str,
         used = block["toolUse"]
         names[used["toolUseId"]] = used["name"]
         call = {"tool": used["name"], "arguments": used["input"]}
-        yield {"text": orjson.dumps(call).decode()}
+        yield {"text": json_text(call)}
     elif "toolResult" in block:
         given = block["toolResult"]
         yield {"text": f"Result of {names.get(given['toolUseId'], 'a tool')}:"}

@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.models.media import media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.worker.models.bodies import NO_NAME, reasoning_of, safe_name
+from stepfleet.worker.models.bodies import NO_NAME, json_text, reasoning_of, safe_name
 
 PROVIDER = "google"
 _MODES = {"auto": "AUTO", "any": "ANY", "none": "NONE"}
@@ -129,7 +127,7 @@ def _parts(content: Content, names: dict[str, str]) -> Iterator[dict[str, Any]]:
 def _part(block: Block, names: dict[str, str]) -> dict[str, Any]:
     """Return one block in the service's form; kinds unknown here pass unchanged."""
     if "text" in block or "json" in block:
-        return {"text": str(block.get("text", "")) or orjson.dumps(block["json"]).decode()}
+        return {"text": str(block["text"]) if "text" in block else json_text(block["json"])}
     if "toolUse" in block:
         used = block["toolUse"]
         names[used["toolUseId"]] = used["name"]

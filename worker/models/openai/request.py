@@ -7,17 +7,14 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
-from stepfleet.worker.models.bodies import NO_NAME, is_strict, reasoning_of, safe_name
+from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def request_body(request: ModelRequest, *, official: bool, reasoning: str = "") -> dict[str, Any]:
@@ -140,20 +137,12 @@ def _named(message: Message, wire: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    text = arguments_text(arguments)
+    text = json_text(arguments)
     return {
         "id": call_id,
         "type": "function",
         "function": {"name": safe_name(name) or NO_NAME, "arguments": text},
     }
-
-
-def arguments_text(arguments: dict[str, Any]) -> str:
-    """Return the arguments of a call as JSON text."""
-    try:
-        return orjson.dumps(arguments).decode()
-    except TypeError:  # lone surrogates, integers above 64 bits
-        return _encode_any(arguments)
 
 
 def _split_results(blocks: list[Block]) -> tuple[list[dict[str, Any]], list[Block]]:

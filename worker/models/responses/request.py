@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
@@ -13,11 +11,12 @@ from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bodies import (
     NO_NAME,
     is_strict,
+    json_text,
     reasoning_of,
     safe_name,
     with_reasoning,
 )
-from stepfleet.worker.models.openai.request import arguments_text, response_format
+from stepfleet.worker.models.openai.request import response_format
 
 PROVIDER = "openai"
 _WITHOUT_REASONING = re.compile(r"(?:ft:)?(?:gpt-[34]|chatgpt-|gpt-\d[\d.]*-chat)")
@@ -113,7 +112,7 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         "type": "function_call",
         "call_id": call_id,
         "name": safe_name(name) or NO_NAME,
-        "arguments": arguments_text(arguments),
+        "arguments": json_text(arguments),
     }
 
 
@@ -132,7 +131,7 @@ def _part(block: Block) -> dict[str, Any]:
     if "type" in block:
         return block
     if "text" in block or "json" in block:
-        text = str(block.get("text", "")) or orjson.dumps(block["json"]).decode()
+        text = str(block["text"]) if "text" in block else json_text(block["json"])
         return {"type": "input_text", "text": text}
     media = media_of(block)
     return block if media is None else _media(media)
