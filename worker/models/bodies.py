@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +10,9 @@ import orjson
 
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.records.messages import REASONING, Block, Message
+from stepfleet.orchestrator.records.messages import REASONING, Block, Message, Role
 from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
@@ -111,3 +112,51 @@ def with_reasoning(items: list[Any], reasoning: list[tuple[int, dict[str, Any]]]
     for before, (at, data) in enumerate(followed):
         merged.insert(at + before, data)
     return merged
+
+
+def alternating_turns(
+    messages: Iterable[Message],
+    blocks: Callable[[Message], Iterable[dict[str, Any]]],
+    *,
+    assistant: str = "assistant",
+    field: str = "content",
+) -> list[dict[str, Any]]:
+    """Return alternating turns: all results of one answer, and what follows them, are one.
+
+    `blocks` returns the content of a message; those without any are left out. `assistant` is the
+    service's word for the model's role, `field` has a turn's blocks.
+    """
+    turns: list[dict[str, Any]] = []
+    for message in messages:
+        role = assistant if message.role is Role.ASSISTANT else "user"
+        content = list(blocks(message))
+        if not content:
+            continue
+        if turns and turns[-1]["role"] == role:
+            turns[-1][field] += content
+        else:
+            turns.append({"role": role, field: content})
+    return turns
+
+
+def usage_apart(
+    given: Any, completion: Any, *, cached: Any, written: Any, thought: Any = None
+) -> UsageStats | None:
+    """Return the token counts of one call, or None when they are absent or no counts.
+
+    For services that count tokens that were read from or written to their prompt cache apart.
+    """
+    given, completion = token_count(given), token_count(completion)
+    if given is None or completion is None:
+        return None
+    cached, written = token_count(cached) or 0, token_count(written) or 0
+    prompt = given + cached + written
+    return UsageStats.model_construct(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        llm_calls=1,
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        reasoning_tokens=token_count(thought) or 0,
+    )

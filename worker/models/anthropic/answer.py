@@ -5,12 +5,18 @@ from typing import Any
 from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.anthropic.request import PROVIDER
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
+from stepfleet.worker.models.bodies import (
+    malformed,
+    parse_event,
+    reasoning_block,
+    shown_reasoning,
+    usage_apart,
+)
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _REASONS = {
@@ -68,31 +74,16 @@ def _refusal_of(payload: dict[str, Any]) -> str:
 
 
 def usage_of(usage: Any) -> UsageStats | None:
-    """Return the token counts of one call, or None when they are absent or no counts.
-
-    The service counts tokens that were read from or written to its prompt cache apart.
-    """
+    """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    given, completion = (
-        token_count(usage.get("input_tokens")),
-        token_count(usage.get("output_tokens")),
-    )
-    if given is None or completion is None:
-        return None
-    cached = token_count(usage.get("cache_read_input_tokens")) or 0
-    written = token_count(usage.get("cache_creation_input_tokens")) or 0
     details = usage.get("output_tokens_details")
-    thought = token_count(details.get("thinking_tokens")) if isinstance(details, dict) else 0
-    prompt = given + cached + written
-    return UsageStats.model_construct(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        llm_calls=1,
-        cached_tokens=cached,
-        cache_write_tokens=written,
-        reasoning_tokens=thought or 0,
+    return usage_apart(
+        usage.get("input_tokens"),
+        usage.get("output_tokens"),
+        cached=usage.get("cache_read_input_tokens"),
+        written=usage.get("cache_creation_input_tokens"),
+        thought=details.get("thinking_tokens") if isinstance(details, dict) else None,
     )
 
 

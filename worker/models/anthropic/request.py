@@ -1,6 +1,6 @@
 """Translates the fleet's messages, tools and output format into a body of Messages. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from stepfleet.orchestrator.models.media import Media, media_of
@@ -9,6 +9,7 @@ from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bodies import (
     NO_NAME,
+    alternating_turns,
     is_strict,
     json_text,
     reasoning_of,
@@ -29,7 +30,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     """Return the body of `request`. `extra_body` is merged last and may overrule every field."""
     settings = request.settings
     system = [_text(one.text) for one in request.messages if one.is_system() and one.text.strip()]
-    messages = _turns(one for one in request.messages if not one.is_system())
+    messages = alternating_turns((one for one in request.messages if not one.is_system()), _blocks)
     body: dict[str, Any] = {
         "model": request.model,
         "max_tokens": _most_tokens(settings),
@@ -113,21 +114,6 @@ def _tool_choice(request: ModelRequest) -> dict[str, Any]:
     if request.parallel_tool_calls is False and kind != "none":
         choice["disable_parallel_tool_use"] = True
     return choice
-
-
-def _turns(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return alternating turns: all results of one answer, and what follows them, are one."""
-    turns: list[dict[str, Any]] = []
-    for message in messages:
-        role = "assistant" if message.role is Role.ASSISTANT else "user"
-        blocks = list(_blocks(message))
-        if not blocks:
-            continue
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] += blocks
-        else:
-            turns.append({"role": role, "content": blocks})
-    return turns
 
 
 def _blocks(message: Message) -> Iterator[dict[str, Any]]:

@@ -8,12 +8,18 @@ from typing import Any
 from stepfleet.orchestrator.records.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bedrock.families import provider_of
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
+from stepfleet.worker.models.bodies import (
+    malformed,
+    parse_event,
+    reasoning_block,
+    shown_reasoning,
+    usage_apart,
+)
 
 _REASONS = {
     "end_turn": FinishReason.STOP,
@@ -90,28 +96,14 @@ def _content(payload: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def usage_of(usage: Any) -> UsageStats | None:
-    """Return the token counts of one call, or None when they are absent or no counts.
-
-    The service counts tokens that were read from or written to its prompt cache apart.
-    """
+    """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    given, completion = (
-        token_count(usage.get("inputTokens")),
-        token_count(usage.get("outputTokens")),
-    )
-    if given is None or completion is None:
-        return None
-    cached = token_count(usage.get("cacheReadInputTokens")) or 0
-    written = token_count(usage.get("cacheWriteInputTokens")) or 0
-    prompt = given + cached + written
-    return UsageStats.model_construct(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        llm_calls=1,
-        cached_tokens=cached,
-        cache_write_tokens=written,
+    return usage_apart(
+        usage.get("inputTokens"),
+        usage.get("outputTokens"),
+        cached=usage.get("cacheReadInputTokens"),
+        written=usage.get("cacheWriteInputTokens"),
     )
 
 

@@ -2,7 +2,8 @@
 
 import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.models.media import Media, media_of
@@ -21,6 +22,7 @@ from stepfleet.worker.models.bedrock.families import (
 )
 from stepfleet.worker.models.bodies import (
     NO_NAME,
+    alternating_turns,
     is_strict,
     json_text,
     reasoning_of,
@@ -44,7 +46,10 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     system = [
         {"text": one.text} for one in request.messages if one.is_system() and one.text.strip()
     ]
-    turns = _turns((one for one in request.messages if not one.is_system()), provider_of(model))
+    turns = alternating_turns(
+        (one for one in request.messages if not one.is_system()),
+        partial(_blocks, provider=provider_of(model)),
+    )
     tools = [_tool(spec) for spec in request.tools]
     if not tools or request.tool_choice == "none":
         # The service has no choice of none, and refuses calls in a conversation without tools.
@@ -126,21 +131,6 @@ def _parallel(request: ModelRequest) -> dict[str, Any]:
     # The model's own field; it may not repeat what toolConfig says.
     kind = {} if _tool_choice(request) else {"type": "auto"}
     return {"tool_choice": {**kind, "disable_parallel_tool_use": True}}
-
-
-def _turns(messages: Iterable[Message], provider: str) -> list[dict[str, Any]]:
-    """Return alternating turns: all results of one answer, and what follows them, are one."""
-    turns: list[dict[str, Any]] = []
-    for message in messages:
-        role = "assistant" if message.role is Role.ASSISTANT else "user"
-        blocks = list(_blocks(message, provider))
-        if not blocks:
-            continue
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["content"] += blocks
-        else:
-            turns.append({"role": role, "content": blocks})
-    return turns
 
 
 def _blocks(message: Message, provider: str) -> Iterator[dict[str, Any]]:
@@ -237,12 +227,12 @@ def _without_calls(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names: dict[str, str] = {}
     if not any("toolUse" in block for turn in turns for block in turn["content"]):
         return turns
-    told: list[dict[str, Any]] = []
+    plain: list[dict[str, Any]] = []
     for turn in turns:
         content = [one for block in turn["content"] for one in _as_text(block, names)]
         if content:
-            told.append({**turn, "content": content})
-    return told
+            plain.append({**turn, "content": content})
+    return plain
 
 
 def _as_text(block: dict[str, Any], names: dict[str, str]) -> Iterator[dict[str, Any]]:

@@ -1,12 +1,19 @@
 """Translates the fleet's messages, tools and output format into a body of Gemini. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.models.media import media_of
 from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.worker.models.bodies import NO_NAME, json_text, reasoning_of, safe_name
+from stepfleet.worker.models.bodies import (
+    NO_NAME,
+    alternating_turns,
+    json_text,
+    reasoning_of,
+    safe_name,
+)
 
 PROVIDER = "google"
 _MODES = {"auto": "AUTO", "any": "ANY", "none": "NONE"}
@@ -18,7 +25,12 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     """Return the body of `request`. `extra_body` is merged last and may overrule every field."""
     names = {call.id: call.name for one in request.messages for call in one.tool_calls}
     body: dict[str, Any] = {
-        "contents": _turns((one for one in request.messages if not one.is_system()), names)
+        "contents": alternating_turns(
+            (one for one in request.messages if not one.is_system()),
+            partial(_parts_of, names=names),
+            assistant="model",
+            field="parts",
+        )
     }
     system = [{"text": one.text} for one in request.messages if one.is_system() and one.text]
     if system:
@@ -68,21 +80,6 @@ def _choice(choice: str) -> dict[str, Any]:
     if choice in _MODES:
         return {"mode": _MODES[choice]}
     return {"mode": "ANY", "allowedFunctionNames": [choice]}
-
-
-def _turns(messages: Iterable[Message], names: dict[str, str]) -> list[dict[str, Any]]:
-    """Return alternating turns: all results of one answer, and what follows them, are one."""
-    turns: list[dict[str, Any]] = []
-    for message in messages:
-        role = "model" if message.role is Role.ASSISTANT else "user"
-        parts = list(_parts_of(message, names))
-        if not parts:
-            continue
-        if turns and turns[-1]["role"] == role:
-            turns[-1]["parts"] += parts
-        else:
-            turns.append({"role": role, "parts": parts})
-    return turns
 
 
 def _parts_of(message: Message, names: dict[str, str]) -> Iterator[dict[str, Any]]:

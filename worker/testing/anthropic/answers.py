@@ -14,18 +14,16 @@ from stepfleet.worker.testing.anthropic.conversation import (
     signature,
 )
 from stepfleet.worker.testing.openai import answers as chat
-from stepfleet.worker.testing.openai.completions import arguments_text, pieces_of
-from stepfleet.worker.testing.openai.conversation import Violation, call_id
+from stepfleet.worker.testing.openai.completions import calls_of, pieces_of
+from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
 from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.scenario.limits import Standing
 from stepfleet.worker.testing.scenario.prompt_cache import marked
 from stepfleet.worker.testing.scenario.replies import (
-    EVENTS,
     JSON,
     REFUSED,
-    REPLIED,
     Answer,
     Reply,
     Usage,
@@ -67,11 +65,8 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     message = _Message(reply, request, usage)
-    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
-    if request.streams:
-        return replace(answer, pieces=tuple(message.events()), content_type=EVENTS)
-    body = orjson.dumps(message.body())
-    return replace(answer, pieces=(body,), length=len(body))
+    pieces = message.events() if request.streams else None
+    return chat.carrying(reply, usage, pieces=pieces, body=message.body)
 
 
 def refusing(violation: Violation) -> Answer:
@@ -187,12 +182,7 @@ class _Message:
             yield {**block, "signature": signature(block)}
         if self.reply.content:
             yield {"type": "text", "text": self.reply.content}
-        for index, call in enumerate(self.reply.tool_calls):
-            made = call_id(self.request.key, self.request.turn, index)
-            arguments = call.arguments
-            if isinstance(arguments, str):
-                arguments = orjson.loads(arguments_text(call))
-            identity = made if call.id is None else call.id
+        for identity, call, arguments in calls_of(self.request, self.reply):
             yield {"type": "tool_use", "id": identity, "name": call.name, "input": arguments}
 
     def _usage(self) -> dict[str, Any]:

@@ -12,14 +12,13 @@ import orjson
 from stepfleet.worker.testing.anthropic.answers import too_long
 from stepfleet.worker.testing.bedrock.conversation import conversation, marked_blocks, signature
 from stepfleet.worker.testing.openai import answers as chat
-from stepfleet.worker.testing.openai.completions import arguments_text, pieces_of
-from stepfleet.worker.testing.openai.conversation import Violation, call_id
+from stepfleet.worker.testing.openai.completions import calls_of, pieces_of
+from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
 from stepfleet.worker.testing.scenario.prompt_cache import marked
 from stepfleet.worker.testing.scenario.replies import (
     REFUSED,
-    REPLIED,
     Answer,
     Reply,
     Usage,
@@ -63,11 +62,8 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     message = _Message(reply, request, usage)
-    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
-    if request.streams:
-        return replace(answer, pieces=tuple(message.frames()), content_type=FRAMES)
-    body = orjson.dumps(message.body())
-    return replace(answer, pieces=(body,), length=len(body))
+    pieces = message.frames() if request.streams else None
+    return chat.carrying(reply, usage, pieces=pieces, body=message.body, content_type=FRAMES)
 
 
 def refusing(violation: Violation) -> Answer:
@@ -181,12 +177,7 @@ class _Message:
             yield {"reasoningContent": {"reasoningText": thought}}
         if text := self.reply.refusal or self.reply.content:
             yield {"text": text}
-        for index, call in enumerate(self.reply.tool_calls):
-            made = call_id(self.request.key, self.request.turn, index)
-            arguments = call.arguments
-            if isinstance(arguments, str):
-                arguments = orjson.loads(arguments_text(call))
-            identity = made if call.id is None else call.id
+        for identity, call, arguments in calls_of(self.request, self.reply):
             used = {"toolUseId": identity, "name": call.name, "input": arguments}
             yield {"toolUse": used}
 

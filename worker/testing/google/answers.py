@@ -10,17 +10,16 @@ import orjson
 from stepfleet.worker.testing.google.conversation import conversation, signature
 from stepfleet.worker.testing.openai import answers as chat
 from stepfleet.worker.testing.openai.completions import (
-    arguments_text,
+    calls_of,
     event,
     pieces_of,
 )
-from stepfleet.worker.testing.openai.conversation import Violation, call_id
+from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
 from stepfleet.worker.testing.scenario.replies import (
     EVENTS,
     REFUSED,
-    REPLIED,
     Answer,
     Reply,
     Usage,
@@ -59,11 +58,8 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     content = _Content(reply, request, usage)
-    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
-    if request.streams:
-        return replace(answer, pieces=tuple(content.events()), content_type=EVENTS)
-    body = orjson.dumps(content.body([*content.parts()], ended=True))
-    return replace(answer, pieces=(body,), length=len(body))
+    pieces = content.events() if request.streams else None
+    return chat.carrying(reply, usage, pieces=pieces, body=content.whole)
 
 
 def refusing(violation: Violation) -> Answer:
@@ -132,6 +128,9 @@ class _Content:
             body["usageMetadata"] = self._usage(self.usage)
         return body
 
+    def whole(self) -> dict[str, Any]:
+        return self.body([*self.parts()], ended=True)
+
     def events(self) -> Iterator[bytes]:
         for part in self.parts():
             if "text" in part:
@@ -149,12 +148,8 @@ class _Content:
         if self.reply.content:
             unsigned = {"text": self.reply.content}
             yield unsigned if self.reply.tool_calls else {**unsigned, **signed}
-        for index, call in enumerate(self.reply.tool_calls):
-            made = call_id(self.request.key, self.request.turn, index)
-            arguments = call.arguments
-            if isinstance(arguments, str):
-                arguments = orjson.loads(arguments_text(call))
-            identity = {} if call.omit_id else {"id": made if call.id is None else call.id}
+        for index, (made, call, arguments) in enumerate(calls_of(self.request, self.reply)):
+            identity = {} if call.omit_id else {"id": made}
             named = {**identity, "name": call.name, "args": arguments}
             yield {"functionCall": named, **({} if index else signed)}
 

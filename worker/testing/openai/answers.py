@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -22,6 +22,7 @@ from stepfleet.worker.testing.scenario.replies import (
     Answer,
     Ending,
     Reply,
+    Usage,
 )
 
 COMPLETIONS = re.compile(r"(?:/openai|/openai/deployments/[^/]+)?(?:/v1)?/chat/completions")
@@ -73,6 +74,22 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     if reply.quirks:
         body = quirky_body(body, reply.quirks)
     return replace(base, pieces=(body,), length=len(body))
+
+
+def carrying(
+    reply: Reply,
+    usage: Usage | None,
+    *,
+    pieces: Iterable[bytes] | None,
+    body: Callable[[], dict[str, Any]],
+    content_type: str = EVENTS,
+) -> Answer:
+    """Return the answer of a reply: the `pieces` of a stream, or without any the whole `body`."""
+    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
+    if pieces is not None:
+        return replace(answer, pieces=tuple(pieces), content_type=content_type)
+    whole = orjson.dumps(body())
+    return replace(answer, pieces=(whole,), length=len(whole))
 
 
 def refusing(violation: Violation) -> Answer:

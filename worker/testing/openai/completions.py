@@ -102,6 +102,13 @@ def event(payload: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
+def calls_of(request: RequestRecord, reply: Reply) -> Iterator[tuple[str, ToolCallReply, Any]]:
+    """Yield id, call and arguments as data of the calls in a reply."""
+    for index, call in enumerate(reply.tool_calls):
+        made = call_id(request.key, request.turn, index) if call.id is None else call.id
+        yield made, call, orjson.loads(arguments_text(call))
+
+
 def arguments_text(call: ToolCallReply) -> str:
     """Return the arguments as they are sent: text unchanged, a mapping as JSON."""
     if isinstance(call.arguments, str):

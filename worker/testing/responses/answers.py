@@ -14,9 +14,7 @@ from stepfleet.worker.testing.responses.conversation import call_item, conversat
 from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
 from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.scenario.replies import (
-    EVENTS,
     JSON,
-    REPLIED,
     Answer,
     Reply,
     Usage,
@@ -31,11 +29,8 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     response = _Response(reply, request, usage)
-    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
-    if request.streams:
-        return replace(answer, pieces=tuple(response.events()), content_type=EVENTS)
-    body = orjson.dumps(response.body())
-    return replace(answer, pieces=(body,), length=len(body))
+    pieces = response.events() if request.streams else None
+    return chat.carrying(reply, usage, pieces=pieces, body=response.body)
 
 
 def failing(fault: Fault, sound: Answer) -> Answer:
