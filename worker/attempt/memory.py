@@ -51,7 +51,7 @@ async def assemble_memory(
     if remembered is None and window != before:
         remembered = Remembered(window=window)
         if policy.summarize_after is not None:
-            lease.asked = True
+            lease.called = True
             remembered = await _summarized(claim, history, window, agent, ports)
             await _note(claim, remembered, lease, ports)
             window = remembered.window

@@ -86,7 +86,7 @@ async def call_model(
     if reasoner:
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
-    lease.asked = True
+    lease.called = True
     ask = behind_circuit(claim, agent, ports, partial(_answer, claim, agent.call_for(claim), ports))
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     # The size that a fallback takes is no limit of the model that is called first.
@@ -184,7 +184,7 @@ def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
     that was perhaps paid for.
     """
     if not by.from_outside:
-        return Interrupted(lease.span, by, unsent=not lease.asked)
+        return Interrupted(lease.span, by, unsent=not lease.called)
     message = _FROM_OUTSIDE[by]
     claim = lease.claim
     log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)

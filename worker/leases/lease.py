@@ -110,14 +110,14 @@ class BaseLease:
 class Lease(BaseLease):
     """The lease of one step.
 
-    `remembered` is memory work that is journaled; `asked` is set once a model is called.
+    `remembered` is memory work that is journaled; `called` is set once a model is called.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
         super().__init__(claim, elapsed)
         self.claim = claim
         self.remembered = claim.journal.remembered
-        self.asked = False
+        self.called = False
 
     @property
     def span(self) -> Span:

@@ -43,9 +43,9 @@ POINTS = (
     "end-applied",  # the same of a commit that ends the run
     "after-commit",  # and after the next hint was published
     "before-acknowledge",
-    "step-put-back",  # it has no leave for its call, and waits in no line yet
-    "limits-asked",  # it waits in a line, and would be searched for
-    "limits-admitted",  # steps have their leave, and are not published
+    "step-put-back",  # it has no grant for its call, and waits in no line yet
+    "limits-requested",  # it waits in a line, and would be searched for
+    "limits-admitted",  # steps have their grants, and are not published
     "rescue-saved",  # overdue runs are re-armed, and not published
 )
 

@@ -46,9 +46,8 @@ def run(
     """Run a file of inputs: Redis, workers, progress and results, all in one command.
 
     Uses the Redis in STEPFLEET_REDIS_URL, or starts a private one in the data folder. Results
-    are written as runs end. One file is one batch: Ctrl-C once stops in good order and pauses it,
-    the same command resumes it and adds only the missing results. Once it is done, only --again
-    runs the file once more.
+    are written as runs end. One file is one batch: Ctrl-C pauses it in good order, the same
+    command resumes it and adds the missing results. Once it is done, only --again runs it anew.
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
     from stepfleet.orchestrator.cli.local.simulation import simulated_as

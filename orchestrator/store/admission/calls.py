@@ -89,7 +89,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The leave of one step to call its model. It waited for `waited` seconds, for `why`."""
+    """The permission of one step to call its model. It waited for `waited` seconds, for `why`."""
 
     step: int
     waited: float = 0.0
@@ -105,7 +105,7 @@ class Grant:
 
 
 class AdmissionCalls:
-    """Asks the script for leave. `lease` is how long a grant holds without a renewal, in s."""
+    """Requests grants of the script. `lease` is how long a grant holds without a renewal, in s."""
 
     def __init__(self, connection: Connection, found: Keys, caller: str, lease: float) -> None:
         self._connection = connection

@@ -9,7 +9,7 @@
 --   throttled         names, ms: the provider refused a call under the first of the names; nobody calls it for so long
 --   tick              looks for grants that nobody renews
 -- Returns { a word per operation, admitted, next, waiting, version, mine }: `admitted` (run, step, agent, ...) are to
--- be dispatched by the caller, also what it asked for itself; after `next` ms something may be admitted (-1: only when
+-- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
 -- a call ends); `waiting` steps wait in all; with `mine` the caller is to come back by then, else somebody else will.
 --
 -- A grant holds `r` requests, `i` and `o` tokens and `s` starts of every limit that it names, and one call in flight.
@@ -234,7 +234,7 @@ local function drop(run, step, used)
   return 'done'
 end
 
--- Whether the run still waits for that step: it may have asked for another one since, or have a later grant.
+-- Whether the run still waits for that step: it may have requested another one since, or have a later grant.
 local function is_current(e)
   local place = e and redis.call('HGET', waiting_key, e.run)
   if not place or string.match(place, '^%d+') ~= tostring(e.step) then return false end

@@ -65,10 +65,10 @@ CASES = (
     CrashCase("call-delivered", 1, "heavy"),
     # Under a limit of the fleet.
     CrashCase("step-put-back", 1, "answer"),
-    CrashCase("limits-asked", 1, "answer"),
+    CrashCase("limits-requested", 1, "answer"),
     CrashCase("limits-admitted", 1, "answer"),
 )
-LIMITED = {"step-put-back", "limits-asked", "limits-admitted"}
+LIMITED = {"step-put-back", "limits-requested", "limits-admitted"}
 
 
 def script(request: RequestRecord) -> Reply:

@@ -33,7 +33,7 @@ def caches_tools(model: str) -> bool:
 
 
 def thinks(model: str, settings: ModelSettings) -> bool:
-    """Return whether a Claude is told to think: it then refuses to be forced to a call."""
+    """Return whether a Claude thinks: it then refuses to be forced to a call."""
     kind = _thinking(settings).get("type") if "claude" in model else None
     return kind in ("enabled", "adaptive")
 

@@ -1,1 +1,1 @@
-"""Steps under the limits of the fleet: leave for their calls, and who looks after the lines."""
+"""Steps under the limits of the fleet: grants for their calls, and the care for the lines."""

@@ -1,8 +1,8 @@
 """A store of steps whose model calls keep the limits of the fleet.
 
-A step without leave is given back before its call: it holds no slot then, and no message. The order
-of writes lets each crash heal: a step is due again after the grace time until it is in a line; a
-leave that nobody renews is dispatched again, then taken back.
+A step without a grant is given back before its call: it holds no slot then, and no message. The
+order of writes lets each crash heal: a step is due again after the grace time until it is in a
+line; a grant that nobody renews is dispatched again, then taken back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,11 +57,11 @@ LOOK_AGAIN_MS = "100"
 _OVER = frozenset(
     {Refused.UNKNOWN, Refused.ENDED, Refused.PAUSED, Refused.STALE, Refused.AHEAD, Refused.EARLY}
 )
-"""Refusals after which nobody will use the leave of that step."""
+"""Refusals after which nobody will use the grant of that step."""
 
 
 class AdmittedSteps:
-    """Claims, journals and commits by `store`, with leave by `gate`."""
+    """Claims, journals and commits by `store`, with grants by `gate`."""
 
     def __init__(self, store: StepStore, gate: Gate) -> None:
         self._store = store
@@ -73,9 +73,9 @@ class AdmittedSteps:
         gate = self._gate
         if not gate.active:
             return await self._store.claim(hint, token)
-        asked = gate.calls.request_grant(hint.run_id)
+        reading = gate.calls.request_grant(hint.run_id)
         claim = await self._store.claim(hint, token)
-        grant = Grant.loaded(await asked)
+        grant = Grant.loaded(await reading)
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
                 await gate.call(refunding(hint))
@@ -130,7 +130,7 @@ class AdmittedSteps:
         )
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
-        """Commit by the store; settle the call, and ask for the next one's leave."""
+        """Commit by the store; settle the call, and request the grant of the next one."""
         gate = self._gate
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
@@ -142,7 +142,7 @@ class AdmittedSteps:
         done = await self._store.commit(claim, verdict, events, publish=publish)
         if done.wanted or not done.applied:
             return done
-        if verdict.move is Move.RELEASE:  # whoever takes the step over uses its leave
+        if verdict.move is Move.RELEASE:  # whoever takes the step over uses its grant
             gate.forget(claim.hint)
             return done
         self._learn(claim, verdict)
@@ -152,10 +152,10 @@ class AdmittedSteps:
             await self._wait(following, "again" if again else "ask")
         return done
 
-    # ------------------------------------------------------------------ leave
+    # ------------------------------------------------------------------ grants
 
     async def _put_back(self, claim: Claim, request: Request) -> Claim | Refusal:
-        """Release a step without leave, and have it wait. A cancelled one goes on, to its end."""
+        """Release a step without a grant, and have it wait. A cancelled one goes on, to its end."""
         done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
         if done.wanted:
             state = claim.state.model_copy(update={"stop_requested": CANCELLED})
@@ -166,13 +166,13 @@ class AdmittedSteps:
         return Refusal(Refused.LIMITED, LOOK_AGAIN_MS)
 
     async def _wait(self, request: Request, op: str) -> None:
-        """Ask for a step that nobody holds: it is dispatched with its leave, now or later."""
+        """Request a grant for a step that nobody holds: it is dispatched with it, now or later."""
         if await self._gate.call(request.operation(op)) == WAITS:
-            self._gate.crash("limits-asked")
+            self._gate.crash("limits-requested")
             await self._store.shelve(request.hint)
 
     def _following(self, claim: Claim, verdict: Verdict) -> Request | None:
-        """Return what to ask for after that verdict; None where nothing follows at once."""
+        """Return the request of the step after that verdict; None where none follows at once."""
         if verdict.refused and verdict.move is Move.RETRY:
             request = self._request(claim)
             is_limited = request is not None and request.names[0] == claim.config.model
@@ -202,7 +202,7 @@ class AdmittedSteps:
         cached: int = 0,
         messages: Sequence[Message] | None = None,
     ) -> Request | None:
-        """Return the request for a step's leave; None where no limit applies to it."""
+        """Return the request for a step's grant; None where no limit applies to it."""
         config, gate = claim.config, self._gate
         names = self._names(claim, config.model)
         if not names:
@@ -236,9 +236,9 @@ class AdmittedSteps:
         """Return what ends a step's grant."""
         if verdict.refused and verdict.move is Move.RETRY:
             model = claim.config.model
-            told = len(claim.config.models) == 1 and model in self._gate.limits
-            said = [throttling(model, verdict.retry_after)] if told else []
-            return [refunding(claim.hint), *said]
+            is_limited = len(claim.config.models) == 1 and model in self._gate.limits
+            pause = [throttling(model, verdict.retry_after)] if is_limited else []
+            return [refunding(claim.hint), *pause]
         if claim.run_id not in self._gate.held:
             return []  # it is settled, or there was none
         if verdict.logged is None and verdict.move is Move.FINISH:
@@ -254,13 +254,13 @@ class AdmittedSteps:
         self, claim: Claim, usage: UsageStats, fallback: Fallback | None
     ) -> list[Operation]:
         """Return what settles an answered call, under the model that has answered."""
-        asked, most = claim.config.model, claim.config.settings.max_tokens
-        model = fallback.model if fallback else asked
+        first, most = claim.config.model, claim.config.settings.max_tokens
+        model = fallback.model if fallback else first
         taken = charged(model, usage, most=most, first=claim.state.step_count == 0)
         ended = settling(claim.hint, taken)
-        if model == asked:
+        if model == first:
             return [ended]
-        own = self._names(claim, asked)
+        own = self._names(claim, first)
         other = tuple(name for name in self._names(claim, model) if name not in own)
         return [ended, charging(other, taken)] if other else [ended]
 

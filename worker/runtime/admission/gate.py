@@ -32,8 +32,8 @@ ERRORS = (AgentException, RedisError, OSError)
 
 
 @dataclass(slots=True)
-class Leave:
-    """The leave for a call that this process makes."""
+class UsedGrant:
+    """The grant of a call that this process makes."""
 
     hint: StepHint
     early: asyncio.TimerHandle | None = None
@@ -41,7 +41,7 @@ class Leave:
 
 
 class Gate:
-    """Asks for leave, and knows which leaves this process uses."""
+    """Requests grants, and knows which of them this process uses."""
 
     def __init__(self, opened: OpenStore, caller: str, crash: Visit = unharmed) -> None:
         given = (opened.connection, opened.keys)
@@ -50,7 +50,7 @@ class Gate:
         self.limits: Mapping[str, Limit] = {}
         self.version = ""
         self.waiting = 0
-        self.held: dict[str, Leave] = {}
+        self.held: dict[str, UsedGrant] = {}
         self.wake = asyncio.Event()
         self.wakes_at = float("inf")
         """When this process is to admit again (monotonic seconds)."""
@@ -85,33 +85,33 @@ class Gate:
         return reply
 
     def use(self, hint: StepHint) -> None:
-        """Note a leave that is used here: it is renewed."""
-        self.held[hint.run_id] = Leave(hint)
+        """Note a grant that is used here: it is renewed."""
+        self.held[hint.run_id] = UsedGrant(hint)
 
     def forget(self, hint: StepHint) -> None:
-        """Renew a leave no more."""
-        leave = self.held.get(hint.run_id)
-        if leave is not None and leave.hint == hint:
+        """Renew a grant no more."""
+        used = self.held.get(hint.run_id)
+        if used is not None and used.hint == hint:
             del self.held[hint.run_id]
-            if leave.early is not None:
-                leave.early.cancel()
+            if used.early is not None:
+                used.early.cancel()
 
     def end(self, operations: Sequence[Operation]) -> None:
-        """Send what ends a leave; nobody waits for it: a grant that is not settled expires."""
+        """Send what ends a grant; nobody waits for it: one that is not settled expires."""
         for operation in operations:
             self.call(operation).add_done_callback(_received)
 
     def end_later(self, hint: StepHint, seconds: float, operations: Sequence[Operation]) -> None:
         """Do so after so many seconds, unless the step is committed before."""
-        leave = self.held.get(hint.run_id)
-        if leave is None or leave.hint != hint or leave.early is not None:
+        used = self.held.get(hint.run_id)
+        if used is None or used.hint != hint or used.early is not None:
             return
 
         def settle() -> None:
             self.forget(hint)
             self.end(operations)
 
-        leave.early = asyncio.get_running_loop().call_later(seconds, settle)
+        used.early = asyncio.get_running_loop().call_later(seconds, settle)
 
     async def reload(self) -> None:
         """Read the limits. Raises `StoreError`."""
@@ -122,8 +122,8 @@ class Gate:
 
     async def aclose(self) -> None:
         """Finish the calls under way."""
-        for leave in list(self.held.values()):
-            self.forget(leave.hint)
+        for used in list(self.held.values()):
+            self.forget(used.hint)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=1.0)
 

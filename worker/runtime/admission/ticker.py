@@ -104,10 +104,10 @@ class Ticker:
         await asyncio.sleep(LEAST_SECONDS)
 
     async def _renew(self) -> None:
-        """Renew the leaves that are used here; those that somebody has settled are forgotten."""
-        leaves = [leave.hint for leave in self._gate.held.values()]
-        words = await asyncio.gather(*(self._gate.call(renewing(hint)) for hint in leaves))
-        for hint, word in zip(leaves, words, strict=True):
+        """Renew the grants that are used here; those that somebody has settled are forgotten."""
+        hints = [used.hint for used in self._gate.held.values()]
+        words = await asyncio.gather(*(self._gate.call(renewing(hint)) for hint in hints))
+        for hint, word in zip(hints, words, strict=True):
             if word != DONE:
                 self._gate.forget(hint)
 

@@ -122,8 +122,8 @@ def _check_results(turns: list[dict[str, Any]]) -> None:
 
 def _check_thought(turns: list[dict[str, Any]]) -> None:
     """Check that the answer whose calls have just been answered begins with thinking."""
-    *_, asked, answered = ({"content": ""}, *turns)
-    kind = next((one["type"] for one in _blocks(asked["content"])), "text")
+    *_, question, answered = ({"content": ""}, *turns)
+    kind = next((one["type"] for one in _blocks(question["content"])), "text")
     is_loop = any(one["type"] == "tool_result" for one in _blocks(answered["content"]))
     if is_loop and kind not in _THOUGHTS:
         raise MisfitError(
