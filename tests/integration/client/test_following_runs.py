@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,9 +29,13 @@ from stepfleet.orchestrator import (
     StoreError,
     StreamedText,
 )
+from stepfleet.orchestrator.client.follow import Following
+from stepfleet.orchestrator.client.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.records.codec import pairs
 from stepfleet.worker.events.text_chunks import ChunkSender, LiveStep
 from stepfleet.worker.runtime.inline import InlineWorker
 
@@ -160,6 +165,42 @@ async def test_text_is_told_in_chunks_while_it_is_written(
     async for event in fleet.runs.events(run_id, chunks=True):
         again.add(event)
     assert again.text == "Hello, world"
+
+
+class BehindTheRun(RunWatch):
+    """Says once that an ended run goes on, as one does that looked just before the end."""
+
+    def __init__(self, watch: RunWatch, then: Callable[[], Awaitable[object]]) -> None:
+        self._watch = watch
+        self._then = then
+
+    async def moved(
+        self, run_id: str, seen: Position | None = None, *, chunks: bool = False
+    ) -> Position:
+        position = await self._watch.moved(run_id, None, chunks=chunks)
+        if seen is None:
+            return replace(position, status=Lifecycle.IN_PROGRESS)
+        await self._then()
+        return position
+
+
+async def test_the_end_comes_behind_the_text_for_one_who_looked_just_before_it(
+    redis_url: str, fleet: AsyncFleet
+) -> None:
+    """EVT-21: the last text arrives behind the commit, and the end has been read already."""
+    agent = Agent("typist", model=Typist("Hello"), broadcast="standard")
+    run_id = await fleet.submit(agent, "hi")
+    await finished(redis_url, agent, run_id)
+    client = await fleet._session.open()
+    execute, key = client.store.connection.execute, f"{client.store.keys.run(run_id)}:chunks"
+    [[entry, fields]] = await execute("XREVRANGE", key, "+", "-", "COUNT", 1)
+    await execute("XDEL", key, entry)
+    watch = BehindTheRun(
+        client.watch, lambda: execute("XADD", key, "*", "chunk", pairs(fields)["chunk"])
+    )
+    following = Following(client.store, client.runs, watch)
+    seen = [one async for one in following.envelopes(run_id, 0, chunks=True)]
+    assert [one["type"] for one in seen][-2:] == ["agent.stream.chunk", "agent.status"]
 
 
 async def test_chunks_are_numbered_anew_in_each_execution(
