@@ -24,8 +24,8 @@ from stepfleet.orchestrator import Agent, LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.models.pricing import cost_of
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
 from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.worker.agents import response_cache
 from stepfleet.worker.agents.local import LocalAgent
 from stepfleet.worker.agents.response_cache import ResponseCache

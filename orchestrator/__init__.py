@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.batches.tables.table import ResultTable as ResultTable
     from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
-    from stepfleet.orchestrator.client.blocking import Batch as Batch
-    from stepfleet.orchestrator.client.blocking import Fleet as Fleet
-    from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
-    from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
-    from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
-    from stepfleet.orchestrator.client.blocking import FleetLimits as FleetLimits
-    from stepfleet.orchestrator.client.blocking import FleetRuns as FleetRuns
+    from stepfleet.orchestrator.client.blocking.fleet import Batch as Batch
+    from stepfleet.orchestrator.client.blocking.fleet import Fleet as Fleet
+    from stepfleet.orchestrator.client.blocking.fleet import FleetBatches as FleetBatches
+    from stepfleet.orchestrator.client.blocking.fleet import FleetCache as FleetCache
+    from stepfleet.orchestrator.client.blocking.fleet import FleetHistory as FleetHistory
+    from stepfleet.orchestrator.client.blocking.fleet import FleetLimits as FleetLimits
+    from stepfleet.orchestrator.client.blocking.fleet import FleetRuns as FleetRuns
     from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
     from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
     from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
@@ -141,7 +141,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
     from stepfleet.orchestrator.store.admission.limit_settings import LimitUse as LimitUse
-    from stepfleet.orchestrator.store.fleet_overview import FleetOverview as FleetOverview
+    from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
     from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
     from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult
     from stepfleet.orchestrator.store.runs.reading import StoredRun as StoredRun
@@ -172,7 +172,9 @@ _WHERE = {
     "batches.failures": "FailureGroup Failures",
     "batches.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
-    "client.blocking": "Batch Fleet FleetBatches FleetCache FleetHistory FleetLimits FleetRuns",
+    "client.blocking.fleet": (
+        "Batch Fleet FleetBatches FleetCache FleetHistory FleetLimits FleetRuns"
+    ),
     "client.cache": "AsyncFleetCache",
     "client.checkpoints.files": "CheckpointFolder load_checkpoint save_checkpoint",
     "client.checkpoints.record": "AgentCheckpoint",
@@ -223,7 +225,7 @@ _WHERE = {
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",
     "store.admission.limit_settings": "LimitUse",
-    "store.fleet_overview": "FleetOverview",
+    "store.fleet.overview": "FleetOverview",
     "store.runs.control": "ControlOutcome ControlResult",
     "store.runs.reading": "StoredRun",
     "tools": (

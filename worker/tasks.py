@@ -16,7 +16,7 @@ from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
-from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry
+from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.engine.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
 from stepfleet.worker.engine.bridge import await_

@@ -20,7 +20,6 @@ from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
-from stepfleet.orchestrator.client.follow import Steps
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
 from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
@@ -41,6 +40,7 @@ from stepfleet.orchestrator.client.local import (
 )
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
+from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
@@ -49,8 +49,8 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.batches.requests import pause_fleet
-from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
-from stepfleet.orchestrator.store.health import server_info, warnings
+from stepfleet.orchestrator.store.fleet.health import server_info, warnings
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 __all__ = ["AsyncBatch", "AsyncFleet"]

@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.client.control import CANCEL_NOTE
-from stepfleet.orchestrator.client.follow import Steps
+from stepfleet.orchestrator.client.control.control import CANCEL_NOTE
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
     Recorded,
@@ -17,7 +16,8 @@ from stepfleet.orchestrator.client.rendering import (
     view_of,
 )
 from stepfleet.orchestrator.client.session import Session
-from stepfleet.orchestrator.client.watch import cancel_is_left
+from stepfleet.orchestrator.client.watching.follow import Steps
+from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.messages import Message

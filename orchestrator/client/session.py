@@ -13,19 +13,19 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.submit import BatchSubmission
-from stepfleet.orchestrator.client.batch_retry import BatchRetry
-from stepfleet.orchestrator.client.control import RunControl
-from stepfleet.orchestrator.client.follow import Following
+from stepfleet.orchestrator.client.control.batch_retry import BatchRetry
+from stepfleet.orchestrator.client.control.control import RunControl
 from stepfleet.orchestrator.client.local import LocalFleet
-from stepfleet.orchestrator.client.standstill import Quiet, Standstill
-from stepfleet.orchestrator.client.watch import RunWatch
+from stepfleet.orchestrator.client.watching.follow import Following
+from stepfleet.orchestrator.client.watching.standstill import Quiet, Standstill
+from stepfleet.orchestrator.client.watching.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet_overview import needs_of, needs_of_batch, workers
+from stepfleet.orchestrator.store.fleet.overview import needs_of, needs_of_batch, workers
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
 from stepfleet.orchestrator.store.runs.control import Control

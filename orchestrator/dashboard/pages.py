@@ -12,7 +12,7 @@ from flower.views.monitor import Metrics
 from tornado import web
 from tornado.template import Loader, Template
 
-from stepfleet.orchestrator.store.quarantine import reasons
+from stepfleet.orchestrator.store.fleet.quarantine import reasons
 
 SHOWN = 100
 """Messages that the page lists; it counts all."""

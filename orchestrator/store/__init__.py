@@ -1,1 +1,1 @@
-"""The only code that talks to Redis about runs. Lua scripts lie in `scripts/`."""
+"""The only code that talks to Redis about runs. Lua scripts lie in rooms of `scripts/`."""

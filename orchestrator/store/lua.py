@@ -19,25 +19,18 @@ from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
-        *(
-            "admit",
-            "aside",
-            "ask",
-            "cache",
-            "circuit",
-            "costs",
-            "courier",
-            "expire",
-            "feed",
-            "flag",
-        ),
-        *("hold", "rescue", "swept", "turn", "unnote", "unused", "wake"),
+        *("aside", "ask", "cache", "circuit", "costs", "courier", "expire", "feed", "flag", "hold"),
+        *("rescue", "swept", "turn", "unnote", "unused", "wake"),
     }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
 """Scripts of runs that wait for tool calls: they share `waiting.lua`."""
 PAGED = frozenset({"claim", "page"})
 """Scripts that read a run's log: they share `paging.lua`."""
+ADMISSION = frozenset({"admit"})
+"""The script that decides about model calls: it is longer than one file should be."""
+PARTS = frozenset({"common", "ledger", "waiting", "paging", "levels", "lines"})
+"""Files that are parts of scripts."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They only replace
 numbers: leases that run out while Redis is full would cost every answer that workers hold."""
@@ -46,18 +39,31 @@ _UNKNOWN_FLAGS = "compiling script"
 
 
 @cache
+def file_texts() -> Mapping[str, str]:
+    """Return the texts of all files of `scripts/` by name, whatever room they are in."""
+    rooms = (room for room in (files(__package__) / "scripts").iterdir() if room.is_dir())
+    found = (file for room in rooms for file in room.iterdir() if file.name.endswith(".lua"))
+    return {file.name.removesuffix(".lua"): file.read_text("utf-8") for file in found}
+
+
+def scripts() -> frozenset[str]:
+    """Return the names of all scripts."""
+    return frozenset(file_texts()) - PARTS
+
+
+@cache
 def source(name: str) -> str:
     """Return the text of the script `name`, behind the parts that it shares with others."""
-    folder = files(__package__) / "scripts"
-    own = (folder / f"{name}.lua").read_text("utf-8")
-    if name in STANDALONE:
-        return own
-    shared = (
-        "ledger",
-        "common",
-        *(("waiting",) if name in WAITING else ("paging",) if name in PAGED else ()),
-    )
-    return "".join((folder / f"{part}.lua").read_text("utf-8") for part in shared) + own
+    shared: tuple[str, ...] = ("ledger", "common")
+    if name in ADMISSION:
+        shared = ("levels", "lines")
+    elif name in STANDALONE:
+        shared = ()
+    elif name in WAITING:
+        shared += ("waiting",)
+    elif name in PAGED:
+        shared += ("paging",)
+    return "".join(file_texts()[part] for part in (*shared, name))
 
 
 def text(name: str) -> str:

@@ -5,7 +5,6 @@ What limits a search is its number of examples, which a loaded machine does not 
 """
 
 from collections.abc import Callable
-from importlib.resources import files
 from typing import NamedTuple
 
 import pytest
@@ -427,16 +426,13 @@ def test_the_model_finds_a_seeded_bug(
 
 def texts_with(mutation: Mutation) -> dict[str, str]:
     """Return the texts of all scripts, with the mutation where it belongs."""
-    folder = files("stepfleet.orchestrator.store") / "scripts"
-    names = {path.name.removesuffix(".lua") for path in folder.iterdir()} - {
-        "common",
-        "waiting",
-        "paging",
-    }
+    names = lua.scripts()
     texts = {name: lua.source(name) for name in names}
     if mutation.script == "page":
         texts |= paged({name: texts[name] for name in lua.PAGED})
-    affected = names - lua.STANDALONE if mutation.script == "common" else {mutation.script}
+    affected = (
+        names - lua.STANDALONE - lua.ADMISSION if mutation.script == "common" else {mutation.script}
+    )
     for name in affected:
         assert texts[name].count(mutation.old) == 1, f"{name}: the mutation does not fit any more"
         texts[name] = texts[name].replace(mutation.old, mutation.new)

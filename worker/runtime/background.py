@@ -18,9 +18,9 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
-from stepfleet.orchestrator.store.config_gc import forget_configs
-from stepfleet.orchestrator.store.fleet_figures import fleet_figures
-from stepfleet.orchestrator.store.fleet_overview import forget_workers
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
+from stepfleet.orchestrator.store.fleet.overview import forget_workers
+from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
-from stepfleet.orchestrator.store.fleet_overview import is_gone_here
+from stepfleet.orchestrator.store.fleet.overview import is_gone_here
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint

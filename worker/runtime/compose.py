@@ -17,8 +17,8 @@ from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.events.feeds import Chunks
+from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
 from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.agents.mcp_sources import Sources, sources_of

@@ -9,8 +9,8 @@ from contextlib import suppress
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet_overview import forget_workers
-from stepfleet.orchestrator.store.health import server_info, warnings
+from stepfleet.orchestrator.store.fleet.health import server_info, warnings
+from stepfleet.orchestrator.store.fleet.overview import forget_workers
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.runtime.crash_points import Visit

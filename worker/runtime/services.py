@@ -20,9 +20,9 @@ from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.circuits import Circuits
+from stepfleet.orchestrator.store.fleet.quarantine import keep_aside
+from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
-from stepfleet.orchestrator.store.quarantine import keep_aside
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.agents.mcp_sources import check_sources
 from stepfleet.worker.attempt.tool_task import CallReport, run_call

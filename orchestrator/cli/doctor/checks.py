@@ -11,9 +11,9 @@ from packaging.version import InvalidVersion, Version
 from stepfleet.orchestrator.agents.layers import PREFIX, prefix_of
 from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts, SentinelFacts
-from stepfleet.orchestrator.client.standstill import serving
+from stepfleet.orchestrator.client.watching.standstill import serving
 from stepfleet.orchestrator.records.text.validation import meant
-from stepfleet.orchestrator.store.health import ServerFacts, health_findings
+from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings
 
 OLDEST_PYTHON = (3, 11)
 ENOUGH_SENTINELS = 3

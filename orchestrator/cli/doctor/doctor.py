@@ -29,7 +29,7 @@ from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet_overview import FleetOverview, overview
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.opening.opening import celery_app, open_store
 
 _WORKER_MODULES = ("aiohttp", "greenlet", "yarl")

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, ModelError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES, Service
 from stepfleet.orchestrator.models.signing import Credentials
-from stepfleet.orchestrator.store.health import HealthFinding
+from stepfleet.orchestrator.store.fleet.health import HealthFinding
 
 _FORM = "https://host/v1"
 _CONNECT_SECONDS = 5.0

@@ -32,8 +32,8 @@ from stepfleet.orchestrator.redis_client.urls import (
     parse_sentinel,
 )
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.health import ServerFacts, health_findings, worst_of
-from stepfleet.orchestrator.store.quarantine import about_entries, reasons
+from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, worst_of
+from stepfleet.orchestrator.store.fleet.quarantine import about_entries, reasons
 
 _CONNECT_SECONDS = 3.0
 _PAUSE_SECONDS = 0.25

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import shown
-from stepfleet.orchestrator.client.standstill import serving
+from stepfleet.orchestrator.client.watching.standstill import serving
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.outcome import (
 from stepfleet.orchestrator.records.run.causes import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.fleet_overview import WorkerSeen
+from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.cli.views.batches import batch_list
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
 from stepfleet.orchestrator.records.batch import BatchProgress
-from stepfleet.orchestrator.store.fleet_overview import FleetOverview
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview
 
 _NAME = 60
 

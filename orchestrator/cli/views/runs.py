@@ -27,7 +27,7 @@ from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
 from stepfleet.orchestrator.store.records.codec import load_outage
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 

@@ -7,7 +7,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.client.checkpoints.capture import checked_at
-from stepfleet.orchestrator.client.resumable import ensure_resumable
+from stepfleet.orchestrator.client.control.resumable import ensure_resumable
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed, state_before
 from stepfleet.orchestrator.records.messages import Message

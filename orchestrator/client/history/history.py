@@ -14,9 +14,9 @@ from stepfleet.orchestrator.batches.results import Pause
 from stepfleet.orchestrator.client.checkpoints.capture import capture, cost_calls
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
 from stepfleet.orchestrator.client.checkpoints.restore import of_agent, restored
+from stepfleet.orchestrator.client.control.resumable import ensure_resumable
 from stepfleet.orchestrator.client.history.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.history.forking import ForkOrder, forked, with_tools
-from stepfleet.orchestrator.client.resumable import ensure_resumable
 from stepfleet.orchestrator.client.session import Client, Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of

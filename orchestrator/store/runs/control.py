@@ -19,8 +19,8 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.batches.requests import cancel_fields
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of
+from stepfleet.orchestrator.store.model_calls.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
 from stepfleet.orchestrator.store.records.events import status_event, stored_events
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run

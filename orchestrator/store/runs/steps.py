@@ -32,8 +32,8 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
+from stepfleet.orchestrator.store.model_calls.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.records.codec import (
     Fields,
     duration,

@@ -18,7 +18,7 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.config_gc import forget_configs
+from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
 from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 

@@ -7,7 +7,7 @@ import pytest
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet
-from stepfleet.orchestrator.client import batch_retry
+from stepfleet.orchestrator.client.control import batch_retry
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 

@@ -29,8 +29,8 @@ from stepfleet.orchestrator import (
     StoreError,
     StreamedText,
 )
-from stepfleet.orchestrator.client.follow import Following
-from stepfleet.orchestrator.client.watch import Position, RunWatch
+from stepfleet.orchestrator.client.watching.follow import Following
+from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.state import Lifecycle

@@ -11,7 +11,7 @@ import pytest
 from support.deadlines import until
 
 from stepfleet.orchestrator import Agent, AsyncFleet, StoreError
-from stepfleet.orchestrator.client.watch import POLLED_PER_SECOND
+from stepfleet.orchestrator.client.watching.watch import POLLED_PER_SECOND
 from stepfleet.orchestrator.redis_client.connection import Connection
 
 AGENT = Agent("watched", model="openai:m")

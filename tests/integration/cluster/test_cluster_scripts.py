@@ -1,7 +1,6 @@
 """Every script touches one slot of a cluster; Redis itself holds those that run here to it."""
 
 import re
-from importlib.resources import files
 
 import pytest
 from support.runs.stored_runs import bench
@@ -16,19 +15,14 @@ from stepfleet.orchestrator.store.runs.control import mark
 
 __all__ = ["one_slot_scripts", "redis_url"]
 
-SCRIPTS = sorted(
-    one.name.removesuffix(".lua")
-    for one in (files(lua.__package__) / "scripts").iterdir()
-    if one.name.endswith(".lua")
-)
+FILES = sorted(lua.file_texts())
 STEP = ("claim", "journal", "commit")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", FILES)
 def test_a_script_has_all_its_keys_from_those_that_it_is_given(name: str) -> None:
     """A key that it named by itself might be in any slot."""
-    text = (files(lua.__package__) / "scripts" / f"{name}.lua").read_text("utf-8")
-    code = re.sub(r"--.*", "", text)
+    code = re.sub(r"--.*", "", lua.file_texts()[name])
     assert "sf:" not in code
     assert not re.findall(r"redis\.call\('[A-Z]+',\s*'", code)
 

@@ -15,8 +15,8 @@ from support.runs.scripted_steps import Script, call, say
 from support.runs.tools import look
 
 from stepfleet.orchestrator import Agent, AsyncFleet, Subscribers, tool
-from stepfleet.orchestrator.client.follow import LiveStarts
 from stepfleet.orchestrator.client.rendering import LiveMessages
+from stepfleet.orchestrator.client.watching.follow import LiveStarts
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.domain_events import DomainEvent, ToolCallStarted
 from stepfleet.orchestrator.events.envelope import channel_of

@@ -25,7 +25,7 @@ from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.usage import MOST_TOKENS, bounded_cost, bounded_usage
 from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
-from stepfleet.orchestrator.store.response_cache import CacheEntries
+from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.control import Control
 from stepfleet.orchestrator.store.runs.import_run import ImportedRun, RunImport
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms

@@ -13,8 +13,8 @@ from support.servers.trouble_proxy import TroubleProxy, troubled
 from stepfleet.orchestrator import AsyncFleet, ErrorPolicy, Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
+from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.orchestrator.store.quarantine import entry, keep_aside
 
 AGENT = plain_agent(error_policy=ErrorPolicy.stop_on_any_error())
 

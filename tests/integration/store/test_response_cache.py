@@ -33,8 +33,8 @@ from stepfleet.orchestrator.errors import ModelError, StrategyError
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.model_calls.response_cache import PARTS, CacheEntries
 from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.orchestrator.store.response_cache import PARTS, CacheEntries
 from stepfleet.worker.agents import response_cache
 from stepfleet.worker.agents.local import LocalAgent, LocalAgents
 from stepfleet.worker.agents.response_cache import ResponseCache

@@ -10,13 +10,14 @@ from support.runs.scripted_steps import Hands, Script, say
 from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.store import config_gc, keys
-from stepfleet.orchestrator.store.config_gc import (
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.configs import NOTED_SECONDS, Configs
+from stepfleet.orchestrator.store.fleet import unused_configs
+from stepfleet.orchestrator.store.fleet.unused_configs import (
     LEAST_SECONDS,
     forget_configs,
     forget_stale_configs,
 )
-from stepfleet.orchestrator.store.configs import NOTED_SECONDS, Configs
 from stepfleet.worker.runtime.background import keep_records
 
 RETENTION = LEAST_SECONDS
@@ -81,7 +82,7 @@ async def test_runs_of_any_number_and_name_are_found(
     desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The names of keys are read in pages, and an id may end as a key of a run does."""
-    monkeypatch.setattr(config_gc, "PAGE", 3)
+    monkeypatch.setattr(unused_configs, "PAGE", 3)
     digests = [await desk.create() and desk.agent.config.digest for _ in range(20)]
     desk.agent = agent()
     run_id = await desk.create()

@@ -50,7 +50,11 @@ _FOR_WORKERS = (
     "stepfleet.worker.app",
     "stepfleet.worker.engine.consumer",
 )
-_FOR_COMMANDS = ("celery.app", "kombu.transport.redis", "stepfleet.orchestrator.client.blocking")
+_FOR_COMMANDS = (
+    "celery.app",
+    "kombu.transport.redis",
+    "stepfleet.orchestrator.client.blocking.fleet",
+)
 AT_IMPORT = dict(os.environ)
 """The environment of the imports, whatever a test has set when the first program is asked for."""
 _POLL_SECONDS = 0.01

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.store.fleet_overview import WorkerSeen, unserved_queues, workers_seen
+from stepfleet.orchestrator.store.fleet.overview import WorkerSeen, unserved_queues, workers_seen
 
 
 def report(**fields: object) -> str:

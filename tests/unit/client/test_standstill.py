@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.client.standstill import lacking
-from stepfleet.orchestrator.store.fleet_overview import Need, WorkerSeen
+from stepfleet.orchestrator.client.watching.standstill import lacking
+from stepfleet.orchestrator.store.fleet.overview import Need, WorkerSeen
 
 STEP = Need(queue="steps", agent="solver")
 TOOL = Need(queue="gpu", agent="solver")

@@ -12,7 +12,7 @@ LOCAL = (
     "orchestrator/store/embedded",
     "orchestrator/events/broadcast/webhook",  # a receiver compares with its own clock
     "orchestrator/models/pricing",
-    "orchestrator/store/quarantine",  # shown to people beside the message
+    "orchestrator/store/fleet/quarantine",  # shown to people beside the message
     "orchestrator/tools/builtin",
     "worker/testing",
     "worker/engine/transport",

@@ -16,8 +16,8 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
+from stepfleet.orchestrator.store.fleet.quarantine import KEPT_ENTRIES, entry
 from stepfleet.orchestrator.store.keys import QUARANTINE
-from stepfleet.orchestrator.store.quarantine import KEPT_ENTRIES, entry
 from stepfleet.worker.engine.transport.kombu_types import StockChannel, dumps, loads, to_text
 from stepfleet.worker.engine.transport.pending_acks import (
     PendingAcks,

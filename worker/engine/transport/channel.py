@@ -24,7 +24,7 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
     TransientError,
     transient_error_of,
 )
-from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, KEPT_ENTRIES
+from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, KEPT_ENTRIES
 from stepfleet.worker.engine.transport.ack_buffer import (
     ACKS_PER_CALL,
     LOST_FETCHER,

@@ -3,7 +3,12 @@ from dataclasses import replace
 from stepfleet.orchestrator.cli.doctor import checks
 from stepfleet.orchestrator.cli.doctor.checks import State
 from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts
-from stepfleet.orchestrator.store.health import ServerFacts, health_findings, version_of, warnings
+from stepfleet.orchestrator.store.fleet.health import (
+    ServerFacts,
+    health_findings,
+    version_of,
+    warnings,
+)
 
 SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
 STORE = RedisFacts(SOUND, shards=16, quarantined=0)

@@ -1,7 +1,7 @@
 from stepfleet.orchestrator.cli.doctor import checks
 from stepfleet.orchestrator.cli.doctor.checks import State
 from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
-from stepfleet.orchestrator.store.health import worst_of
+from stepfleet.orchestrator.store.fleet.health import worst_of
 
 SOUND = ClusterFacts(sound=True, masters=3, replicas=3, shards=(6, 5, 5))
 

@@ -1,6 +1,6 @@
 """The pending acknowledgements of the batched transport outlive a connection."""
 
-from stepfleet.orchestrator.store.quarantine import KEPT_BYTES, entry, read_entry
+from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, read_entry
 from stepfleet.worker.engine.transport.pending_acks import LostFetch, PendingAcks, pending_acks_of
 
 

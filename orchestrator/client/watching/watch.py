@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
-from stepfleet.orchestrator.client.standstill import Quiet
+from stepfleet.orchestrator.client.watching.standstill import Quiet
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.state import Lifecycle

@@ -11,8 +11,8 @@ from typing import Any
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import read_overrides, with_stored_overrides
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.client.control import RunControl, ensure_known, ensure_retryable
-from stepfleet.orchestrator.client.resumable import Changes, changes_of
+from stepfleet.orchestrator.client.control.control import RunControl, ensure_known, ensure_retryable
+from stepfleet.orchestrator.client.control.resumable import Changes, changes_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import Revision, revise
 from stepfleet.orchestrator.records.batch import Manifest

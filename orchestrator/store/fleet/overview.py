@@ -15,8 +15,8 @@ from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.circuits import Circuits, ServiceOutage
-from stepfleet.orchestrator.store.health import ServerFacts, health_findings, server_info
+from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, server_info
+from stepfleet.orchestrator.store.model_calls.circuits import Circuits, ServiceOutage
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepfleet.orchestrator.client.watch import Position, RunWatch
+from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
 from stepfleet.orchestrator.records.state import TERMINAL

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import orjson
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.store.circuits import Circuits
-from stepfleet.orchestrator.store.fleet_overview import troubles, waiting_messages, workers
+from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
+from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 

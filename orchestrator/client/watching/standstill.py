@@ -12,14 +12,14 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.store.circuits import Circuits
-from stepfleet.orchestrator.store.fleet_overview import (
+from stepfleet.orchestrator.store.fleet.overview import (
     Need,
     WorkerSeen,
     is_paused,
     troubles,
     workers,
 )
+from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What users request of runs: cancel, pause, resume, retry, and under which limits."""

@@ -1,0 +1,1 @@
+"""Runs and batches as they go on, and why they do not."""

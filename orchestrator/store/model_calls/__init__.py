@@ -1,0 +1,1 @@
+"""What all model calls share: the ledger, circuits of services, cached responses."""

@@ -1,0 +1,215 @@
+-- Decides which steps may make their model calls: the only place that does. KEYS[1] the state of the limits;
+-- the other keys, all on its slot, are named after it. ARGV[1] the caller's name, ARGV[2] ms for which a grant
+-- holds without a renewal, ARGV[3] operations (JSON), each {op, ...}:
+--   try, ask, again   run, step, agent, tenant, fresh, names, amounts: a grant now, or nothing (try), or a place
+--                     in the line (at its head: again). `names` are the limits of the call, the first is its line
+--   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back
+--   renew             run, step: a grant of a step that is under way goes on
+--   charge            names, amounts: a call that was made under other limits than its step's grant has
+--   throttled         names, ms: the provider refused a call under the first of the names; nobody calls it for so long
+--   tick              looks for grants that nobody renews
+-- Returns { a word per operation, admitted, next, waiting, version, mine }: `admitted` (run, step, agent, ...) are to
+-- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
+-- a call ends); `waiting` steps wait in all; with `mine` the caller is to come back by then, else somebody else will.
+--
+-- A grant holds `r` requests, `i` and `o` tokens and `s` starts of every limit that it names, and one call in flight.
+-- Rates are buckets that fill with time: a bucket may be overdrawn by one request that is larger than it, and by what
+-- an estimate lacked. A measure of another kind (a budget) needs its lines in `measures_of`, `fits` and `take` only.
+-- Invariants: a run has one grant, or one place in a line, of one step; who is in neither asks again when dispatched.
+
+local function ask(op)
+  local held = grant_of(op.run)
+  if held and held.step == op.step then
+    held.till, held.again = now + lease, nil
+    set_grant(op.run, held)
+    if op.op ~= 'try' then dispatch(held) end
+    return 'granted'
+  end
+  if held and held.step > op.step then return 'stale' end -- a late repetition
+  if held then drop(op.run, held.step) end
+  local e = { run = op.run, step = op.step, agent = op.agent, tenant = op.tenant, fresh = op.fresh, names = op.names,
+    amounts = op.amounts, since = now }
+  local line = e.names[1]
+  load(e.names)
+  if waiting_total > 0 then
+    local place = redis.call('HGET', waiting_key, e.run)
+    if place and string.match(place, '^%d+') == tostring(e.step) then return 'waits' end
+    if place and tonumber(string.match(place, '^%d+')) > e.step then return 'stale' end
+    if place then redis.call('HDEL', waiting_key, e.run) end
+  end
+  local name, ms, kind = blocked_by(e.names, e.amounts)
+  if (counts[line] or 0) == 0 and not name then
+    grant(e)
+    if op.op ~= 'try' then dispatch(e) end
+    return 'granted'
+  end
+  if op.op == 'try' then return 'full' end
+  if name then
+    e.why = name .. ' ' .. kind
+    if ms >= 0 then soon(ms) end
+  end
+  wait_in_line(e, op.op == 'again')
+  return 'waits'
+end
+
+local function charge(op)
+  for _, name in ipairs(op.names) do
+    local s, m = states[name], measures[name]
+    for kind in pairs(m.rates) do s[kind] = s[kind] - amount(op.amounts, kind) end
+    touched[name] = true
+  end
+  return 'done'
+end
+
+-- A refusal that comes beside others of one moment counts once; without a wish of the provider waits grow.
+local function throttled(op)
+  local name = op.names[1]
+  load({ name })
+  local s = states[name]
+  local cool = tonumber(s.cool) or 0
+  if cool <= now then s.waves = now - cool < 60000 and (tonumber(s.waves) or 0) + 1 or 1 end
+  local ms = tonumber(op.ms) or math.min(500 * 2 ^ (s.waves or 1), 30000)
+  s.cool = math.max(cool, now + math.min(ms, 3600000))
+  s.refused = (tonumber(s.refused) or 0) + 1
+  touched[name] = true
+  return 'done'
+end
+
+-- Forgets levels that nobody has changed for long: they are full. Without grants no call is in flight.
+local function look_at_levels(state, size)
+  local page = redis.call('HSCAN', KEYS[1], state.levels or '0', 'COUNT', 50)
+  state.levels = page[1]
+  for i = 1, #page[2], 2 do
+    local name, s = page[2][i], decoded(page[2][i + 1]) or {}
+    local at = tonumber(s.at)
+    if at and size == 0 and (s.f or 0) > 0 then
+      load({ name })
+      states[name].f, touched[name] = 0, true
+    elseif at and (s.f or 0) == 0 and now - at > IDLE and not s.learned and not s.spent and (tonumber(s.cool) or 0) < now then
+      redis.call('HDEL', KEYS[1], name)
+    end
+  end
+end
+
+-- Looks through some of the grants. One that nobody renews is dispatched once more: its hint may be lost, or its
+-- worker. If that helps nobody, its step waits in line again: whoever claims it there decides what is left of it.
+local function look_at_grants(state)
+  if now - (tonumber(state.swept) or 0) < TURN / 2 and (tonumber(state.swept) or 0) <= now then return end
+  local size = redis.call('HLEN', grants_key)
+  look_at_levels(state, size)
+  local most = math.min(math.max(100, math.floor(size / 16)), 500)
+  local page = redis.call('HSCAN', grants_key, state.cursor or '0', 'COUNT', most)
+  state.cursor, state.swept = page[1], now
+  for i = 1, #page[2], 2 do
+    local run = page[2][i]
+    local held = grant_of(run)
+    if held and held.till < now then
+      if not held.again then
+        held.again, held.till = true, now + lease
+        set_grant(run, held)
+        dispatch(held)
+      else
+        give(held, {})
+        set_grant(run, false)
+        wait_in_line({ run = run, step = held.step, agent = held.agent, tenant = held.tenant, fresh = held.fresh,
+          names = held.names, amounts = held.amounts, since = now }, true)
+      end
+    end
+  end
+end
+
+-- ------------------------------------------------------------------ the call
+
+local ops = cjson.decode(ARGV[3])
+local found = redis.call('ZRANGE', lines_key, 0, -1, 'WITHSCORES')
+for i = 1, #found, 2 do
+  counts[found[i]] = tonumber(found[i + 1])
+  waiting_total = waiting_total + counts[found[i]]
+end
+local runs, names = {}, {}
+for _, op in ipairs(ops) do
+  if op.run then runs[#runs + 1] = op.run end
+  for _, name in ipairs(op.names or {}) do names[#names + 1] = name end
+end
+if #runs > 0 then
+  for i, text in ipairs(redis.call('HMGET', grants_key, unpack(runs))) do
+    grants[runs[i]] = decoded(text) or false
+    for _, name in ipairs(grants[runs[i]] and grants[runs[i]].names or {}) do names[#names + 1] = name end
+  end
+end
+load(names)
+local turn_text = redis.call('HMGET', KEYS[1], '*', '*turn')
+local own = decoded(turn_text[1]) or {}
+local results = {}
+for i, op in ipairs(ops) do
+  if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
+    results[i] = ask(op)
+  elseif op.op == 'settle' then
+    results[i] = drop(op.run, op.step, op.amounts)
+  elseif op.op == 'refund' then
+    results[i] = drop(op.run, op.step, {})
+  elseif op.op == 'throttled' then
+    results[i] = throttled(op)
+  elseif op.op == 'charge' then
+    results[i] = charge(op)
+  elseif op.op == 'renew' then
+    local held = grant_of(op.run)
+    results[i] = 'none'
+    if held and held.step == op.step then
+      held.till, held.again = now + lease, nil
+      set_grant(op.run, held)
+      results[i] = 'done'
+    end
+  else
+    look_at_grants(own)
+    results[i] = 'done'
+  end
+end
+-- Where there are more lines than one call looks at, the next call goes on behind them.
+local lines, first = {}, tonumber(own.line) or 0
+for line, size in pairs(counts) do if size > 0 then lines[#lines + 1] = line end end
+table.sort(lines)
+for i = 1, math.min(#lines, MOST_LINES) do admit(lines[(first + i - 1) % #lines + 1]) end
+own.line = #lines > MOST_LINES and (first + MOST_LINES) % #lines or nil
+if #lines > MOST_LINES then soon(0) end
+for i, op in ipairs(ops) do
+  if results[i] == 'waits' and was_admitted[op.run] == op.step then results[i] = 'granted' end
+end
+
+-- Who comes back first has the turn, as long as it comes.
+local turn = decoded(turn_text[2]) or {}
+local mine, had = 0, turn.who == caller
+local at = waiting_total > 0 and next_ms and now + math.min(next_ms, TURN) or now + TURN
+if had or not turn.at or turn.at + SECOND_LIFE < now or turn.at > now + 10 * SECOND_LIFE
+  or (waiting_total > 0 and next_ms and at + SOON < turn.at) then
+  turn, mine = { who = caller, at = at }, 1
+end
+
+-- ------------------------------------------------------------------ writes
+
+local changes = { '*turn', cjson.encode(turn), '*', cjson.encode(own) }
+for name in pairs(touched) do
+  changes[#changes + 1] = name
+  changes[#changes + 1] = cjson.encode(states[name])
+end
+redis.call('HSET', KEYS[1], unpack(changes))
+local held, gone = {}, {}
+for run in pairs(grants_changed) do
+  if grants[run] then
+    held[#held + 1] = run
+    held[#held + 1] = cjson.encode(grants[run])
+  else
+    gone[#gone + 1] = run
+  end
+end
+for i = 1, #held, 1000 do redis.call('HSET', grants_key, unpack(held, i, math.min(i + 999, #held))) end
+for i = 1, #gone, 1000 do redis.call('HDEL', grants_key, unpack(gone, i, math.min(i + 999, #gone))) end
+for line in pairs(counts_changed) do
+  if counts[line] > 0 then
+    redis.call('ZADD', lines_key, counts[line], line)
+  else
+    redis.call('ZREM', lines_key, line)
+  end
+end
+local version = redis.call('HGET', settings_key, 'version')
+return { results, admitted, waiting_total > 0 and next_ms or -1, waiting_total, version or '', mine }

@@ -1,0 +1,148 @@
+-- First part of admit.lua: what limits measure, what is left of them, and the grants. All of it is read once, and
+-- written at the end. See admit.lua for KEYS and ARGV.
+local prefix = string.sub(KEYS[1], 1, -6)
+local settings_key, grants_key = prefix .. 'settings', prefix .. 'grants'
+local waiting_key, lines_key = prefix .. 'waiting', prefix .. 'lines'
+local caller, lease = ARGV[1], tonumber(ARGV[2])
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local MOST_LOOKS, MOST_ADMITTED, MOST_LINES = 128, 64, 32
+local MOST_TENANTS, MOST_FLOWS, MOST_BLOCKED = 32, 12, 4
+local SECOND_LIFE, TURN, SOON, IDLE = 1000, 500, 50, 600000
+local CLASS = 1000000000000000
+local SEP = '\31'
+local EACH = { tenant = true, batch = true, agent = true }
+local KINDS = { requests_per_minute = 'r', tokens_per_minute = 't', input_tokens_per_minute = 'i',
+  output_tokens_per_minute = 'o', starts_per_minute = 's' }
+
+local measures, states, touched = {}, {}, {}
+local grants, grants_changed = {}, {}
+local counts, counts_changed, waiting_total = {}, {}, 0
+local admitted, was_admitted, next_ms, looks = {}, {}, nil, MOST_LOOKS
+
+local function decoded(text)
+  local readable, value = pcall(cjson.decode, text or '')
+  return readable and type(value) == 'table' and value or nil
+end
+
+local function dispatch(e)
+  for _, part in ipairs({ e.run, e.step, e.agent }) do admitted[#admitted + 1] = part end
+end
+
+local function soon(ms) if not next_ms or ms < next_ms then next_ms = ms end end
+
+-- What a limit measures: rates per ms, calls in flight, ms of burst, and the weight of a tenant.
+local function measures_of(limit, state)
+  local m = { rates = {}, cap = tonumber(limit.in_flight), weight = tonumber(limit.weight) or 1,
+    burst = (tonumber(limit.burst) or 1) * 1000 }
+  for field, kind in pairs(KINDS) do
+    local rate = tonumber(limit[field])
+    if rate then m.rates[kind] = rate / 60000 end
+  end
+  local learned = tonumber(state.learned)
+  if learned then m.rates.r = math.min(m.rates.r or learned / 60000, learned / 60000) end
+  return m
+end
+
+local function capacity(m, kind) return math.max(m.rates[kind] * m.burst, 1) end
+
+local function refill(name)
+  local s, m = states[name], measures[name]
+  local gone = math.max(now - (tonumber(s.at) or now), 0)
+  for kind, rate in pairs(m.rates) do
+    local most = capacity(m, kind)
+    s[kind] = math.min(most, (tonumber(s[kind]) or most) + gone * rate)
+  end
+  s.at = now
+end
+
+-- Reads the limits that are not known yet, with their levels as they are now.
+local function load(names)
+  local missing, fields = {}, {}
+  for _, name in ipairs(names) do
+    if not states[name] then
+      states[name] = {}
+      missing[#missing + 1] = name
+      fields[#fields + 1] = name
+      local kind = string.match(name, '^(%a+):')
+      fields[#fields + 1] = EACH[kind] and kind .. ':*' or name
+    end
+  end
+  if #missing == 0 then return end
+  local found = redis.call('HMGET', settings_key, unpack(fields))
+  local known = redis.call('HMGET', KEYS[1], unpack(missing))
+  for i, name in ipairs(missing) do
+    local limit = decoded(found[2 * i - 1]) or decoded(found[2 * i]) or {}
+    states[name] = decoded(known[i]) or {}
+    measures[name] = measures_of(limit, states[name])
+    refill(name)
+  end
+end
+
+local function grant_of(run)
+  if grants[run] == nil then grants[run] = decoded(redis.call('HGET', grants_key, run)) or false end
+  return grants[run]
+end
+
+local function set_grant(run, grant)
+  grants[run], grants_changed[run] = grant, true
+end
+
+local function count(line, by)
+  counts[line] = math.max((counts[line] or 0) + by, 0)
+  counts_changed[line] = true
+  waiting_total = math.max(waiting_total + by, 0)
+end
+
+-- ------------------------------------------------------------------ buckets
+
+local function amount(amounts, kind)
+  if kind == 't' then return (amounts.i or 0) + (amounts.o or 0) end
+  return amounts[kind] or 0
+end
+
+-- Whether a limit has room for a call; where not, the ms until it may have, or -1.
+local function fits(name, amounts)
+  local s, m = states[name], measures[name]
+  local cool = tonumber(s.cool) or 0
+  if cool > now then return false, cool - now, 'c' end
+  if m.cap and (s.f or 0) + 1 > m.cap then return false, -1, 'f' end
+  for kind, rate in pairs(m.rates) do
+    local wanted = math.min(amount(amounts, kind), capacity(m, kind))
+    if wanted > 0 and s[kind] < wanted - 0.000001 then
+      return false, math.ceil((wanted - s[kind]) / rate), kind
+    end
+  end
+  return true
+end
+
+local function take(names, amounts)
+  for _, name in ipairs(names) do
+    local s, m = states[name], measures[name]
+    s.f = (s.f or 0) + 1
+    for kind in pairs(m.rates) do s[kind] = s[kind] - amount(amounts, kind) end
+    touched[name] = true
+  end
+end
+
+local function give(grant, used)
+  load(grant.names)
+  for _, name in ipairs(grant.names) do
+    local s, m = states[name], measures[name]
+    s.f = math.max((s.f or 0) - 1, 0)
+    for kind in pairs(m.rates) do
+      local back = amount(grant.amounts, kind) - amount(used, kind)
+      s[kind] = math.min(capacity(m, kind), s[kind] + back)
+    end
+    touched[name] = true
+  end
+end
+
+-- Which limit keeps a call from being made, the ms until that may change, and what of it is short.
+local function blocked_by(names, amounts)
+  for _, name in ipairs(names) do
+    local room, ms, kind = fits(name, amounts)
+    if not room then return name, ms, kind end
+  end
+end
+
