@@ -43,7 +43,7 @@ class Store(Protocol):
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        price: LostAttempt | None = None,
+        losses: tuple[LostAttempt, ...] = (),
     ) -> Held:
         """Renew the lease and note what must not be done twice."""
 

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held, holding_error
+from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.model_call import (
@@ -121,6 +122,8 @@ async def execute_here(
     except StoreError:
         raise  # the store is away: nothing of this attempt can be written, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
+        # The attempt's own entry in the ledger has the call that raised it.
+        lease.failed = [one for one in lease.failed if one[0] is not error]
         return criteria, failure_of(error, lease.span, lease.remembered)
 
 
@@ -152,6 +155,9 @@ async def commit(
         error = holding_error(claim, attempt, verdict)
         if error and ports.hold and (number := await ports.hold(claim, error)):
             verdict, events = held(claim, number), Events([])
+        if lease.failed:
+            failed = of_failed_calls(claim.number, (call for _, call in lease.failed))
+            verdict = replace(verdict, failed=failed)
         if guess := guessed(claim, attempt, verdict, ports):
             verdict = replace(verdict, guess=guess)
         done = await ports.commit(claim, verdict, events)

@@ -1,5 +1,7 @@
 """Attempts at a step that are not committed: what they took, and what may have been paid. Pure."""
 
+from collections.abc import Iterable
+
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.errors import ErrorType
@@ -7,7 +9,7 @@ from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.usage import Fallback, UsageStats
+from stepfleet.orchestrator.records.usage import FailedCall, UsageStats
 
 
 def lost_attempt(
@@ -26,8 +28,8 @@ def lost_attempt(
         seconds=attempt.span.seconds - claim.journal.spent,
         ambiguous=unanswered or timed_out or spent is not None,
         tokens=spent.tokens if spent else 0,
-        cost_usd=spent.cost_usd if spent else None,
-        estimated=spent is not None and spent.estimated,
+        cost_usd=spent.cost_usd if spent and spent.tokens else None,
+        estimated=spent is not None and spent.tokens > 0 and spent.estimated,
         reason=reason,
         model=spent.model if spent else None,
         usage=spent.usage if spent else None,
@@ -56,32 +58,32 @@ def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepRes
 
 def in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttempt | None:
     """Return the ledger entry of failed calls that may have been paid for."""
-    if not isinstance(attempt, Failed):
-        fallback = attempt.response.fallback if attempt.response else None
-        return _passed_on(claim, fallback) if fallback else None
-    if claim.journal.response is not None:
+    if not isinstance(attempt, Failed) or claim.journal.response is not None:
         return None
     lost = lost_attempt(claim, attempt, LostKind.FAILED, reason=attempt.error.message)
     return lost if lost.ambiguous else None
 
 
-def _passed_on(claim: Claim, fallback: Fallback) -> LostAttempt | None:
-    """Return the ledger entry of the models that failed before another one answered."""
-    paid = [one for one in fallback.failed if one.ambiguous]
-    if not paid:
-        return None
-    tokens = sum(one.tokens for one in paid)
-    return LostAttempt(
-        kind=LostKind.FAILED,
-        step=claim.number,
-        seconds=0.0,  # the step has them
-        ambiguous=True,
-        tokens=tokens,
-        cost_usd=sum(one.cost_usd for one in paid),
-        estimated=any(one.estimated for one in paid),
-        reason=f"{paid[0].model}: {paid[0].message}",
-        model=bare_name(paid[0].model),
-        usage=UsageStats(prompt_tokens=tokens, total_tokens=tokens, llm_calls=len(paid)),
+def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt, ...]:
+    """Return the ledger's entries of calls of `step` (from 1) that other models were called after.
+
+    One for each that may have been paid for, under its own model.
+    """
+    return tuple(
+        LostAttempt(
+            kind=LostKind.FAILED,
+            step=step,
+            seconds=0.0,  # the step has them
+            ambiguous=True,
+            tokens=one.tokens,
+            cost_usd=one.cost_usd if one.tokens else None,
+            estimated=one.tokens > 0 and one.estimated,
+            reason=f"{one.model}: {one.message}",
+            model=bare_name(one.model),
+            usage=one.usage,
+        )
+        for one in calls
+        if one.ambiguous
     )
 
 

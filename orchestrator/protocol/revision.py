@@ -140,6 +140,7 @@ def _paid_in_vain(failed: LoggedStep) -> dict[str, Any]:
         "model": failed.result.model,
         "usage": usage,
         "estimated": failed.result.usage_estimated,
+        "default_priced": bool(failed.default_priced),
     }
 
 
@@ -168,7 +169,7 @@ def _journal(failed: LoggedStep) -> list[str]:
         reasoning=failed.messages[0].reasoning,
         remembered=remembered,
         cache=result.cache,
-        fallback=result.fallback.paid() if result.fallback else None,
+        fallback=result.fallback,
     )
     entries += ["response", response.to_json()]
     if not result.cached:

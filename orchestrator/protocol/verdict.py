@@ -76,13 +76,14 @@ class Verdict:
     """What the commit writes.
 
     `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work
-    that is dropped now; `dropped` is the entry for a commit that comes too late. `attempt` and
-    `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
-    `lost` is the entry for a wait that is ended from outside. `guess` is the price of calls of this
-    step whose workers were lost, where it was not known before. `hold` is the number of the request
-    that holds the run's batch. `outage` is set when the step waits for services that are out.
-    `refused` is set where the provider refused the call for now (429), then `retry_after` is its
-    wish in seconds.
+    that is dropped now; `dropped` is the entry for a commit that comes too late; `failed` has those
+    of calls that failed before another model was called. `attempt` and `limited` are the price of a
+    retry. `waiting` is set when the step waits for tool calls; then `lost` is the entry for a wait
+    that is ended from outside. `guess` has the prices of calls of this step whose answers were
+    lost, where these were not known before: one for each model, the first also for calls whose
+    model is not known. `hold` is the number of the request that holds the run's batch. `outage` is
+    set when the step waits for services that are out. `refused` is set where the provider refused
+    the call for now (429), then `retry_after` is its wish in seconds.
     """
 
     move: Move
@@ -96,7 +97,8 @@ class Verdict:
     limited: bool = False
     lost: LostAttempt | None = None
     dropped: LostAttempt | None = None
-    guess: Spent | None = None
+    failed: tuple[LostAttempt, ...] = ()
+    guess: tuple[Spent, ...] = ()
     failure: ErrorInfo | None = None
     waiting: Waiting | None = None
     hold: int = 0

@@ -186,13 +186,12 @@ def summed(rows: Iterable[LedgerRow], by: tuple[CostKey, ...], since: date, unti
     """Return the sums of rows."""
     groups: dict[tuple[str, ...], dict[str, CallSums]] = {}
     whole: dict[str, CallSums] = {}
-    guessed: set[str] = set()
+    guessed: dict[str, int] = {}
     for row in rows:
         group = groups.setdefault(tuple(value_of(row, key) for key in by), {})
         for sums in (group, whole):
             sums[row.state] = sums.get(row.state, CallSums()) + row.sums
-        if row.sums.default_priced > 0:
-            guessed.add(row.model)
+        guessed[row.model] = guessed.get(row.model, 0) + row.sums.default_priced
     found = [
         _row(dict(zip(by, values, strict=True)), states)
         for values, states in sorted(groups.items())
@@ -206,7 +205,7 @@ def summed(rows: Iterable[LedgerRow], by: tuple[CostKey, ...], since: date, unti
         until=until,
         rows=tuple(found) if by else (),
         total=_row({}, whole),
-        unpriced_models=tuple(sorted(guessed)),
+        unpriced_models=tuple(sorted(model for model, calls in guessed.items() if calls > 0)),
     )
 
 

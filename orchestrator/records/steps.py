@@ -122,6 +122,7 @@ class LoggedStep(Record):
     `execution` numbers the run's executions from 1; `committed_at` is Redis's time.
     `progress` holds the step's changes of the state beyond its result; its messages are among
     `messages`. `remembered` is set where the step moved the window of the run's memory.
+    `default_priced` names the models of its calls that no table has.
     """
 
     result: StepResult
@@ -131,6 +132,7 @@ class LoggedStep(Record):
     committed_at: datetime | None = None
     progress: Progress | None = None
     remembered: Remembered | None = None
+    default_priced: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
 
 
 class _Unread(Record):
@@ -152,6 +154,7 @@ class StepMessages(Record):
     committed_at: str | None = None
     progress: _Unread | None = None
     remembered: _Unread | None = None
+    default_priced: tuple[str, ...] = ()
 
 
 class _ReadErrors(StepErrors):

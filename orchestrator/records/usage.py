@@ -28,7 +28,7 @@ class FailedCall(Record):
     """A model of the agent's list that did not answer. `code` is that of its error.
 
     With `ambiguous` the call may have been paid for: `tokens` and `cost_usd`, counted here where
-    they are `estimated`.
+    they are `estimated`; `usage` has the tokens by kind. Without tokens its price is not known.
     """
 
     model: str
@@ -38,6 +38,7 @@ class FailedCall(Record):
     tokens: int = 0
     cost_usd: float = 0.0
     estimated: bool = False
+    usage: "UsageStats | None" = Field(default=None, exclude_if=operator.not_)
 
 
 class Fallback(Record):
@@ -50,12 +51,6 @@ class Fallback(Record):
         """Return both on one line."""
         why = "; ".join(f"{one.model} ({one.code}: {one.message})" for one in self.failed)
         return f"{self.model} answered in the place of {why}"
-
-    def paid(self) -> "Fallback":
-        """Return it without what its failed calls may have cost: that is counted already."""
-        free = {"ambiguous": False, "tokens": 0, "cost_usd": 0.0, "estimated": False}
-        failed = tuple(one.model_copy(update=free) for one in self.failed)
-        return self.model_copy(update={"failed": failed})
 
 
 class UsageStats(Record):
@@ -99,7 +94,7 @@ class UsageStats(Record):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The possible charge for a failed call: tokens and USD.
+    """The possible charge for a failed call: tokens and USD; without tokens it is not known.
 
     With `estimated` they are counted here; otherwise the provider has reported them. `usage` has
     the tokens by kind, and `model` is the one that was called.

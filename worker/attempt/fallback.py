@@ -8,11 +8,12 @@ the configuration, and the next model's answer would hide them. Nor does a rate 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from stepfleet.orchestrator.errors import ContextWindowError, ModelError, ModelTimeoutError
+from stepfleet.orchestrator.errors import ContextWindowError, ModelError
 from stepfleet.orchestrator.memory.pruning import prune_to_token_limit
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.usage import FailedCall, Fallback, Spent, UsageStats
+from stepfleet.orchestrator.records.usage import Fallback
+from stepfleet.worker.attempt.usage import failed_call
 
 Ask = Callable[[ModelRequest], Awaitable[LLMResponse]]
 Shorten = Callable[[ModelRequest, ContextWindowError], ModelRequest | None]
@@ -53,20 +54,19 @@ class _Tries:
         """Return the response with the calls that had failed before."""
         if not self.failed:
             return response
-        failed = tuple(_failed(request, error) for request, error in self.failed)
+        failed = tuple(failed_call(request, error) for request, error in self.failed)
         return response.model_copy(update={"fallback": Fallback(model=model, failed=failed)})
 
     def error(self) -> ModelError:
         """Return the failure of all: one that may pass where one of them may.
 
-        Its message names each model, and its cost is that of all calls.
+        Its message names each model.
         """
         errors = [error for _, error in self.failed]
         raised = next((one for one in reversed(errors) if one.retryable), errors[-1])
         if len(errors) > 1:
             tried = reversed(self.failed)  # the last is why no one answered
             texts = (f"{request.model}: {error.message}" for request, error in tried)
-            raised.spent = sum_of([one.spent for one in errors if one.spent])
             # The step waits for all that are out, unless one may answer the next attempt.
             out = {of: None for one in errors for of in one.outage}
             may_answer = any(one.retryable and not one.outage for one in errors)
@@ -107,27 +107,3 @@ def pruned(request: ModelRequest, error: ContextWindowError) -> ModelRequest | N
         if len(messages) < len(request.messages):
             return request.model_copy(update={"messages": messages})
     return None
-
-
-def sum_of(spent: list[Spent]) -> Spent | None:
-    """Return what several failed calls may have cost together; None for none."""
-    if not spent:
-        return None
-    tokens, cost = sum(one.tokens for one in spent), sum(one.cost_usd for one in spent)
-    usage = UsageStats(prompt_tokens=tokens, total_tokens=tokens, llm_calls=len(spent))
-    known = spent[0].usage if len(spent) == 1 else usage
-    return Spent(tokens, cost, any(one.estimated for one in spent), known, spent[0].model)
-
-
-def _failed(request: ModelRequest, error: ModelError) -> FailedCall:
-    spent = error.spent or Spent(0, 0.0)
-    info = error.to_info()
-    return FailedCall(
-        model=request.model,
-        code=info.code,
-        message=info.message,
-        ambiguous=error.spent is not None or isinstance(error, ModelTimeoutError),
-        tokens=spent.tokens,
-        cost_usd=spent.cost_usd,
-        estimated=error.spent is not None and spent.estimated,
-    )

@@ -6,6 +6,7 @@ it before anything else may fail, so that it is paid for once.
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stepfleet.orchestrator.errors import AgentMemoryError, ContextWindowError
 from stepfleet.orchestrator.memory.custom import chosen
@@ -18,8 +19,8 @@ from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.attempt.circuit import behind_circuit
-from stepfleet.worker.attempt.fallback import first_answer
-from stepfleet.worker.attempt.usage import call_cost, counted
+from stepfleet.worker.attempt.fallback import Ask, first_answer
+from stepfleet.worker.attempt.usage import answer_of, call_cost
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 
@@ -52,7 +53,7 @@ async def assemble_memory(
         remembered = Remembered(window=window)
         if policy.summarize_after is not None:
             lease.called = True
-            remembered = await _summarized(claim, history, window, agent, ports)
+            remembered = await _summarized(claim, history, window, agent, lease, ports)
             await _note(claim, remembered, lease, ports)
             window = remembered.window
     if remembered and remembered.summary:
@@ -64,10 +65,13 @@ async def assemble_memory(
 
 
 async def _summarized(
-    claim: Claim, history: History, window: Window, agent: AgentCode, ports: Ports
+    claim: Claim, history: History, window: Window, agent: AgentCode, lease: Lease, ports: Ports
 ) -> Remembered:
     before = claim.state.window.since if claim.state.window else 0
-    response = await _ask(claim, history, history.between(before, window.since), agent, ports)
+    ask = behind_circuit(
+        claim, agent, ports, partial(answer_of, claim, agent.generate, lease, ports)
+    )
+    response = await _ask(claim, history, history.between(before, window.since), ask)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
     model = response.fallback.model if response.fallback else _models(claim)[0]
@@ -86,8 +90,7 @@ async def _ask(
     claim: Claim,
     history: History,
     messages: tuple[Message, ...],
-    agent: AgentCode,
-    ports: Ports,
+    ask: Ask,
 ) -> LLMResponse:
     models = _models(claim)
     earlier = history.summary.text if history.summary else None
@@ -98,9 +101,7 @@ async def _ask(
         return summary_request(request.model, settings, earlier, messages, longest)
 
     request = summary_request(models[0], settings, earlier, messages)
-    ask = behind_circuit(claim, agent, ports, agent.generate)
-    response, sent = await first_answer(request, models, ask, shorter)
-    return counted(response, sent, ports.tokens(sent.model))
+    return (await first_answer(request, models, ask, shorter))[0]
 
 
 def _models(claim: Claim) -> tuple[str, ...]:

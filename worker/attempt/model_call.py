@@ -1,7 +1,6 @@
 """The model call of a step: the request from the state, one call, failures as values."""
 
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
@@ -38,7 +37,7 @@ from stepfleet.worker.attempt.circuit import behind_circuit
 from stepfleet.worker.attempt.fallback import first_answer, pruned
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
-from stepfleet.worker.attempt.usage import call_cost, counted, spent_in_vain, usage_of
+from stepfleet.worker.attempt.usage import answer_of, call_cost, usage_of
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.failure_log import log_failure
@@ -87,7 +86,9 @@ async def call_model(
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
     lease.called = True
-    ask = behind_circuit(claim, agent, ports, partial(_answer, claim, agent.call_for(claim), ports))
+    ask = behind_circuit(
+        claim, agent, ports, partial(answer_of, claim, agent.call_for(claim), lease, ports)
+    )
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     # The size that a fallback takes is no limit of the model that is called first.
     if sent.messages is not request.messages and sent.model == request.model:
@@ -96,21 +97,6 @@ async def call_model(
     if reasoner:
         response = storable(reasoner.interpret(response, claim.state))
     return response.model_copy(update={"remembered": remembered}) if remembered else response
-
-
-async def _answer(
-    claim: Claim,
-    ask: Callable[[ModelRequest], Awaitable[LLMResponse]],
-    ports: Ports,
-    request: ModelRequest,
-) -> LLMResponse:
-    """Return the answer with its usage, estimated where the provider reported none."""
-    try:
-        response = await ask(request)
-    except ModelError as error:
-        error.spent = spent_in_vain(error, request, claim.config, ports)
-        raise
-    return counted(response, request, ports.tokens(request.model))
 
 
 def _with_limit(
@@ -192,17 +178,19 @@ def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
     return Failed(lease.span, error, transient=True, remembered=lease.remembered)
 
 
-def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> Spent | None:
-    """Return the price of a step's calls whose answers were lost, where none is known so far.
+def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> tuple[Spent, ...]:
+    """Return the prices of a step's calls whose answers were lost, where none is known so far.
 
     They have sent what the call in their place did, at its full price; of their output it is not
     known how much was written: `max_tokens`, without that as much as the answer in their place, or
-    as the run's calls on average. None while the step is not over, and where all have a price.
+    as the run's calls on average. One for each model of the agent, that of the answer first. None
+    while the step is not over, and where all have a price.
     """
-    is_open = verdict.lost is not None and verdict.lost.ambiguous and not verdict.lost.tokens
+    lost = (verdict.lost, *verdict.failed)
+    is_open = any(one and one.ambiguous and not one.tokens for one in lost)
     is_over = verdict.logged is not None or verdict.move is Move.FINISH
     if not (claim.unpriced or is_open) or not is_over:
-        return None
+        return ()
     config, before = claim.config, claim.state.session_usage
     response = getattr(attempt, "response", None) or LLMResponse()
     if response.usage is not None:
@@ -213,6 +201,14 @@ def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> S
     completion = config.settings.max_tokens or completion
     usage = usage_of(prompt, completion)
     called = LLMResponse.model_construct(usage=usage, model=response.model)
-    model = response.model or bare_name(config.model)
     cost = call_cost(called, config.model, config, ports)
-    return Spent(usage.total_tokens, cost, usage=usage, model=model)
+    first = Spent(usage.total_tokens, cost, usage=usage, model=response.model or None)
+    others = (call_cost(LLMResponse(usage=usage), one, config, ports) for one in config.models)
+    names = map(bare_name, config.models)
+    return (
+        replace(first, model=first.model or bare_name(config.model)),
+        *(
+            replace(first, cost_usd=usd, model=name)
+            for name, usd in zip(names, others, strict=True)
+        ),
+    )

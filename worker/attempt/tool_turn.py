@@ -18,6 +18,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     waited_in_vain,
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Want
+from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.waiting import divided
 from stepfleet.orchestrator.records.ledger import bare_name
@@ -217,8 +218,10 @@ class ToolTurn:
             response=self.response if is_new else None,
             started=started,
             results=results,
-            price=self._price() if is_new else None,
+            losses=self._losses() if is_new else (),
         )
+        if is_new and held.ours:
+            self.lease.failed = []
         self._noted |= is_new and held.ours
         self._response_known = True
         self._journaled |= set(results)
@@ -240,12 +243,13 @@ class ToolTurn:
         model = fallback.model if fallback else config.model
         return call_cost(self.response, model, config, self.ports)
 
-    def _price(self) -> LostAttempt | None:
-        response = self.response
+    def _losses(self) -> tuple[LostAttempt, ...]:
+        response, number = self.response, self.claim.number
+        failed = of_failed_calls(number, (call for _, call in self.lease.failed))
         if response.cache is not None and response.cache.hit:
-            return None
+            return failed
         model = response.model or bare_name(self.claim.config.model)
-        return price_of(self.claim.number, response.usage, self._cost(), model)
+        return (*failed, price_of(number, response.usage, self._cost(), model))
 
     def _outcome(self) -> _Outcome:
         progress, handled = self._progress, self._handled

@@ -4,16 +4,20 @@ So token limits and budgets bind on any server, and a call that failed while its
 working is listed with its estimated cost.
 """
 
+from collections.abc import Awaitable, Callable
+
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.usage import Spent, UsageStats, bounded_cost
+from stepfleet.orchestrator.records.usage import FailedCall, Spent, UsageStats, bounded_cost
+from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import Ports
 
 LONGEST_COUNTED = 100_000
@@ -40,7 +44,8 @@ def spent_in_vain(
 ) -> Spent | None:
     """Return what a failed call may have cost; None where its provider had no part in it."""
     if error.received is None:
-        return None
+        is_open = isinstance(error, ModelTimeoutError)
+        return Spent(0, 0.0, model=bare_name(request.model)) if is_open else None
     usage = error.usage
     if usage is None:
         most = request.settings.max_tokens
@@ -50,6 +55,42 @@ def spent_in_vain(
     cost = call_cost(response, request.model, config, ports)
     estimated = error.usage is None
     return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model))
+
+
+def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
+    """Return the record of a call that failed, with what it may have cost."""
+    spent = error.spent or Spent(0, 0.0)
+    info = error.to_info()
+    return FailedCall(
+        model=request.model,
+        code=info.code,
+        message=info.message,
+        ambiguous=error.spent is not None or isinstance(error, ModelTimeoutError),
+        tokens=spent.tokens,
+        cost_usd=spent.cost_usd,
+        estimated=spent.tokens > 0 and spent.estimated,
+        usage=spent.usage,
+    )
+
+
+async def answer_of(
+    claim: Claim,
+    ask: Callable[[ModelRequest], Awaitable[LLMResponse]],
+    lease: Lease,
+    ports: Ports,
+    request: ModelRequest,
+) -> LLMResponse:
+    """Return the answer with its usage, estimated where the provider reported none.
+
+    What a failed call may have cost is noted. Raises `ModelError`.
+    """
+    try:
+        response = await ask(request)
+    except ModelError as error:
+        error.spent = spent_in_vain(error, request, claim.config, ports)
+        lease.failed.append((error, failed_call(request, error)))
+        raise
+    return counted(response, request, ports.tokens(request.model))
 
 
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint, Want
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.records.usage import FailedCall
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ class BaseLease:
 class Lease(BaseLease):
     """The lease of one step.
 
-    `remembered` is memory work that is journaled; `called` is set once a model is called.
+    `remembered` is memory work that is journaled; `called` is set once a model is called. `failed`
+    has the calls that failed and are not in the ledger yet, with their errors.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
@@ -118,6 +120,7 @@ class Lease(BaseLease):
         self.claim = claim
         self.remembered = claim.journal.remembered
         self.called = False
+        self.failed: list[tuple[Exception, FailedCall]] = []
 
     @property
     def span(self) -> Span:

@@ -96,7 +96,8 @@ class LostAttempt(Record):
     model call may have been paid for without a result; `cost_usd` is its cost, or None when its
     usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
     that were sent and received, or else are those of the call that was made in its place. `model`
-    and `usage` are the call's, where they are known. `at_ms` is when it was noted, in milliseconds
+    and `usage` are the call's, where they are known; `default_priced` is true where no table has
+    that model. `at_ms` is when it was noted, in milliseconds
     since 1970.
     """
 
@@ -113,6 +114,7 @@ class LostAttempt(Record):
     estimated: bool = False
     model: str | None = Field(default=None, exclude_if=operator.not_)
     usage: UsageStats | None = Field(default=None, exclude_if=operator.not_)
+    default_priced: bool = Field(default=False, exclude_if=operator.not_)
     at_ms: int = Field(default=0, exclude_if=operator.not_)
 
     def estimated_by(self, steps: Sequence[StepResult]) -> Self:

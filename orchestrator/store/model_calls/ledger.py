@@ -31,14 +31,13 @@ _NOTHING = UsageStats()
 class Payer:
     """Whose calls are entered: the parts of a line that a step does not know.
 
-    `model` is the agent's; `has_price` says of a model's name whether any table has it.
+    `model` is the agent's.
     """
 
     tenant: str
     agent: str
     batch: str
     model: str
-    has_price: Callable[[str], bool] = lambda _: True
 
 
 def calls_of(logged: LoggedStep) -> Iterator[tuple[CallState, str, CallSums]]:
@@ -59,6 +58,22 @@ def calls_of(logged: LoggedStep) -> Iterator[tuple[CallState, str, CallSums]]:
         yield CallState.COMMITTED, result.model or "", _marked(sums, known=result.usage_reported)
 
 
+def default_priced(
+    logged: LoggedStep, payer: Payer, has_price: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """Return the models of a step's calls that have no price in any table, as `has_price` says."""
+    result, called = logged.result, []
+    if result.usage and result.usage.llm_calls and not result.cached:
+        called = [_named(result.model or "", payer)]
+    if logged.remembered and logged.remembered.summary:
+        called.append(_named(logged.remembered.summary.model, payer))
+    return tuple(model for model in called if not has_price(model))
+
+
+def _named(model: str, payer: Payer) -> str:
+    return bare_name(payer.model) if model in ("", payer.model) else model
+
+
 def _marked(sums: CallSums, *, known: bool) -> CallSums:
     return sums if known else replace(sums, estimated=sums.calls)
 
@@ -67,8 +82,8 @@ def lines_of(logged: LoggedStep, payer: Payer, *, sign: int = 1) -> str:
     """Return the lines of a committed step's calls; '' for none. A `sign` of -1 takes them back."""
     lines = []
     for state, named, sums in calls_of(logged):
-        model = bare_name(payer.model) if named in ("", payer.model) else named
-        if state is CallState.COMMITTED and not payer.has_price(model):
+        model = _named(named, payer)
+        if state is CallState.COMMITTED and model in logged.default_priced:
             sums = replace(sums, default_priced=sums.calls)  # noqa: PLW2901 - the same call
         at = logged.committed_at or logged.result.started_at
         numbers = " ".join([str(one * sign) for one in sums.numbers])

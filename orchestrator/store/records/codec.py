@@ -1,6 +1,6 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -102,11 +102,20 @@ def stored_loss(lost: LostAttempt | None) -> str:
     return lost.to_json() if lost else ""
 
 
-def stored_guess(spent: Spent) -> str:
-    """Return a price as scripts add it to entries of lost attempts that have none."""
-    fields = {"tokens": spent.tokens, "cost_usd": spent.cost_usd, "estimated": spent.estimated}
-    usage = spent.usage.model_dump(exclude_defaults=True) if spent.usage else {}
-    return orjson.dumps({**fields, "model": spent.model, "usage": usage}).decode()
+def stored_losses(lost: Iterable[LostAttempt]) -> str:
+    """Return entries of the ledger of lost attempts as scripts take several."""
+    return "\x1e".join(one.to_json() for one in lost)  # JSON escapes it
+
+
+def stored_guesses(guesses: Iterable[Spent]) -> str:
+    """Return prices, by model, as scripts add them to entries of lost attempts that have none."""
+    texts = []
+    for one in guesses:
+        fields = {"tokens": one.tokens, "cost_usd": one.cost_usd, "estimated": one.estimated}
+        usage = one.usage.model_dump(exclude_defaults=True) if one.usage else {}
+        text = orjson.dumps({**fields, "model": one.model, "usage": usage}).decode()
+        texts.append((one.model, text))
+    return orjson.dumps(texts).decode()
 
 
 def stored_outcome(outcome: ContinuationOutcome | None) -> str:

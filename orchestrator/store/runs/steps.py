@@ -1,7 +1,7 @@
 """Claim, journal, commit: the scripts of a step, bound to records."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import LostAttempt, end_state
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, end_state
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -33,7 +33,7 @@ from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
-from stepfleet.orchestrator.store.model_calls.ledger import Payer, lines_of
+from stepfleet.orchestrator.store.model_calls.ledger import Payer, default_priced, lines_of
 from stepfleet.orchestrator.store.records.codec import (
     Fields,
     duration,
@@ -48,8 +48,9 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
     pairs,
     slim,
-    stored_guess,
+    stored_guesses,
     stored_loss,
+    stored_losses,
     stored_outage,
     stored_outcome,
     stored_step,
@@ -151,17 +152,21 @@ class StepStore:
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        price: LostAttempt | None = None,
+        losses: tuple[LostAttempt, ...] = (),
     ) -> Held:
         """Renew the lease and note work that must not be repeated. `seconds`: since the claim.
 
-        `price` is the ledger's entry for a `response` that is not used in the end.
+        `losses` are entries of the ledger: those of calls that failed before the `response` are
+        entered now, another one is its price where it is not used in the end.
         """
         entries: list[str] = []
+        if failed := [one for one in losses if one.kind == LostKind.FAILED]:
+            entries += ["failed", stored_losses(failed)]
         if response is not None:
             entries += ["response", response.to_json()]
-        if price is not None:
-            entries += ["price", price.to_json()]
+        for price in losses:
+            if price.kind != LostKind.FAILED:
+                entries += ["price", price.to_json()]
         if remembered is not None:
             entries += ["memory", remembered.to_json()]
         for index in started:
@@ -191,11 +196,8 @@ class StepStore:
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
         message = self._dispatch.message(following, claim.config.name) if goes_on else ""
-        fields = self._commit_fields(verdict, events, message)
-        if verdict.logged and (lines := lines_of(verdict.logged, self._payer(claim))):
-            fields |= {"ledger": lines, "kept": self.terms.ledger_days}
-        if verdict.guess:
-            fields["guess"] = stored_guess(verdict.guess)
+        verdict, ledger = self._entered(claim, verdict)
+        fields = self._commit_fields(verdict, events, message) | ledger
         if verdict.hold:
             fields["hold"] = verdict.hold
         if verdict.outage:
@@ -246,10 +248,22 @@ class StepStore:
             fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
         return fields
 
-    def _payer(self, claim: Claim) -> Payer:
-        config = claim.config
-        has_price = partial(self.has_price, config)
-        return Payer(claim.tenant or "", config.name, claim.batch_id or "", config.model, has_price)
+    def _entered(self, claim: Claim, verdict: Verdict) -> tuple[Verdict, dict[str, Any]]:
+        """Return the verdict with the models that no table has, and what the ledger gets."""
+        fields: dict[str, Any] = {}
+        config, logged = claim.config, verdict.logged
+        if logged is not None:
+            payer = Payer(claim.tenant or "", config.name, claim.batch_id or "", config.model)
+            if models := default_priced(logged, payer, partial(self.has_price, config)):
+                logged = logged.model_copy(update={"default_priced": models})
+                verdict = replace(verdict, logged=logged)
+            if lines := lines_of(logged, payer):
+                fields = {"ledger": lines, "kept": self.terms.ledger_days}
+        if verdict.failed:
+            fields["failed"] = stored_losses(verdict.failed)
+        if verdict.guess:
+            fields["guess"] = stored_guesses(verdict.guess)
+        return verdict, fields
 
     async def _load(
         self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]

@@ -31,6 +31,7 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
     pairs,
     stored_loss,
+    stored_losses,
 )
 from stepfleet.orchestrator.store.records.compression import unpacked
 from stepfleet.orchestrator.store.records.events import stored_events
@@ -93,6 +94,7 @@ class ToolCalls:
             spent=duration(waiting.seconds),
             paid=stored_loss(verdict.lost),
             dropped=stored_loss(verdict.dropped),
+            failed=stored_losses(verdict.failed),
             events=stored_events(events),
             event_count=len(events),
         )

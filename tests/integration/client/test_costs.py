@@ -132,7 +132,7 @@ async def test_a_call_whose_worker_was_lost_is_ambiguous_and_gets_a_price(
     await lose(desk, run_id)
     second = await desk.claim(run_id)
     assert await states_of(fleet) == (0, 0, 0, 1)
-    verdict = replace(desk.verdict(second, answered(second)), guess=guess(second))
+    verdict = replace(desk.verdict(second, answered(second)), guess=(guess(second),))
     await desk.steps.commit(second, verdict, ())  # type: ignore[arg-type]
     assert await states_of(fleet) == (EACH, 0, Decimal("0.5"), 0)
     # The worker is alive after all: it had its answer, and its price is known now.
@@ -168,7 +168,7 @@ async def test_an_answer_is_lost_with_the_run_and_found_with_its_retry(
     claim = await desk.claim(run_id)
     attempt = called(claim, error=True)
     await desk.steps.journal(
-        claim, 0.1, response=attempt.response, price=price_of(1, USAGE, 0.25, "openai:none")
+        claim, 0.1, response=attempt.response, losses=(price_of(1, USAGE, 0.25, "openai:none"),)
     )
     await lose(desk, run_id)
     await fleet.runs.cancel(run_id)
@@ -232,6 +232,24 @@ async def test_models_without_a_price_are_named(fleet: AsyncFleet, desk: Bench) 
     found: Costs = await fleet.costs("agent")
     assert found.unpriced_models == ("none",)
     assert found.total.default_priced_calls == 1
+
+
+async def test_a_step_that_is_taken_back_leaves_no_default_price(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    desk.steps.has_price = lambda _, model: model != "none"
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, called(claim, error=True))
+    found = await fleet.costs()
+    assert (found.total.default_priced_calls, found.unpriced_models) == (1, ("none",))
+    await fleet.runs.retry(run_id)
+    found = await fleet.costs()
+    assert (found.total.calls, found.total.default_priced_calls, found.unpriced_models) == (
+        0,
+        0,
+        (),
+    )
 
 
 async def test_too_many_different_calls_lose_their_batch_and_no_cent(

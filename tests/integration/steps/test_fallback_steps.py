@@ -1,22 +1,25 @@
 """A step whose first model is out: over a real Redis and real HTTP, on two protocols."""
 
+from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 
 import pytest
 from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator import Agent, RunStatus, tool
+from stepfleet.orchestrator import Agent, AsyncFleet, ModelSettings, RunStatus, tool
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.run.results import LostKind
 from stepfleet.worker.testing import Fault, FaultKind, ModelServer, Reply, ToolCallReply, Usage
 
-FIRST, SECOND = "anthropic:claude-a", "openai:gpt-b"
+FIRST, SECOND, SLOW = "anthropic:claude-a", "openai:gpt-b", "openai:gpt-x"
 PRICES = {
     "claude-a": {"input": 100, "output": 1000},
     "gpt-b": {"input": 1, "output": 10},
+    "gpt-x": {"input": 100, "output": 1000},
 }
 
 
@@ -78,6 +81,45 @@ async def test_the_second_answers_once_priced_by_its_own_price_and_the_first_com
     assert "fallback" not in done[1]
     assert f"{SECOND} answered in the place of {FIRST}" in result.explain()
     assert f"{SECOND} answered in the place of {FIRST}" in result.replay()
+
+
+async def test_each_call_that_failed_has_its_own_line_under_its_own_model(
+    redis_url: str, models: tuple[ModelServer, ModelServer]
+) -> None:
+    """COST-09: a broken answer, a timeout, an answer; the worker is lost in its tool."""
+    first, second = models
+    first.fail(Fault(FaultKind.RESET_MID_BODY), turn=1, attempt=None)
+    second.fail(Fault(FaultKind.HANG), turn=1, attempt=1)
+    listed = [FIRST, SLOW, SECOND]
+    settings = ModelSettings(timeout=0.4)
+    agent = Agent("adder", model=listed, tools=[add], pricing=PRICES, settings=settings)
+    async with bench(redis_url, agent, lease=600, grace=60) as desk, AsyncFleet(redis_url) as fleet:
+        hands = Hands(desk, agent, crash_at="during-tool")
+        run_id = await desk.create()
+        with pytest.raises(Crash):
+            await hands.step(run_id, 0)
+        before = {row.group["model"]: row for row in (await fleet.costs("model")).rows}
+        await lease_runs_out(desk, run_id)
+        await hands.finish(run_id)
+        costs = await fleet.costs("model")
+        lines = [line async for line in fleet.cost_lines(run_id)]
+        await hands.models.aclose()
+    assert {model: row.ambiguous_calls for model, row in before.items()} == {
+        "claude-a": 1,
+        "gpt-x": 1,
+    }, "a run that is cancelled now has them too"
+    rows = {row.group["model"]: row for row in costs.rows}
+    made = Counter(one.model for server in models for one in server.requests)
+    assert {name: one.calls + one.ambiguous_calls for name, one in rows.items()} == made
+    assert rows["gpt-x"].ambiguous_usd == Decimal("0.2")  # 1,000 in, 100 out, at its own price
+    assert rows["gpt-x"].ambiguous_tokens == 1100
+    assert 0 < rows["claude-a"].ambiguous_usd == before["claude-a"].ambiguous_usd
+    assert (rows["gpt-b"].usd, rows["claude-a"].usd) == (Decimal("0.002"), Decimal("0.2"))
+    assert (costs.total.unpriced_calls, costs.total.lost_calls) == (0, 0)
+    assert Counter(line.model for line in lines) == made
+    for name, row in rows.items():
+        usd = [line.usd for line in lines if line.model == name]
+        assert sum(one for one in usd if one) == row.usd + row.ambiguous_usd
 
 
 async def test_a_key_that_the_first_model_refuses_is_no_matter_for_the_second(

@@ -225,7 +225,7 @@ class ProtocolMachine(CallRules, ControlRules):
                     claim,
                     0.5,
                     response=response,
-                    price=price_of(claim.number, None, 0.0, "") if response else None,
+                    losses=(price_of(claim.number, None, 0.0, ""),) if response else (),
                     started=() if started is None else (started,),
                     results=None if record is None or done is None else {done: record},
                 )

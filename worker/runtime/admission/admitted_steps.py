@@ -111,7 +111,7 @@ class AdmittedSteps:
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        price: LostAttempt | None = None,
+        losses: tuple[LostAttempt, ...] = (),
     ) -> Held:
         """Journal by the store. An answer ends the call, however long its tools take."""
         if response is not None and claim.run_id in self._gate.held:
@@ -126,7 +126,7 @@ class AdmittedSteps:
             started=started,
             results=results,
             remembered=remembered,
-            price=price,
+            losses=losses,
         )
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
@@ -247,6 +247,7 @@ class AdmittedSteps:
         usage = result.usage if result else None
         if usage is None:
             nothing = verdict.lost is not None and not verdict.lost.ambiguous
+            nothing = nothing and not verdict.failed
             return [settling(claim.hint, Amounts() if nothing else None)]
         return self._settling(claim, usage, result.fallback if result else None)
 

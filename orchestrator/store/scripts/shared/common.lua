@@ -72,12 +72,28 @@ local function note_lost(batch, entry, text)
   account(batch, entry, text, 1)
 end
 
--- The open step's calls that have no price yet get the estimate of the call that was made in their place.
-local function estimate(batch, guess)
+-- Entries of calls that failed before another model was called, with record separators between.
+local function note_failed(note, batch, entry, texts)
+  local n = 1
+  for text in string.gmatch(texts or '', '[^\30]+') do
+    n = n + 1
+    note(batch, entry .. ':' .. n, text)
+  end
+end
+
+-- The open step's calls that have no price yet get the estimate of the call that was made in their place, by their
+-- model. `guesses`: JSON list of model, fields of an entry (JSON); the first is for calls whose model is not known.
+local function estimate(batch, guesses)
+  local prices, first = {}, nil
+  for _, one in ipairs(cjson.decode(guesses)) do
+    first = first or one[2]
+    prices[one[1]] = prices[one[1]] or one[2]
+  end
   for entry in string.gmatch(redis.call('HGET', run_key, 'unpriced') or '', '%S+') do
     local text = redis.call('HGET', lost_key, entry)
     if text and not string.find(text, '"tokens":', 1, true) then
-      local priced = string.sub(text, 1, -2) .. ',' .. string.sub(guess, 2)
+      local readable, known = pcall(cjson.decode, text)
+      local priced = string.sub(text, 1, -2) .. ',' .. string.sub(readable and prices[known.model] or first, 2)
       redis.call('HSET', lost_key, entry, priced)
       account(batch, entry, text, -1)
       account(batch, entry, priced, 1)

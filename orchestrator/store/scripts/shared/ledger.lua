@@ -93,7 +93,7 @@ local function line_of(text, sign, tenant, agent, batch)
   local function part(name) return tonumber(usage[name]) or 0 end
   add(sums, joined({ math.max(part('llm_calls'), 1), part('prompt_tokens'), part('cached_tokens'),
     part('cache_write_tokens'), part('completion_tokens'), part('reasoning_tokens'), part('audio_tokens'),
-    math.floor(math.min(cost or 0, 1000000) * 1000000000 + 0.5), 0, 0, is_open and 1 or 0,
+    math.floor(math.min(cost or 0, 1000000) * 1000000000 + 0.5), 0, e.default_priced == true and 1 or 0, is_open and 1 or 0,
     e.estimated == true and 1 or 0 }))
   for i, one in ipairs(sums) do sums[i] = one * sign end
   local model = type(e.model) == 'string' and e.model or ''

@@ -8,8 +8,9 @@
 --   message     next step's task, pushed here where store and broker are one Redis
 --   events, event_count; tokens, cost (10^-9 USD), calls: what the step adds to its batch
 --   attempt, limited: 1 if a retry used up a model attempt; if it was a refusal for now
---   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''
---   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what a lost call costs (JSON)
+--   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''; failed: entries of calls
+--               that failed before another model was called
+--   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what lost calls cost (see estimate)
 --   status, stop_reason, error, retention (s): of an end state
 --   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
@@ -77,6 +78,7 @@ if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   take_back(run_key, 'losses', 'crashes', h[2], ARGV[3])
   -- Better known than the crash that the next owner had noted under the same token.
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
+  note_failed(note_late, batch, ARGV[3], a.failed)
   return { 'lost', status }
 end
 local word, heard = flag_of(batch, h[8])
@@ -84,6 +86,7 @@ want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 local now = now_ms()
 if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
+note_failed(note_lost, batch, ARGV[3], a.failed)
 if a.guess then estimate(batch, a.guess) end
 if a.ledger then enter(shard .. 'costs', a.ledger, number(a.kept)) end
 if a.log ~= '' then

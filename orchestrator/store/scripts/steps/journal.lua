@@ -1,5 +1,6 @@
 -- Renews the lease of a step and notes work that must not be repeated. ARGV[2] step, ARGV[3] token,
--- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ...
+-- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ... ; a first field `failed` has entries of
+-- the ledger (see commit), and is none of the journal.
 -- Returns {'held', a request to the run ('' | 'cancel' | 'pause')} or {'lost'}. With entries a
 -- paused fleet answers 'pause' too. With a request, no start is noted, and none may follow.
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
@@ -16,8 +17,12 @@ redis.call('HSET', run_key, 'lease', till, 'elapsed', ARGV[5])
 redis.call('ZADD', due_key, till, run_id)
 local want = wanted(h[3], (flag_of(h[4], h[5])))
 if want == '' and ARGV[6] and redis.call('HEXISTS', flags_key, 'fleet') == 1 then want = 'pause' end
-local entries = {}
-for i = 6, #ARGV, 2 do
+local entries, first = {}, 6
+if ARGV[6] == 'failed' then
+  note_failed(note_lost, h[4], ARGV[3], ARGV[7])
+  first = 8
+end
+for i = first, #ARGV, 2 do
   if want == '' or string.sub(ARGV[i], 1, 2) ~= 's:' then
     entries[#entries + 1] = ARGV[i]
     entries[#entries + 1] = ARGV[i + 1]

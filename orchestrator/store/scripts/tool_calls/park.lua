@@ -1,7 +1,7 @@
 -- Lets a step wait, without a slot, for tool calls that are tasks of their own. ARGV[2] step,
 -- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message of each; behind them name,
 -- value pairs: want (the request that the worker knew), patience, grace (ms), began (ms), spent (ms
--- of this part of the step), paid, dropped (ledger entries), events, event_count.
+-- of this part of the step), paid, dropped, failed (ledger entries), events, event_count.
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
 -- Invariants: nobody claims the step before the last result or the end of the run's patience.
@@ -16,6 +16,7 @@ if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
   take_back(run_key, 'losses', 'crashes', h[2], ARGV[3])
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
+  note_failed(note_late, batch, ARGV[3], a.failed)
   return { 'lost', status }
 end
 local word, heard = flag_of(batch, h[8])

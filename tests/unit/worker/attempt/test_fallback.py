@@ -15,7 +15,6 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
 )
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.worker.attempt.fallback import first_answer, pruned
 
 LIST = ("p:a", "q:b")
@@ -92,13 +91,6 @@ def test_a_mistake_of_the_second_model_leaves_the_step_to_be_tried_again() -> No
     error, _ = answer(out(), permanent(ModelErrorCode.INVALID_API_KEY))
     assert error.retryable
     assert error.message == "q:b: refused; after p:a: in trouble"
-
-
-def test_the_failure_of_all_costs_what_all_of_them_cost() -> None:
-    first, second = out(), out()
-    first.spent, second.spent = Spent(10, 0.5, estimated=False), Spent(5, 0.25)
-    error, _ = answer(first, second)
-    assert error.spent == Spent(15, 0.75, estimated=True)
 
 
 def test_a_conversation_that_is_too_long_for_all_is_shortened_for_the_first() -> None:
