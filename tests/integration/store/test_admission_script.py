@@ -1,10 +1,11 @@
 """The admission script on a real Redis: what it grants, whom it lets wait, and in which order."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
-from support.runs.admissions import LEASE, Admissions
+from support.runs.admissions import LEASE, Admissions, request
 
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import NO_PREFIX
@@ -221,3 +222,48 @@ def test_more_blocked_flows_than_a_call_looks_at_hide_nobody(gate: Admissions) -
         gate.now += 20
         gate.tick()
     assert "begun250" in gate.granted
+
+
+def test_a_change_of_the_limits_reaches_every_line_without_a_tick(gate: Admissions) -> None:
+    models = [f"openai:m{at}" for at in range(100)]
+    for model in models:
+        gate.limit(model, in_flight=1)
+    for model in models:
+        gate.call(*(request(f"{model}-{at}", model) for at in range(6)))
+    assert gate.waiting == 500
+    gate.client.delete(NO_PREFIX.of(keys.LIMIT_SETTINGS))
+    gate.client.hset(NO_PREFIX.of(keys.LIMIT_SETTINGS), "version", 2)
+    gate.call()
+    for _ in range(50):
+        if gate.pause == 0:
+            gate.call()
+    assert gate.waiting == 0
+
+
+def commands(gate: Admissions, tenants: int, *line: str) -> int:
+    """Return the commands of 20 calls, each ends a step, while steps of so many tenants wait."""
+    gate.client.flushdb()
+    gate.limit("tenant:*", in_flight=1)
+    if line:
+        gate.limit(*line, in_flight=10_000)
+
+    def ask(kind: str, tenant: int, step: int = 0) -> dict[str, Any]:
+        return request(f"{kind}{tenant}", *line, f"tenant:{tenant}", tenant=f"{tenant}", step=step)
+
+    for kind in ("under way", "waits"):
+        for first in range(0, tenants, 50):
+            gate.call(*(ask(kind, tenant) for tenant in range(first, first + 50)))
+    while gate.pause == 0:
+        gate.call()
+    gate.client.config_resetstat()
+    for tenant in range(20):
+        gate.call({"op": "settle", "run": f"under way{tenant}", "step": 0}, ask("next", tenant))
+        assert f"waits{tenant}" in gate.granted
+    return sum(one["calls"] for one in gate.client.info("commandstats").values())
+
+
+@pytest.mark.parametrize("line", [(), (MODEL,)])
+def test_a_call_costs_the_same_however_many_names_wait(
+    gate: Admissions, line: tuple[str, ...]
+) -> None:
+    assert commands(gate, 2000, *line) <= 1.2 * commands(gate, 50, *line)

@@ -15,6 +15,20 @@ SET_CLOCK = "local clock = redis.call('HMGET', 'test:clock', 's', 'us')"
 LEASE = 30_000
 
 
+def request(run: str, *names: str, step: int = 0, op: str = "ask", **given: Any) -> dict[str, Any]:
+    """Return the operation by which a step asks for its leave."""
+    return {
+        "op": op,
+        "run": run,
+        "step": step,
+        "agent": "a",
+        "tenant": given.get("tenant", ""),
+        "names": names,
+        "fresh": given.get("fresh", False),
+        "amounts": {"r": 1, "i": given.get("i", 0), "o": given.get("o", 0), "s": 0},
+    }
+
+
 @dataclass
 class Admissions:
     """Calls the script as workers do, and recounts what it has granted."""
@@ -57,17 +71,7 @@ class Admissions:
 
     def ask(self, run: str, *names: str, step: int = 0, op: str = "ask", **given: Any) -> str:
         """Ask for a step's leave; return the word."""
-        operation = {
-            "op": op,
-            "run": run,
-            "step": step,
-            "agent": "a",
-            "tenant": given.get("tenant", ""),
-            "names": names,
-            "fresh": given.get("fresh", False),
-            "amounts": {"r": 1, "i": given.get("i", 0), "o": given.get("o", 0), "s": 0},
-        }
-        word = self.call(operation)[0]
+        word = self.call(request(run, *names, step=step, op=op, **given))[0]
         if op == "try" and word == "granted":
             self.note(run, step)
         return word

@@ -27,28 +27,25 @@ local function ask(op)
   end
   if held and held.step > op.step then return 'stale' end -- a late repetition
   if held then drop(op.run, held.step) end
-  local e = { run = op.run, step = op.step, agent = op.agent, tenant = op.tenant, fresh = op.fresh, names = op.names,
-    amounts = op.amounts, since = now }
+  local e = { run = op.run, step = op.step, agent = op.agent, tenant = (string.gsub(op.tenant, SEP, '?')), fresh = op.fresh,
+    names = op.names, amounts = op.amounts, since = now }
   local line = e.names[1]
   load(e.names)
-  if waiting_total > 0 then
+  if lines_total > 0 then
     local place = redis.call('HGET', waiting_key, e.run)
     if place and string.match(place, '^%d+') == tostring(e.step) then return 'waits' end
     if place and tonumber(string.match(place, '^%d+')) > e.step then return 'stale' end
     if place then redis.call('HDEL', waiting_key, e.run) end
   end
   local name, ms, kind = blocked_by(e.names, e.amounts)
-  if (counts[line] or 0) == 0 and not name then
+  if count_of(line) == 0 and not name then
     grant(e)
     if op.op ~= 'try' then dispatch(e) end
     return 'granted'
   end
   if op.op == 'try' then return 'full' end
-  if name then
-    e.why = name .. ' ' .. kind
-    if ms >= 0 then soon(ms) end
-  end
-  wait_in_line(e, op.op == 'again')
+  if name then e.why = name .. ' ' .. kind end
+  wait_in_line(e, op.op == 'again', name, ms)
   return 'waits'
 end
 
@@ -84,7 +81,7 @@ local function look_at_levels(state, size)
     local at = tonumber(s.at)
     if at and size == 0 and (s.f or 0) > 0 then
       load({ name })
-      states[name].f, touched[name] = 0, true
+      states[name].f, touched[name], freed[name] = 0, true, true
     elseif at and (s.f or 0) == 0 and now - at > IDLE and not s.learned and not s.spent and (tonumber(s.cool) or 0) < now then
       redis.call('HDEL', KEYS[1], name)
     end
@@ -100,9 +97,11 @@ local function look_at_grants(state)
   local most = math.min(math.max(100, math.floor(size / 16)), 500)
   local page = redis.call('HSCAN', grants_key, state.cursor or '0', 'COUNT', most)
   state.cursor, state.swept = page[1], now
+  if lines_total > 0 then look_around(state) end
   for i = 1, #page[2], 2 do
     local run = page[2][i]
-    local held = grant_of(run)
+    if grants[run] == nil then grants[run] = decoded(page[2][i + 1]) or false end
+    local held = grants[run]
     if held and held.till < now then
       if not held.again then
         held.again, held.till = true, now + lease
@@ -121,11 +120,6 @@ end
 -- ------------------------------------------------------------------ the call
 
 local ops = cjson.decode(ARGV[3])
-local found = redis.call('ZRANGE', lines_key, 0, -1, 'WITHSCORES')
-for i = 1, #found, 2 do
-  counts[found[i]] = tonumber(found[i + 1])
-  waiting_total = waiting_total + counts[found[i]]
-end
 local runs, names = {}, {}
 for _, op in ipairs(ops) do
   if op.run then runs[#runs + 1] = op.run end
@@ -137,9 +131,8 @@ if #runs > 0 then
     for _, name in ipairs(grants[runs[i]] and grants[runs[i]].names or {}) do names[#names + 1] = name end
   end
 end
-load(names)
-local turn_text = redis.call('HMGET', KEYS[1], '*', '*turn')
-local own = decoded(turn_text[1]) or {}
+local version, own_text, turn_text = load(names, { 'version' }, { '*', '*turn' })
+local own = decoded(own_text) or {}
 local results = {}
 for i, op in ipairs(ops) do
   if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
@@ -165,19 +158,31 @@ for i, op in ipairs(ops) do
     results[i] = 'done'
   end
 end
--- Where there are more lines than one call looks at, the next call goes on behind them.
-local lines, first = {}, tonumber(own.line) or 0
-for line, size in pairs(counts) do if size > 0 then lines[#lines + 1] = line end end
-table.sort(lines)
-for i = 1, math.min(#lines, MOST_LINES) do admit(lines[(first + i - 1) % #lines + 1]) end
-own.line = #lines > MOST_LINES and (first + MOST_LINES) % #lines or nil
-if #lines > MOST_LINES then soon(0) end
+local waiting_total = 0
+if lines_total > 0 or #queue > 0 or next(counts_changed) then
+  begin_looks(own, version or '')
+  wake_freed()
+  local at, most = 1, math.max(MOST_LINES, #ops)
+  while queue[at] and at <= most do
+    local line = queue[at]
+    queued[line] = nil
+    if admit(line) then
+      look_later(line, true)
+    elseif was_ready[line] then
+      redis.call('ZREM', ready_key, line)
+    end
+    wake_freed()
+    at = at + 1
+  end
+  end_looks(at)
+  waiting_total = redis.call('HLEN', waiting_key)
+end
 for i, op in ipairs(ops) do
   if results[i] == 'waits' and was_admitted[op.run] == op.step then results[i] = 'granted' end
 end
 
 -- Who comes back first has the turn, as long as it comes.
-local turn = decoded(turn_text[2]) or {}
+local turn = decoded(turn_text) or {}
 local mine, had = 0, turn.who == caller
 local at = waiting_total > 0 and next_ms and now + math.min(next_ms, TURN) or now + TURN
 if had or not turn.at or turn.at + SECOND_LIFE < now or turn.at > now + 10 * SECOND_LIFE
@@ -211,5 +216,4 @@ for line in pairs(counts_changed) do
     redis.call('ZREM', lines_key, line)
   end
 end
-local version = redis.call('HGET', settings_key, 'version')
 return { results, admitted, waiting_total > 0 and next_ms or -1, waiting_total, version or '', mine }

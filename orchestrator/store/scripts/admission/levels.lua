@@ -7,7 +7,7 @@ local caller, lease = ARGV[1], tonumber(ARGV[2])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local MOST_LOOKS, MOST_ADMITTED, MOST_LINES = 128, 64, 32
-local MOST_TENANTS, MOST_FLOWS, MOST_BLOCKED = 32, 12, 4
+local MOST_TENANTS, MOST_FLOWS = 32, 12
 local SECOND_LIFE, TURN, SOON, IDLE = 1000, 500, 50, 600000
 local CLASS = 1000000000000000
 local SEP = '\31'
@@ -15,9 +15,9 @@ local EACH = { tenant = true, batch = true, agent = true }
 local KINDS = { requests_per_minute = 'r', tokens_per_minute = 't', input_tokens_per_minute = 'i',
   output_tokens_per_minute = 'o', starts_per_minute = 's' }
 
-local measures, states, touched = {}, {}, {}
+local measures, states, touched, freed = {}, {}, {}, {}
 local grants, grants_changed = {}, {}
-local counts, counts_changed, waiting_total = {}, {}, 0
+local counts, counts_changed, lines_total = {}, {}, redis.call('ZCARD', lines_key)
 local admitted, was_admitted, next_ms, looks = {}, {}, nil, MOST_LOOKS
 
 local function decoded(text)
@@ -56,8 +56,8 @@ local function refill(name)
   s.at = now
 end
 
--- Reads the limits that are not known yet, with their levels as they are now.
-local function load(names)
+-- Reads the limits that are not known yet, with their levels as they are now. Returns further fields of both hashes.
+local function load(names, of_settings, of_state)
   local missing, fields = {}, {}
   for _, name in ipairs(names) do
     if not states[name] then
@@ -68,15 +68,20 @@ local function load(names)
       fields[#fields + 1] = EACH[kind] and kind .. ':*' or name
     end
   end
-  if #missing == 0 then return end
+  if #missing == 0 and not of_settings then return end
+  local asked = #missing
+  for _, field in ipairs(of_settings or {}) do fields[#fields + 1] = field end
+  for _, field in ipairs(of_state or {}) do missing[#missing + 1] = field end
   local found = redis.call('HMGET', settings_key, unpack(fields))
   local known = redis.call('HMGET', KEYS[1], unpack(missing))
-  for i, name in ipairs(missing) do
+  for i = 1, asked do
+    local name = missing[i]
     local limit = decoded(found[2 * i - 1]) or decoded(found[2 * i]) or {}
     states[name] = decoded(known[i]) or {}
     measures[name] = measures_of(limit, states[name])
     refill(name)
   end
+  return found[2 * asked + 1], known[asked + 1], known[asked + 2]
 end
 
 local function grant_of(run)
@@ -88,10 +93,16 @@ local function set_grant(run, grant)
   grants[run], grants_changed[run] = grant, true
 end
 
+local function count_of(line)
+  if not counts[line] then
+    counts[line] = lines_total > 0 and tonumber(redis.call('ZSCORE', lines_key, line)) or 0
+  end
+  return counts[line]
+end
+
 local function count(line, by)
-  counts[line] = math.max((counts[line] or 0) + by, 0)
+  counts[line] = math.max(count_of(line) + by, 0)
   counts_changed[line] = true
-  waiting_total = math.max(waiting_total + by, 0)
 end
 
 -- ------------------------------------------------------------------ buckets
@@ -134,7 +145,7 @@ local function give(grant, used)
       local back = amount(grant.amounts, kind) - amount(used, kind)
       s[kind] = math.min(capacity(m, kind), s[kind] + back)
     end
-    touched[name] = true
+    touched[name], freed[name] = true, true
   end
 end
 

@@ -1,25 +1,7 @@
--- Second part of admit.lua: steps that wait, and who is next.
-local function tenants_key(line) return prefix .. 'tenants:' .. line end
-local function left_key(line) return prefix .. 'left:' .. line end
-local function flows_key(line, tenant) return prefix .. 'flows:' .. line .. SEP .. tenant end
+-- Third part of admit.lua: steps that wait, and who is next.
 
--- Steps of one tenant with the same limits, begun or fresh, are one flow: first come, first served.
-local function flow_of(e)
-  return prefix .. 'flow:' .. (e.fresh and '1' or '0') .. e.names[1] .. SEP .. e.tenant .. SEP .. table.concat(e.names, SEP)
-end
-local function class_of(flow) return tonumber(string.sub(flow, #prefix + 6, #prefix + 6)) * CLASS end
-
--- A tenant that begins to wait starts where the others are: idling earns nothing, and leaving a line and coming back
--- loses no debt.
-local function enter(line, tenant)
-  local key = tenants_key(line)
-  if redis.call('ZSCORE', key, tenant) then return end
-  local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
-  local at = tonumber(first[2]) or tonumber(states[line].v) or 0
-  local left = tonumber(redis.call('ZSCORE', left_key(line), tenant)) or 0
-  redis.call('ZADD', key, math.max(at, left), tenant)
-  redis.call('ZREM', left_key(line), tenant)
-end
+-- Whether a limit belongs to the whole line: then nobody of it can be admitted.
+local function is_shared(line, name) return name == line or not EACH[string.match(name, '^(%a+):')] end
 
 local function leave(line, tenant, at)
   redis.call('ZREM', tenants_key(line), tenant)
@@ -27,15 +9,19 @@ local function leave(line, tenant, at)
   redis.call('ZADD', left_key(line), at, tenant)
 end
 
-local function wait_in_line(e, head)
+-- `name` is the limit that has no room for it, for `ms`; without one somebody looks at it in this call.
+local function wait_in_line(e, head, name, ms)
   local flow, line = flow_of(e), e.names[1]
   local size = redis.call(head and 'LPUSH' or 'RPUSH', flow, cjson.encode(e))
-  if size == 1 then
-    redis.call('ZADD', flows_key(line, e.tenant), class_of(flow) + now, flow)
-    enter(line, e.tenant)
-  end
+  local shared = name and is_shared(line, name)
   redis.call('HSET', waiting_key, e.run, e.step .. ' ' .. e.since .. ' ' .. (e.why or ''))
   count(line, 1)
+  if name and not shared then
+    if size == 1 or head then block(name, 'F' .. flow, ms) end
+    return
+  end
+  if size == 1 or head then open(flow, line, e.tenant) end
+  if shared then block(name, 'L' .. line, ms) else look_at(line) end
 end
 
 local function grant(e)
@@ -94,29 +80,8 @@ local function head_of(flow, line)
   end
 end
 
-local function candidates(line, tenant)
-  local key = flows_key(line, tenant)
-  local flows = redis.call('ZRANGE', key, 0, MOST_FLOWS - 1)
-  if #flows == MOST_FLOWS then
-    local known = {}
-    for _, flow in ipairs(flows) do known[flow] = true end
-    for _, flow in ipairs(redis.call('ZRANGEBYSCORE', key, 2 * CLASS, '+inf', 'LIMIT', 0, MOST_BLOCKED)) do
-      if not known[flow] then flows[#flows + 1] = flow end
-    end
-  end
-  local begun, fresh = {}, {}
-  for _, flow in ipairs(flows) do
-    local into = class_of(flow) == 0 and begun or fresh
-    into[#into + 1] = flow
-  end
-  for _, flow in ipairs(fresh) do begun[#begun + 1] = flow end
-  return begun
-end
-
--- Whether a limit belongs to the whole line: then nobody of it can be admitted.
-local function is_shared(line, name) return name == line or not EACH[string.match(name, '^(%a+):')] end
-
--- Admits the next step of a tenant. Returns the entry; or nil, and whether the whole line is blocked.
+-- Admits the next step of a tenant. Returns the entry; or nil, and whether the whole line is blocked, or has to wait
+-- for the next call.
 local function next_of(line, turn)
   local at = 1
   while turn.flows[at] and looks > 0 do
@@ -128,11 +93,15 @@ local function next_of(line, turn)
       name, ms, kind = blocked_by(e.names, e.amounts)
       if name then
         states[line].why, touched[line] = name .. ' ' .. kind, true
-        if ms >= 0 then soon(ms) end
-        if is_shared(line, name) then return nil, true end
-        redis.call('ZADD', turn.key, 2 * CLASS + now, flow)
+        if is_shared(line, name) then
+          block(name, 'L' .. line, ms)
+          return nil, 'blocked'
+        end
+        redis.call('ZREM', turn.key, flow)
+        block(name, 'F' .. flow, ms)
       else
         redis.call('LPOP', flow)
+        woken['L' .. line], woken['F' .. flow] = nil, nil
         if redis.call('EXISTS', flow) == 0 then
           redis.call('ZREM', turn.key, flow)
           table.remove(turn.flows, at)
@@ -146,24 +115,31 @@ local function next_of(line, turn)
     end
     table.remove(turn.flows, at)
   end
-  return nil, looks <= 0
+  return nil, looks <= 0 and 'later'
 end
 
--- Start-time fair queueing: who has had least, by weight, is next.
+-- Start-time fair queueing: who has had least, by weight, is next. Returns whether there is more to look at.
 local function admit(line)
   load({ line })
-  local turns = {}
+  local turns, is_more = {}, false
   local found = redis.call('ZRANGE', tenants_key(line), 0, MOST_TENANTS - 1, 'WITHSCORES')
   for i = 1, #found, 2 do
     turns[#turns + 1] = { tenant = found[i], v = tonumber(found[i + 1]), key = flows_key(line, found[i]) }
   end
   local latest = turns[#turns] and turns[#turns].v or 0
+  is_more = #turns == MOST_TENANTS
   while #turns > 0 do
-    if #admitted >= 3 * MOST_ADMITTED or looks <= 0 then return soon(0) end
+    local room, ms, kind = fits(line, ONE)
+    if not room then
+      states[line].why, touched[line] = line .. ' ' .. kind, true
+      block(line, 'L' .. line, ms)
+      return false
+    end
+    if #admitted >= 3 * MOST_ADMITTED or looks <= 0 then return true end
     local best = 1
     for i, turn in ipairs(turns) do if turn.v < turns[best].v then best = i end end
     local turn = turns[best]
-    turn.flows = turn.flows or candidates(line, turn.tenant)
+    turn.flows = turn.flows or redis.call('ZRANGE', turn.key, 0, MOST_FLOWS - 1) -- begun ones are first
     local e, is_over = next_of(line, turn)
     if e then
       e.why = e.why or states[line].why
@@ -182,15 +158,17 @@ local function admit(line)
         redis.call('ZADD', tenants_key(line), turn.v, turn.tenant)
       end
     elseif is_over then
-      return
+      return is_over == 'later'
     else
       if redis.call('EXISTS', turn.key) == 0 then
         leave(line, turn.tenant, turn.v)
       else
         redis.call('ZADD', tenants_key(line), math.max(turn.v, latest), turn.tenant)
+        is_more = true
       end
       table.remove(turns, best)
     end
   end
+  return is_more
 end
 
