@@ -141,6 +141,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
     from stepfleet.orchestrator.store.admission.limit_settings import LimitUse as LimitUse
+    from stepfleet.orchestrator.store.admission.lines import LimitState as LimitState
+    from stepfleet.orchestrator.store.admission.lines import LimitWait as LimitWait
     from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
     from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
     from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult
@@ -225,6 +227,7 @@ _WHERE = {
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",
     "store.admission.limit_settings": "LimitUse",
+    "store.admission.lines": "LimitState LimitWait",
     "store.fleet.overview": "FleetOverview",
     "store.runs.control": "ControlOutcome ControlResult",
     "store.runs.reading": "StoredRun",

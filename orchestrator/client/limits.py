@@ -6,6 +6,7 @@ from typing import Any
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.limits.limit import Limit, changed
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings, LimitUse
+from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWait
 
 
 class AsyncFleetLimits:
@@ -25,6 +26,11 @@ class AsyncFleetLimits:
         """Return what is used of each limit, and how many steps wait in its line."""
         return await (await self._settings()).use()
 
+    async def wait_of(self, run_id: str) -> LimitWait | None:
+        """Return since when the run waits for limits, and for which; None where it does not."""
+        store = (await self._session.open()).store
+        return await LimitLines(store.connection, store.keys).wait_of(run_id)
+
     async def set(self, name: str, /, **fields: Any) -> Limit:
         """Change fields of a limit, and return it; None takes a field away.
 
@@ -32,8 +38,7 @@ class AsyncFleetLimits:
         `agent:clerk`. Raises `ConfigurationError` that names field and fix.
         """
         settings = await self._settings()
-        _, known = await settings.read()
-        limit = changed(name, known.get(name), fields)
+        limit = changed(name, await settings.one(name), fields)
         await settings.set({name: limit})
         return limit
 
@@ -44,7 +49,7 @@ class AsyncFleetLimits:
     async def clear(self, *names: str) -> int:
         """Remove limits, all where none is named; return how many there were."""
         settings = await self._settings()
-        return await settings.clear(names or tuple((await settings.read())[1]))
+        return await settings.clear(names or await settings.names())
 
     async def _settings(self) -> LimitSettings:
         store = (await self._session.open()).store

@@ -40,7 +40,8 @@ class AgentStepStarted(DomainEvent):
 class AgentStepCompleted(DomainEvent):
     """A step was committed. `errors` are messages; `duration_ms` is monotonic time.
 
-    `cached` says that the model's answer came from the response cache.
+    `cached` says that the model's answer came from the response cache. Before the step it had
+    waited for `waited_seconds`, for limits of the fleet.
     """
 
     step_number: int
@@ -50,6 +51,8 @@ class AgentStepCompleted(DomainEvent):
     usage: UsageStats | None = None
     duration_ms: float = 0.0
     cached: bool = False
+    waited_seconds: float = 0.0
+    waited_for: str = ""
 
 
 class ToolCallStarted(DomainEvent):

@@ -136,6 +136,8 @@ def _step(
         completed["error_codes"] = [error.code for error in result.errors]
     if result.cached:
         completed["cached"] = True
+    if result.waited_seconds:
+        completed |= {"waited_seconds": result.waited_seconds, "waited_for": result.waited_for}
     if result.fallback:
         completed["fallback"] = {
             "model": result.fallback.model,

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 PORTS = 64
 """How many ports are tried: each process of a machine takes the next one that is free."""
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
+WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
 LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 NEVER_RAN = frozenset({"VALIDATION_ERROR", "INVALID_FUNCTION_CALL"})
 NOT_FOUND = "TOOL_NOT_FOUND"
@@ -59,6 +60,14 @@ FLEET = {
     "refuses": ("store_refuses", "What keeps all workers from their work: memory, disk, broker"),
 }
 """The gauges of the fleet's figures: the same on every worker."""
+
+
+LIMITS = {
+    "waiting": "Runs that wait in the line of a limit of the fleet",
+    "in_flight": "Calls under way under a limit of the fleet",
+    "cool_seconds": "Seconds for which nobody calls under a limit, after a 429",
+}
+"""The gauges of each limit that is set: the same on every worker."""
 
 
 class Metrics:
@@ -103,6 +112,17 @@ class Metrics:
             field: Gauge(f"stepfleet_{name}", text, registry=self.registry)
             for field, (name, text) in FLEET.items()
         }
+        self._limits = {
+            field: Gauge(f"stepfleet_limit_{field}", text, ["limit"], registry=self.registry)
+            for field, text in LIMITS.items()
+        }
+        self._waited = Histogram(
+            "stepfleet_limit_wait_seconds",
+            "Waits of steps for limits of the fleet, before their calls",
+            ["model"],
+            buckets=WAITS,
+            registry=self.registry,
+        )
         self._rescued = self._counter("stepfleet_rescued", "Overdue runs dispatched again")
         self._lag = Histogram(
             "stepfleet_loop_lag_seconds",
@@ -134,6 +154,10 @@ class Metrics:
         for name, gauge in self._fleet.items():
             value = getattr(figures, name, None)
             gauge.set(math.nan if value is None else value)
+        for field, gauge in self._limits.items():
+            gauge.clear()
+            for one in figures.limits if figures else ():
+                gauge.labels(one.name).set(getattr(one, field))
 
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""
@@ -183,6 +207,9 @@ class Metrics:
             self._failures.labels(*cause).inc()
         if verdict.logged:
             self._cost.labels(agent).inc(verdict.logged.result.cost_usd)
+            if verdict.logged.result.waited_seconds:
+                model = observed.claim.config.model
+                self._waited.labels(model).observe(verdict.logged.result.waited_seconds)
             if verdict.logged.result.cached:
                 self._cached.labels(agent).inc()
         if verdict.move is Move.FINISH and verdict.stop_reason:

@@ -152,6 +152,8 @@ def _step(observed: StepObservation, step_id: int, began: int) -> SpanPlan:
         attributes["stepfleet.cost_usd"] = result.cost_usd
         if result.cached:
             attributes["stepfleet.cached"] = True
+        if result.waited_seconds:
+            attributes["stepfleet.waited_seconds"] = result.waited_seconds
         if result.fallback:
             attributes["stepfleet.fallback"] = result.fallback.model
     error = verdict.failure.code if verdict.failure else ""

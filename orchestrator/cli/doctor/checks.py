@@ -13,6 +13,7 @@ from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.cli.setup.redis_facts import RedisFacts, SentinelFacts
 from stepfleet.orchestrator.client.watching.standstill import serving
 from stepfleet.orchestrator.records.text.validation import meant
+from stepfleet.orchestrator.store.admission.lines import LimitState
 from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings
 
 OLDEST_PYTHON = (3, 11)
@@ -32,6 +33,8 @@ CRASH = "STEPFLEET_CRASH_"
 """Variables by which tests crash workers."""
 REASONS = 3
 """Reasons of refused messages that are listed."""
+LONG_PAUSE = 60.0
+"""Seconds for which a model refuses calls until that is worth a word."""
 BESIDE_SLOTS = 256
 """Open files that a worker needs apart from a connection per slot."""
 
@@ -203,6 +206,21 @@ def outages(found: Sequence[str]) -> Iterator[Check]:
             "start it, or wait: it is probed every minute; docs/providers.md#services-that-are-out"
         )
         yield warn("model service", text, fix)
+
+
+def limits(problem: str, found: Sequence[LimitState]) -> Iterator[Check]:
+    """Judge the limits for which runs wait: that is what they are for, but for a long pause.
+
+    `problem` is why they cannot be read, if they cannot.
+    """
+    if problem:
+        yield fail("limits", problem, "until then its runs wait: stepfleet limits set, or clear")
+    for one in found:
+        if one.cool_seconds > LONG_PAUSE:
+            fix = "the provider has asked for this pause: look at the account's quota there"
+            yield warn("limits", str(one), fix)
+        else:
+            yield good("limits", str(one))
 
 
 def workers(names: Sequence[str], waiting: int, troubles: Sequence[str] = ()) -> Check:

@@ -23,10 +23,11 @@ from stepfleet.orchestrator.cli.setup.open_files import open_files_limit
 from stepfleet.orchestrator.cli.setup.redis_facts import is_redis, redis_facts, sentinel_facts
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, USAGE
 from stepfleet.orchestrator.cli.terminal.output import print_either
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
@@ -84,11 +85,12 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
     try:
         with known_redis(data) as used:
             yield from _store(used)
-            seen, announced = asyncio.run(_fleet(used))
+            seen, announced, problem = asyncio.run(_fleet(used))
             alive = [worker.name for worker in seen.workers if worker.alive]
             yield checks.workers(alive, seen.active, seen.troubles)
             yield from checks.queues(seen.unserved, used.queue)
             yield from checks.outages([str(one) for one in seen.outages])
+            yield from checks.limits(problem, seen.limited)
             yield checks.agents([config.name for config in announced])
             configs = configs or announced
     except AgentException as error:
@@ -111,14 +113,19 @@ def _store(settings: Settings) -> Iterator[Check]:
         yield from _broker_quarantine(settings)
 
 
-async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig]]:
-    """Return the fleet's state, and the agents that its workers have announced."""
+async def _fleet(settings: Settings) -> tuple[FleetOverview, list[AgentConfig], str]:
+    """Return the fleet's state, the agents of its workers, and what is wrong with its limits."""
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     opened = await open_store(quick)
     try:
         named = await opened.connection.execute("HGETALL", opened.keys.of(keys.NAMES))
         announced = [await opened.configs.load(named[name]) for name in sorted(named)]
-        return await overview(opened), announced
+        problem = ""
+        try:
+            await LimitSettings(opened.connection, opened.keys).read()
+        except StoreError as error:
+            problem = str(error)
+        return await overview(opened), announced, problem
     finally:
         await opened.aclose()
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.format import shown
+from stepfleet.orchestrator.cli.terminal.format import seconds, shown
 from stepfleet.orchestrator.client.watching.standstill import serving
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.outcome import (
@@ -19,6 +19,7 @@ from stepfleet.orchestrator.records.outcome import (
 from stepfleet.orchestrator.records.run.causes import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
@@ -84,7 +85,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a run is where it is. `cause` is the error behind its end, if there is one."""
+    """Why a run is where it is. `cause` is the error behind its end, if there is one.
+
+    Its steps have waited for `waited_seconds` for limits of the fleet, apart from their own time.
+    """
 
     run_id: str
     agent: str
@@ -98,6 +102,8 @@ class Explanation:
     line_id: str | None
     awaited: tuple[AwaitedTool, ...]
     criteria: tuple[Judged, ...]
+    waited_seconds: float = 0.0
+    waited_for: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -124,7 +130,17 @@ def explain(result: AgentRunResult, awaited: tuple[AwaitedTool, ...] = ()) -> Ex
         line_id=result.line_id,
         criteria=_judged(outcome) if outcome else (),
         awaited=awaited,
+        **_waits(result.steps),
     )
+
+
+def _waits(steps: Iterable[StepResult]) -> dict[str, Any]:
+    """Return for how long steps have waited for limits, and for which they waited longest."""
+    waited: dict[str, float] = {}
+    for step in steps:
+        waited[step.waited_for] = waited.get(step.waited_for, 0.0) + step.waited_seconds
+    longest = max(waited, key=waited.__getitem__, default="")
+    return {"waited_seconds": round(sum(waited.values()), 3), "waited_for": longest}
 
 
 def _says(result: AgentRunResult, outcome: ContinuationOutcome | None) -> str:
@@ -167,6 +183,10 @@ def picture(explanation: Explanation) -> RenderableType:
     if explanation.line_id:
         line = shown(explanation.line_id, 60)
         head.append(f"\nLine {line} of batch {explanation.batch_id}", style="dim")
+    if explanation.waited_seconds:
+        why = shown(explanation.waited_for, 120) or "limits of the fleet"
+        text = f"\nIts steps waited {seconds(explanation.waited_seconds)}, longest for {why}"
+        head.append(text, style="dim")
     for tool in explanation.awaited:
         head.append(f"\nIt waits for {tool.text}", style="" if tool.served else "yellow")
     if not explanation.criteria:

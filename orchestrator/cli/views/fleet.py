@@ -51,6 +51,8 @@ def picture(found: Found) -> RenderableType:
         head.append(f"\n{shown(trouble, 300)}", style="red")
     for outage in overview.outages:
         head.append(f"\n{shown(str(outage), 500)}", style="yellow")
+    for limit in overview.limited:
+        head.append(f"\n{shown(str(limit), 300)}", style="yellow")
     for queue in overview.unserved:
         head.append(f"\nno worker serves the queue {shown(queue, 100)}", style="yellow")
         head.append(" (details: stepfleet doctor)", style="dim")

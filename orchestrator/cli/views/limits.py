@@ -42,6 +42,6 @@ def picture(found: list[LimitUse]) -> RenderableType:
             )
             notes.append(Text(text, style="yellow"))
         if one.waits_for:
-            steps = "1 step waits" if one.waiting == 1 else f"{count(one.waiting)} steps wait"
-            notes.append(Text(f"{steps} for {shown(one.waits_for, 120)}"))
+            runs = "1 run waits" if one.waiting == 1 else f"{count(one.waiting)} runs wait"
+            notes.append(Text(f"{runs} for {shown(one.waits_for, 120)}"))
     return Group(table, *notes)

@@ -67,6 +67,10 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     found = explain(result, awaited)
     if not result.lifecycle.is_terminal and (waits := load_outage(run.header.get("outage"))):
         return replace(found, says=_waits(result, waits, (await fleet.overview()).outages))
+    moves = result.lifecycle in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
+    if moves and (wait := await fleet.limits.wait_of(run.run_id)):
+        step = result.steps_used + 1
+        return replace(found, says=f"{result.lifecycle.value}: step {step} waits {wait}")
     if result.lifecycle is not Lifecycle.PAUSED or result.batch_id is None:
         return found
     with contextlib.suppress(ConfigurationError):  # the batch was forgotten

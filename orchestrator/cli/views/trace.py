@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 _LINE = 160
+_NAME = 120
 _ORIGINS = {
     OriginKind.FORK: "forked from",
     OriginKind.CHECKPOINT: "restored from a checkpoint of",
@@ -118,6 +119,9 @@ def _step_head(step: StepResult) -> Text:
     if step.cache and step.cache.hit:
         saved = f"{count(step.cache.saved_tokens)} tokens, {usd(step.cache.saved_usd)}"
         spent.append(f"cached (saved {saved})")
+    if step.waited_seconds:
+        why = shown(step.waited_for, _NAME) or "limits of the fleet"
+        spent.append(f"waited {seconds(step.waited_seconds)} before, for {why}")
     head = Text(f"step {step.step}", style="bold cyan")
     head.append(f" {step.type.value}, {', '.join(spent)}", style="dim")
     return head

@@ -139,6 +139,7 @@ class FleetLimits(_Blocking):
 
     all = blocking(AsyncFleetLimits.all)
     use = blocking(AsyncFleetLimits.use)
+    wait_of = blocking(AsyncFleetLimits.wait_of)
     set = blocking(AsyncFleetLimits.set)
     provide = blocking(AsyncFleetLimits.provide)
     clear = blocking(AsyncFleetLimits.clear)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.store.admission.lines import LimitLines
 from stepfleet.orchestrator.store.fleet.overview import (
     Need,
     WorkerSeen,
@@ -80,6 +81,7 @@ class Standstill:
         self._read_at = float("-inf")
         self._seen: list[WorkerSeen] = []
         self._troubles: list[str] = []
+        self._limited: list[str] = []
         self._logged: dict[str, float] = {}
 
     async def aclose(self) -> None:
@@ -101,10 +103,11 @@ class Standstill:
                     self._reading = None
                 reading.result()
             if self._troubles or self._starts_workers:
-                return "; ".join(self._troubles)
+                return "; ".join(self._troubles or self._limited)
             is_any = any(one.alive for one in self._seen)
             wanted = await needs() if is_any else ()
-            return lacking(self._seen, self._store.settings.queue, wanted, self._exempt)
+            lacks = lacking(self._seen, self._store.settings.queue, wanted, self._exempt)
+            return lacks or "; ".join(self._limited)
         except Exception:  # what only explains a wait must not end it
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
@@ -118,6 +121,8 @@ class Standstill:
                 circuits = Circuits(self._store.connection, self._store.keys)
                 self._troubles = [str(one) for one in await circuits.outages() if one.waiting]
             self._seen = await workers(self._store)
+            lines = LimitLines(self._store.connection, self._store.keys)
+            self._limited = [str(one) for one in await lines.longest(1)]
         self._read_at = time.monotonic()
 
     def _log(self, reason: str) -> None:

@@ -1,6 +1,7 @@
 """The settings of limits in Redis, and what is used of them."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -76,6 +77,18 @@ class LimitSettings:
             raise StoreError(msg) from None
         return version, dict(sorted(limits.items()))
 
+    async def one(self, name: str) -> Limit | None:
+        """Return the limit of that name; None where there is none, or none that can be read."""
+        text = await self._connection.execute("HGET", self._settings, name)
+        with suppress(ConfigurationError, ValueError, TypeError):
+            return _read(name, text) if text else None
+        return None
+
+    async def names(self) -> list[str]:
+        """Return the names of all limits."""
+        known = await self._connection.execute("HKEYS", self._settings)
+        return sorted(name for name in known if name != VERSION)
+
     async def set(self, limits: Mapping[str, Limit]) -> None:
         """Write limits, each as a whole. They hold for the next call."""
         texts = [part for name, one in limits.items() for part in (name, _stored(one))]
@@ -137,7 +150,7 @@ def _use(
 ) -> LimitUse:
     return LimitUse(
         name=name,
-        limit=limit,
+        limit=limit if limit and limit.model_fields_set else None,
         in_flight=int(state.get("f", 0)),
         levels={field: round(state[kind], 3) for kind, field in _LEVELS.items() if kind in state},
         waiting=waiting.get(name, 0),

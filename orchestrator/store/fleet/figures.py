@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import orjson
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitState
 from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore
@@ -19,7 +20,8 @@ class FleetFigures(Record):
     broker does not tell. `overdue` counts runs whose lease, or whose time to begin, has passed;
     `oldest_overdue_seconds` is by how much at most. `active` runs are neither ended nor paused.
     `refuses` counts what keeps all workers from their work: a full Redis, its disk, the broker.
-    `outages` counts the services of models that are out.
+    `outages` counts the services of models that are out; `limits` has what happens under each of
+    the limits.
     """
 
     queue_length: int | None
@@ -32,6 +34,7 @@ class FleetFigures(Record):
     slots_in_use: int
     refuses: int
     outages: int
+    limits: tuple[LimitState, ...] = ()
 
 
 async def fleet_figures(store: OpenStore) -> FleetFigures:
@@ -55,6 +58,7 @@ async def fleet_figures(store: OpenStore) -> FleetFigures:
         slots_in_use=sum(one.held for one in alive),
         refuses=len(await troubles(store)),
         outages=len(await Circuits(store.connection, store.keys).outages()),
+        limits=await LimitLines(store.connection, store.keys).configured(),
     )
 
 

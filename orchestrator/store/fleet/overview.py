@@ -15,6 +15,7 @@ from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitState
 from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, server_info
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits, ServiceOutage
 from stepfleet.orchestrator.store.opening.opening import OpenStore
@@ -47,7 +48,7 @@ class FleetOverview(Record):
     the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
     living worker serves and some need, each with the number of runs that wait for it; `troubles`
     what keeps all workers from their work, each with its fix; `paused`: the whole fleet is;
-    `outages` the services of models that are out.
+    `outages` the services of models that are out; `limited` the limits for which most runs wait.
     """
 
     redis_version: str
@@ -60,6 +61,7 @@ class FleetOverview(Record):
     troubles: tuple[str, ...] = ()
     paused: bool = False
     outages: tuple[ServiceOutage, ...] = ()
+    limited: tuple[LimitState, ...] = ()
 
 
 class Need(Record):
@@ -151,6 +153,7 @@ async def overview(store: OpenStore) -> FleetOverview:
         troubles=(*_that_stop(info), *broker),
         paused=await is_paused(store),
         outages=tuple(await Circuits(store.connection, store.keys).outages()),
+        limited=await LimitLines(store.connection, store.keys).longest(),
     )
 
 

@@ -44,7 +44,7 @@ local function ask(op)
     return 'granted'
   end
   if op.op == 'try' then return 'full' end
-  if name then e.why = name .. ' ' .. kind end
+  e.why = name and name .. ' ' .. kind or states[line].why
   wait_in_line(e, op.op == 'again', name, ms)
   return 'waits'
 end

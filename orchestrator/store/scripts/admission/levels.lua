@@ -75,8 +75,8 @@ local function load(names, of_settings, of_state)
   local found = redis.call('HMGET', settings_key, unpack(fields))
   local known = redis.call('HMGET', KEYS[1], unpack(missing))
   for i = 1, asked do
-    local name = missing[i]
-    local limit = decoded(found[2 * i - 1]) or decoded(found[2 * i]) or {}
+    local name, text = missing[i], found[2 * i - 1] or found[2 * i]
+    local limit = decoded(text) or (text and { in_flight = 0 } or {}) -- nobody knows what it allows
     states[name] = decoded(known[i]) or {}
     measures[name] = measures_of(limit, states[name])
     refill(name)
