@@ -44,7 +44,8 @@ local function ask(op)
     return 'granted'
   end
   if op.op == 'try' then return 'full' end
-  e.why = name and name .. ' ' .. kind or states[line].why
+  if name then states[line].why, touched[line] = name .. ' ' .. kind, true end
+  e.why = states[line].why
   wait_in_line(e, op.op == 'again', name, ms)
   return 'waits'
 end
