@@ -30,6 +30,7 @@ OPERATIONS = {
     "commit hold",
     *("cancel", "pause", "resume", "retry", "upkeep"),
     *("flag", "late flag", "lift", "sweep", "fleet"),
+    "wake",
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
 SELDOM = 10

@@ -393,6 +393,29 @@ MUTATIONS = {
     "cancel does not list an answer that was paid for": Mutation(
         "common", "    note_lost(batch, 'paid', paid or price)\n", ""
     ),
+    "the end of a circuit ends a wait for tools": Mutation(
+        "park", "if h[9] then redis.call('HDEL', run_key, 'outage', 'parked') end\n", ""
+    ),
+    "retry keeps an old wait for a service": Mutation("retry", ", 'outage',\n  'parked')", ")"),
+    "commit keeps a wait for a service that is over": Mutation(
+        "commit", "redis.call('HDEL', run_key, 'outage', 'parked')", "local _"
+    ),
+    "a step that is handed back forgets its wait for a service": Mutation(
+        "commit", "and not a.outage and a.verdict ~= 'release' then", "and not a.outage then"
+    ),
+    "a step that waits for a service is in no set": Mutation(
+        "common", "    redis.call('SADD', shard .. 'out:' .. id, run_id)\n", ""
+    ),
+    "wake makes a step due that a worker holds": Mutation("wake", " and h[2] == '' and", " and"),
+    "wake makes a run due that is paused or has ended": Mutation(
+        "wake", "(h[1] == 'queued' or h[1] == 'in_progress') and", ""
+    ),
+    "wake leaves the run in the index as it was": Mutation(
+        "wake", "    redis.call('ZADD', due_key, now, run_id)\n", ""
+    ),
+    "a run that is to probe does not know it": Mutation(
+        "wake", "since .. ' ' .. ARGV[3] .. ids", "since .. ' waits' .. ids"
+    ),
     "retry lists an answer that it uses": Mutation("retry", "count(batch, 'lost', -1)\n", ""),
 }
 

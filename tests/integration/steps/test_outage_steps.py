@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from support.runs.opened_runs import lease_runs_out
-from support.runs.scripted_steps import Crash, Hands, Script, requests, say
+from support.runs.scripted_steps import Crash, Hands, Script, call, requests, say
 from support.runs.stored_runs import Bench, bench
 
-from stepfleet.orchestrator import Agent, RunStatus
+from stepfleet.orchestrator import Agent, RunStatus, tool
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.worker.ports import Ports
@@ -144,6 +145,79 @@ async def test_a_store_that_forgets_its_circuits_leaves_no_run_behind(redis_url:
         await hands.breaker.look()
         await hands.finish(run_id)
         assert (await desk.stored(run_id)).result().status is RunStatus.COMPLETED
+
+
+async def test_a_worker_that_dies_between_closing_and_waking_leaves_no_run_behind(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet_of(redis_url, out()) as (desk, first):
+        runs = [await desk.create() for _ in range(3)]
+        for run_id in runs:
+            await first.step(run_id, 0)
+        second, died = worker(desk, first.agent), asyncio.Event()
+        await second.breaker.look()  # three probes
+        with monkeypatch.context() as dying:
+
+            async def die(*_: Any, **__: Any) -> int:
+                died.set()
+                raise OSError("the worker is gone")
+
+            dying.setattr(Circuits, "wake", die)
+            answers_now(first, say("done"))
+            await first.step(runs[0], 0)
+            async with asyncio.timeout(5):
+                await died.wait()
+        await second.step(runs[1], 0)
+        await second.breaker.look()
+        for run_id in runs:
+            await second.finish(run_id)
+        assert {(await desk.stored(one)).result().status for one in runs} == {RunStatus.COMPLETED}
+
+
+async def test_a_run_that_was_cancelled_in_its_wait_begins_it_anew_when_it_is_retried(
+    redis_url: str,
+) -> None:
+    async with fleet_of(redis_url, out()) as (desk, hands):
+        hands.outage_patience = 7200
+        run_id = await desk.create()
+        await hands.step(run_id, 0)
+        await has_waited(desk, run_id, 7300)
+        await desk.control.cancel(await desk.stored(run_id), "enough")
+        stored = await desk.stored(run_id)
+        revision = revise(stored.state, stored.log, stored.overrides, stored.state.info.updated_at)
+        await desk.control.retry(stored, revision)
+        await hands.step(run_id, 0)
+        assert not (await desk.stored(run_id)).state.status.is_terminal
+        answers_now(hands, say("done"))
+        await hands.breaker.answered(SERVICE)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.status is RunStatus.COMPLETED
+    assert 0 <= (result.duration_seconds or 0) < 60
+
+
+async def test_the_end_of_a_circuit_ends_no_wait_for_a_tool(redis_url: str) -> None:
+    """A run may lie in a circuit's set still when its model has answered: it was resumed."""
+
+    @tool(queue="heavy")
+    async def render() -> str:
+        return "picture"
+
+    async with fleet_of(redis_url, out(), tools=[render]) as (desk, hands):
+        run_id = await desk.create()
+        await hands.step(run_id, 0)
+        await desk.control.pause(run_id)
+        await desk.control.resume(await desk.stored(run_id))
+        answers_now(hands, call(("render", {})), say("done"))
+        hands.breaker = worker(desk, hands.agent).breaker  # one that has not read the circuit
+        await hands.step(run_id, 0)
+        before = await desk.header(run_id)
+        assert await Circuits(desk.opened.connection, desk.opened.keys).wake(OF) == 0
+        assert (await desk.header(run_id))["not_before"] == before["not_before"] != "0"
+        await hands.call(run_id, 0, 0)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert [one.result for one in result.steps[0].tool_calls] == ["picture"]
 
 
 async def test_one_request_that_a_service_fails_on_opens_nothing(redis_url: str) -> None:

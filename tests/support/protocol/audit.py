@@ -156,6 +156,11 @@ class Auditor:
         ]
         self._shift(args=[milliseconds, *names])
 
+    def waiting(self, circuit: str) -> set[str]:
+        """Return the runs that lie in the circuit's sets."""
+        sets = (self._client.smembers(f"{tag(shard)}out:{circuit}") for shard in range(SHARDS))
+        return {str(one) for found in sets for one in found}
+
     def uncancel(self, batch: str) -> None:
         """Let a cancelled batch have new runs all the same."""
         for shard in range(SHARDS):
@@ -386,6 +391,8 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
         "ledger": len(raw.lost),
         "journal": raw.journal.keys(),
         "awaited": awaited_in(raw),
+        "outage": raw.header.get("outage", " ").split(" ")[1],
+        "parked": "parked" in raw.header,
     }
     expected = {name: getattr(run, name) for name in stored}
     expected |= {"ledger": len(run.ledger), "journal": run.journal.keys()}

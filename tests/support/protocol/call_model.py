@@ -65,6 +65,7 @@ class WaitingModel(Model):
         run.spent += park.time
         run.committed.add(token)
         run.token, run.last_token, run.dispatches = "", token, 0
+        run.outage, run.parked = "", False
         run.seq += decision.events
         run.waiting, run.waits_at = waits, step
         run.not_before = self.now + PATIENCE if waits else 0

@@ -28,6 +28,10 @@ class ClusterAuditor(Auditor):
         for shard in range(SHARDS):
             self._nodes.hdel(f"{tag(shard)}flags", f"x:{batch}")
 
+    def waiting(self, circuit: str) -> set[str]:
+        sets = (self._nodes.smembers(f"{tag(shard)}out:{circuit}") for shard in range(SHARDS))
+        return {str(one) for found in sets for one in found}
+
     def newest_messages(self, count: int) -> list[tuple[str, int]]:
         """Return the hints that were published last; they join the queue's other end."""
         return [hint_of(str(one)) for one in self._client.lrange("stepfleet", 0, count - 1)]

@@ -22,7 +22,7 @@ from support.protocol.calls import CallRules, Maker, told_of
 from support.protocol.control import ControlRules
 from support.protocol.model import GRACE, LEASE, RETRY_WAIT, Decision, Run
 from support.protocol.rig import Rig, check_as_clients_see_it
-from support.protocol.worker import AGENTS, KINDS, Worker, record_of
+from support.protocol.worker import AGENTS, CIRCUIT, KINDS, Worker, record_of
 
 from stepfleet.orchestrator import Message, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
@@ -334,6 +334,21 @@ class ProtocolMachine(CallRules, ControlRules):
             assert sorted(told) == sorted(expected)
             assert sorted(behind) == sorted(at_the_end)
             self.model.queue = behind + self.model.queue + told
+
+    @precondition(lambda self: self.model.out)
+    @rule(most=st.sampled_from([0, 1, 2]))
+    def wake(self, most: int) -> None:
+        """A service answers again: all that wait for it go on; or some are to probe it."""
+        with self.operation("wake"):
+            circuits = self.rig.circuits()
+            before = self.rig.auditor.waiting(CIRCUIT)
+            assert before == self.model.out
+            able = sum(self.model.waits_for_service(self.model.runs[one]) for one in before)
+            woken = self.rig.do(circuits.wake(CIRCUIT, most or None, probes=most > 0))
+            popped = before - self.rig.auditor.waiting(CIRCUIT)
+            assert woken == min(most or able, able)
+            assert popped == before or most
+            assert self.model.wake(popped, "probes" if most else "waits") == woken
 
     # ----------------------------------------------------------------------------------- end
 

@@ -66,6 +66,7 @@ class Decision:
     knows_cancel: bool = False
     events: int = 0
     hold: int = 0
+    outage: bool = False
 
 
 @dataclass
@@ -117,6 +118,8 @@ class Run:
     spent: int = 0
     losses: dict[str, str] = field(default_factory=dict)
     trial: tuple[str, int] = ("", 0)
+    outage: str = ""
+    parked: bool = False
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -171,6 +174,7 @@ class Model:
         self.flags: dict[str, tuple[str, int]] = {}
         self.requests: list[tuple[str, str, int]] = []
         self.fleet_paused = False
+        self.out: set[str] = set()
         self.endings: dict[tuple[int, str], list[str]] = {}
         self.ends: dict[tuple[int, str], int] = {}
 
@@ -211,6 +215,7 @@ class Model:
         if run.not_before > self.now:
             return "early"
         run.seq += run.status == "queued"
+        run.parked = run.parked and not run.not_before
         run.status, run.token, run.lease = "in_progress", token, self.now + LEASE
         run.due, run.dispatches, run.not_before, run.begun = run.lease, 0, 0, True
         return "claimed"
@@ -263,6 +268,8 @@ class Model:
             run.step, run.journal = run.step + 1, {}
             run.attempts = run.limited = run.crashes = 0
             run.losses = {}
+        if not decision.outage and decision.move != "release":
+            run.outage, run.parked = "", False
         self._follow(run, decision)
         return "committed", run.status
 
@@ -274,6 +281,9 @@ class Model:
             return
         run.attempts += decision.attempt
         run.limited += decision.limited
+        if decision.outage:
+            run.outage, run.parked = "waits", True
+            self.out.add(run.run_id)
         is_held = decision.hold and self.newest_request(run.batch) <= decision.hold
         if is_held or self.wanted(run) == "pause":
             self._pause(run)
@@ -282,6 +292,20 @@ class Model:
         run.due = self.now + (decision.delay or GRACE)
         if not decision.delay:
             self.queue.append((run.run_id, run.step))
+
+    def wake(self, run_ids: set[str], word: str) -> int:
+        """Wake those that still wait for the service; return how many."""
+        self.out -= run_ids
+        waiting = {one for one in run_ids if self.waits_for_service(self.runs[one])}
+        for run_id in waiting:
+            run = self.runs[run_id]
+            run.not_before = run.due = self.now
+            run.outage = word
+        return len(waiting)
+
+    def waits_for_service(self, run: Run) -> bool:
+        """Return whether it is still to be woken."""
+        return run.status in {"queued", "in_progress"} and not run.token and bool(run.outage)
 
     def once(self, run_id: str, request: str, do: Callable[[], str]) -> str:
         """Answer a request; a repetition gets the first answer, while that is remembered."""
@@ -329,6 +353,7 @@ class Model:
             return "active"
         run.status, run.seq = "in_progress" if run.begun else "queued", run.seq + 1
         run.due, run.not_before, run.dispatches = self.now + GRACE, 0, 0
+        run.parked = run.parked and not run.begun
         self.queue.append((run_id, step_seen))
         return "resumed"
 
@@ -352,6 +377,7 @@ class Model:
         run.step, run.retries, run.seq = len(run.log), run.retries + 1, run.seq + 1
         run.attempts = run.limited = run.crashes = run.dispatches = run.not_before = 0
         run.losses, run.trial = {}, ("", 0)
+        run.outage, run.parked = "", False
         run.due = self.now + GRACE
         self.queue.append((run_id, run.step))
         return "retried"

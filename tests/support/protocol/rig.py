@@ -19,6 +19,7 @@ from support.servers.redis_cluster import RedisCluster
 
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
+from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.runtime.rescuer import Rescuer
 
@@ -55,6 +56,9 @@ class Rig:
     def marks(self) -> IsolationMarks:
         opened = self.bench.opened
         return IsolationMarks(opened.connection, opened.keys, opened.dispatch)
+
+    def circuits(self) -> Circuits:
+        return Circuits(self.bench.opened.connection, self.bench.opened.keys)
 
     @property
     def requests(self) -> BatchRequests:

@@ -50,8 +50,11 @@ KINDS = (
     *["park"] * 3,
     *("park one", "park for nothing"),
     *("answer", "broken", "transient", "limited", "error", "release"),
+    *["out"] * 3,
 )
 CALLS = 2
+CIRCUIT = "0123456789ab"
+OUT_WAIT = 1_800_000
 LIMITS: dict[str, Any] = {
     "model": "openai:none",
     "max_steps": 4,
@@ -126,13 +129,14 @@ class Worker:
             move=verdict.move.value,
             step=_step(attempt) if verdict.logged else None,
             reason=verdict.stop_reason.value if verdict.stop_reason else "",
-            delay=RETRY_WAIT if verdict.delay else 0,
-            attempt=int(verdict.move is Move.RETRY and kind != "limited"),
+            delay=(OUT_WAIT if verdict.outage else RETRY_WAIT) if verdict.delay else 0,
+            attempt=int(verdict.attempt),
             limited=int(verdict.move is Move.RETRY and kind == "limited"),
             pays=verdict.lost is not None,
             drops=verdict.dropped is not None,
             knows_cancel=self.wants_cancel,
             events=len(events),
+            outage=verdict.outage is not None,
         )
         self.sent = (verdict, events, decision)
         return self.sent
@@ -152,11 +156,12 @@ class Worker:
             return Interrupted(span, Interruption.HANDED_BACK, response=journal.response)
         if self.wants_cancel and journal.response is None:
             return Interrupted(span, Interruption.CANCELLED)
-        if journal.response is None and kind in {"transient", "limited", "error"}:
+        if journal.response is None and kind in {"transient", "limited", "error", "out"}:
             info = ErrorInfo(type=ErrorType.MODEL, code="OPENAI_ERROR", message=self.token)
             passing = kind != "error"
             wait = RETRY_WAIT / 1000
-            return Failed(span, info, passing, kind == "limited", wait)
+            outage = (CIRCUIT,) if kind == "out" else ()
+            return Failed(span, info, passing, kind == "limited", wait, outage=outage)
         calls = 0 if kind == "answer" else CALLS
         response = journal.response or response_of(self.token, size, calls=calls)
         records = tuple(

@@ -5,7 +5,8 @@
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
 -- Invariants: nobody claims the step before the last result or the end of the run's patience.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
+  'outage')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local n = number(ARGV[4])
 local a = named(5 + 3 * n)
@@ -46,6 +47,8 @@ redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', journal_key, 'paid', a.paid)
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'updated', now,
   'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)
+-- The service has answered: the end of its circuit must not wake a step that waits for tools.
+if h[9] then redis.call('HDEL', run_key, 'outage', 'parked') end
 emit(a.events, a.event_count, h[7])
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end
