@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.rendering import RunView as RunView
     from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
     from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
+    from stepfleet.orchestrator.client.watching.conditions import RunConditions as RunConditions
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
     from stepfleet.orchestrator.continuation.error_policy import (
@@ -121,6 +122,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.run.report import DebugSummary as DebugSummary
     from stepfleet.orchestrator.records.run.results import AgentRunResult as AgentRunResult
     from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
+    from stepfleet.orchestrator.records.run.summary import RunPage as RunPage
+    from stepfleet.orchestrator.records.run.summary import RunSummary as RunSummary
     from stepfleet.orchestrator.records.run.trace import AgentTrace as AgentTrace
     from stepfleet.orchestrator.records.run.trace_steps import Action as Action
     from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer as FinalAnswer
@@ -189,6 +192,7 @@ _WHERE = {
     "client.local": "DebugStep",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns",
+    "client.watching.conditions": "RunConditions",
     "continuation": "ContinuationCriteria when",
     "continuation.error_policy": "ErrorHandlingDecision ErrorPolicy",
     "errors": "AgentException ConfigurationError MaxStepsExceeded RunFailed StoreError",
@@ -216,6 +220,7 @@ _WHERE = {
     "records.run.causes": "FailedRun LastError",
     "records.run.report": "DebugSummary",
     "records.run.results": "AgentRunResult RunStatus",
+    "records.run.summary": "RunPage RunSummary",
     "records.run.trace": "AgentTrace",
     "records.run.trace_steps": (
         "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
@@ -16,16 +17,19 @@ from stepfleet.orchestrator.client.rendering import (
     view_of,
 )
 from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.client.watching.conditions import RunConditions, run_filter
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.records.run.summary import RunPage
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
 from stepfleet.orchestrator.store.records.codec import MESSAGES
 from stepfleet.orchestrator.store.runs.control import ControlResult
+from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
@@ -39,7 +43,7 @@ _BATCHES = 5
 
 
 class AsyncFleetRuns:
-    """The runs of a fleet, by their ids: `fleet.runs`.
+    """The runs of a fleet: `fleet.runs`. `page` lists them; all else goes by their ids.
 
     Read one: `result` for its result so far, `wait` for the final one, `view` for a chat window,
     `show` for everything stored. Follow one: `steps` for results of steps, `events` for the event
@@ -83,6 +87,26 @@ class AsyncFleetRuns:
             if found and manifest is searched[0]:
                 break
         return _the_only(found, text, batch)
+
+    async def page(
+        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[RunConditions]
+    ) -> RunPage:
+        """Return up to `limit` runs, the newest first by their creation; all conditions hold.
+
+        `status` and `stop_reason` are names as `failed` and `time_limit`, `agent` and `tenant` the
+        whole name ('' as tenant: runs without one), `error` a part of the error's text, in which
+        letters' case does not count, `since` the earliest time of creation, `batch` an id.
+        `cursor` is the `next` of the page before; a page may be short, or empty, and have one.
+        Raises `ConfigurationError` that names the field.
+        """
+        client = await self._session.open()
+        asked = run_filter(which)
+        if not 1 <= limit <= MOST_RUNS:
+            raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST_RUNS}")
+        place = Cursor.parse(cursor) if cursor else None
+        if (batch := which.get("batch")) is not None:
+            asked = replace(asked, batch=await client.batches.get(batch))
+        return await client.lists.page(asked, limit, place)
 
     async def result(self, run_id: str) -> AgentRunResult:
         """Return a run's result, as far as it has come."""

@@ -31,6 +31,7 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, 
 from stepfleet.orchestrator.store.runs.control import Control
 from stepfleet.orchestrator.store.runs.failed import FailedRuns
 from stepfleet.orchestrator.store.runs.import_run import RunImport
+from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.snapshots import Snapshots
 from stepfleet.orchestrator.store.runs.submission import Submission
@@ -50,6 +51,7 @@ class Client:
         self.control = RunControl(self.runs, requests, app)
         self.batches = Batches(connection, keys, retention=retention)
         self.requests = BatchRequests(connection, keys, dispatch, self.batches, grace=grace)
+        self.lists = RunLists(connection, keys)
         self.failed = FailedRuns(connection, keys, store.configs)
         self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)
         self.submission = Submission(connection, keys, dispatch, grace=grace)

@@ -16,6 +16,7 @@ WORKERS = f"{PREFIX}:workers"
 SHARDS = f"{PREFIX}:shards"
 SWEEPS = f"{PREFIX}:sweeps"
 UPKEEP = f"{PREFIX}:upkeep"
+TIDIED = f"{PREFIX}:tidied"
 RESCUER = f"{PREFIX}:rescuer"
 CIRCUITS = f"{PREFIX}:circuits"
 QUARANTINE = f"{PREFIX}:quarantine"
@@ -82,6 +83,10 @@ class Keys:
     def over(self, shard: int) -> str:
         """Return the key of the shard's index of batches that may have ended, or begun anew."""
         return f"{self.tag(shard)}over"
+
+    def tidied(self, shard: int) -> str:
+        """Return the key of the places up to which the shard's lists of runs are right."""
+        return f"{self.tag(shard)}tidied"
 
     def flags(self, shard: int) -> str:
         """Return the key of the shard's requests to whole batches, and to the fleet."""

@@ -295,11 +295,14 @@ MUTATIONS = {
     ),
     "retry leaves the stop reason counted": Mutation(
         "common",
-        "count(batch, 'reason:' .. (redis.call('HGET', run_key, 'stop_reason') or ''), -1)",
+        "count(batch, 'reason:' .. reason, -1)",
         "",
     ),
     "retry leaves the run among the ended ones": Mutation(
         "common", "redis.call('ZREM', batch_key(batch) .. ':ended', run_id)", ""
+    ),
+    "retry leaves the run in the list of its end": Mutation(
+        "common", "relist(list_of(from, reason), to)", ""
     ),
     "retry leaves the run to expire": Mutation(
         "common",

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.fleet.overview import forget_workers
 from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
 from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.connect import process_name
@@ -123,14 +124,16 @@ async def keep_records(store: OpenStore) -> None:
 
 
 async def keep_batches(store: OpenStore) -> None:
-    """Look after batches as wholes."""
+    """Look after batches as wholes, and after the lists of runs."""
     given, settings = (store.connection, store.keys), store.settings
     batches = Batches(*given, retention=settings.retention)
     requests = BatchRequests(*given, store.dispatch, batches, grace=settings.grace)
     upkeep = BatchUpkeep(*given, retention=settings.retention, requests=requests)
+    lists = RunLists(*given)
     while True:
         await asyncio.sleep(LOOK_SECONDS * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
         await _attempt("the housekeeping of batches", upkeep.look)
+        await _attempt("the housekeeping of lists of runs", lists.look)
 
 
 async def _attempt(what: str, look: Callable[[], Awaitable[object]]) -> None:

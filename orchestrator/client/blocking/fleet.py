@@ -165,13 +165,14 @@ class FleetHistory(_Blocking):
 
 
 class FleetRuns(_Blocking):
-    """The runs of a fleet, by their ids: `fleet.runs`.
+    """The runs of a fleet: `fleet.runs`. `page` lists them; all else goes by their ids.
 
     Read one: `result` for its result so far, `wait` for the final one, `view` for a chat window,
     `show` for everything stored. Follow one: `steps` for results of steps, `events` for the event
     log and streamed text, `display` for a chat window.
     """
 
+    page = blocking(AsyncFleetRuns.page)
     find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
     result = blocking(AsyncFleetRuns.result)

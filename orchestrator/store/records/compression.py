@@ -50,19 +50,24 @@ def unpacked(stored: str) -> bytes:
     A claim does this for every earlier step of its run. Raises `SerializationError` for text
     that no `packed` of this or an earlier release has made, before it takes memory.
     """
+    return unpacked_within(LARGEST, stored)
+
+
+def unpacked_within(largest: int, stored: str) -> bytes:
+    """Do as `unpacked`; a packed record of more than `largest` bytes is refused, too."""
     unpacker = _tools.unpackers.get(stored[:1])
     if unpacker is None:
         return _plain(stored)
     try:
         frame = _MAGIC + a2b_base64(stored[1:])
-        if 0 <= frame_content_size(frame) <= LARGEST:
+        if 0 <= frame_content_size(frame) <= largest:
             return unpacker.decompress(frame)
     except (ValueError, zstandard.ZstdError) as error:
         msg = f"a record of the run cannot be read: it was packed, and is damaged ({error})"
         raise SerializationError(msg) from None
     msg = (
         f"a record of the run cannot be read: its {len(frame)} bytes claim to hold "
-        f"{frame_content_size(frame)}; at most {LARGEST} are packed"
+        f"{frame_content_size(frame)}; at most {largest} are read"
     )
     raise SerializationError(msg)
 

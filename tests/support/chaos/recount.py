@@ -218,7 +218,7 @@ def recount(
             *_of_calls(run, calls, out),
         ]
         out.violations += [f"{run.key} ({run.header['status']}): {one}" for one in problems]
-    out.violations += _of_batches(client, runs)
+    out.violations += [*_of_batches(client, runs), *_of_lists(client, runs)]
     out.costs = _costs(client)
     if not lossy:
         out.violations += _of_costs(out.costs, calls, runs)
@@ -428,6 +428,19 @@ def _of_batches(client: "redis.Redis", runs: list[RawRun]) -> Iterable[str]:
                 yield f"batch {batch}, shard {shard}: counters {kept}, recount {_counted(own)}"
             if set(client.zrange(f"{key}:ended", 0, -1)) != {run.run_id for run in own}:
                 yield f"batch {batch}, shard {shard}: its index of ended runs differs"
+
+
+def _of_lists(client: "redis.Redis", runs: list[RawRun]) -> Iterable[str]:
+    there = {(run.shard, run.header["stop_reason"], run.run_id) for run in runs}
+    for shard in range(SHARDS):
+        lists = f"sf:{{s{shard:02d}}}:runs:"
+        for key in map(str, client.scan_iter(match=f"{lists}*", count=1000)):
+            for run_id in map(str, client.zrange(key, 0, -1)):
+                place = (shard, key.removeprefix(lists), run_id)
+                if place not in there:
+                    yield f"run {run_id} is in the list {place[1]} and did not end so"
+                there.discard(place)
+    yield from (f"run {run_id} is not in the list {name}" for _, name, run_id in there)
 
 
 def _counted(runs: list[RawRun]) -> dict[str, int]:

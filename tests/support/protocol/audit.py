@@ -25,6 +25,8 @@ local function all(key) return redis.call('HGETALL', key) end
 local function left(key) return redis.call('PTTL', key) end
 local t = redis.call('TIME')
 local shards, runs, queued, calls = {}, {}, 0, 0
+local LISTS = { 'queued', 'in_progress', 'paused', 'completed', 'error', 'retry_limit',
+  'steps_limit', 'user_requested' }
 for s = ARGV[1], ARGV[2] do
   local tag = string.format('sf:{s%02d}:', s)
   local batches = {}
@@ -33,7 +35,11 @@ for s = ARGV[1], ARGV[2] do
     batches[i] = { all(key), left(key), redis.call('ZRANGE', key .. ':ended', 0, -1),
       left(key .. ':ended') }
   end
-  shards[#shards + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches }
+  local lists = {}
+  for i, name in ipairs(LISTS) do
+    lists[i] = { name, redis.call('ZRANGE', tag .. 'runs:' .. name, 0, -1) }
+  end
+  shards[#shards + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches, lists }
 end
 for i = 3, #ARGV do
   local key = ARGV[i]
@@ -78,6 +84,7 @@ class Raw:
     left: list[int]
     outcomes: list[str]
     due: float | None
+    lists: list[str] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -124,7 +131,11 @@ class Auditor:
         now, queued, shards, runs, calls = self._read(run_ids)
         due: dict[str, float] = {}
         counted = {}
-        for shard, (scores, batches) in enumerate(shards):
+        lists: dict[str, list[str]] = {}
+        for shard, (scores, batches, listed) in enumerate(shards):
+            for name, there in listed:
+                for run_id in there:
+                    lists.setdefault(run_id, []).append(name)
             due.update(zip(scores[::2], map(float, scores[1::2]), strict=True))
             for batch, (fields, left, ended, ended_left) in zip(BATCHES, batches, strict=True):
                 numbers = {name: int(value) for name, value in _pairs(fields).items()}
@@ -139,6 +150,7 @@ class Auditor:
                 left=one[5],
                 outcomes=one[6],
                 due=due.get(run_id),
+                lists=lists.get(run_id, []),
             )
             for run_id, one in zip(run_ids, runs, strict=True)
         }
@@ -241,6 +253,8 @@ def check_invariants(dump: Dump) -> None:
         _check_log(run_id, raw)
         active = raw.header["status"] in {"queued", "in_progress"}
         assert (raw.due is not None) == active, f"{run_id}: in due exactly while it is active"
+        listed = [raw.header["stop_reason"] if raw.ended else raw.header["status"]]
+        assert raw.lists == listed, f"{run_id}: in the lists {raw.lists}, not {listed}"
         unanswered = raw.journal and "response" not in raw.journal
         assert not unanswered, f"{run_id}: a tool started without a journaled response"
         assert not (raw.header["token"] and not active), f"{run_id}: held though not active"

@@ -6,7 +6,7 @@
 -- before (see stage.lua): long parts come in pages.
 -- Returns {'created'}, {'mine'} (the same was created before), {'exists'} (another run has the id), or
 -- {'missing'} where a staged part is not complete (any more): nothing was written.
--- A run that has ended, or is paused, joins no index; any other is due, at the tail of the queue.
+-- A run that has ended, or is paused, is not due; any other is due, at the tail of the queue.
 local PARTS = { run_key, log_key, outcomes_key, lost_key }
 local staged = {}
 for part, key in ipairs(PARTS) do
@@ -42,6 +42,7 @@ redis.call('UNLINK', journal_key, events_key)
 local feed = feeds()
 if feed == '1' then redis.call('HSET', run_key, 'feed', feed) end
 emit(ARGV[8], ARGV[9], feed)
+relist('queued', list_of(status, redis.call('HGET', run_key, 'stop_reason') or ''))
 if TERMINAL[status] then
   retain(ARGV[6])
 elseif status ~= 'paused' then

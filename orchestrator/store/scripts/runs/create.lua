@@ -22,6 +22,7 @@ count(a.batch, 'total', 1)
 if a.batch ~= '' and redis.call('HINCRBY', batch_key(a.batch), 'open', 1) == 1 then
   go_on(a.batch)
 end
+redis.call('ZADD', shard .. 'runs:queued', digits(now), run_id)
 count(a.batch, 'status:queued', 1)
 local feed = feeds()
 if feed == '1' then redis.call('HSET', run_key, 'feed', feed) end

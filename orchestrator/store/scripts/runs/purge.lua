@@ -4,11 +4,12 @@
 -- Returns 1, or 0 for a run that has not ended, or does not match.
 -- Invariants: nothing is written that needs memory, so that a full Redis runs this too; a batch counts
 -- the run as ended still, as it does for one that has expired.
-local h = redis.call('HMGET', run_key, 'status', 'ended', 'batch')
+local h = redis.call('HMGET', run_key, 'status', 'ended', 'batch', 'stop_reason')
 if not h[1] or not TERMINAL[h[1]] then return 0 end
 if ARGV[2] ~= ' ' and not string.find(ARGV[2], ' ' .. h[1] .. ' ', 1, true) then return 0 end
 if number(h[2]) > number(ARGV[3]) or (ARGV[4] ~= '' and h[3] ~= ARGV[4]) then return 0 end
 if ARGV[5] ~= '1' then
+  redis.call('ZREM', shard .. 'runs:' .. list_of(h[1], h[4] or ''), run_id)
   redis.call('UNLINK', run_key .. ':chunks', run_key .. ':chunks:attempts', unpack(ALL_KEYS))
 end
 return 1

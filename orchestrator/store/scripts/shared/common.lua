@@ -142,6 +142,14 @@ local function take_back(key, field, crashes, step, token)
   if entry then redis.call('HSET', lost_key, token, (string.gsub(entry, '"kind":"crash"', '"kind":"late"', 1))) end
 end
 
+-- Each run of a shard is in one list, at its time of creation: that of its status, or of the stop reason of its end.
+local function list_of(status, reason) return TERMINAL[status] and reason ~= '' and reason or status end
+
+local function relist(from, to)
+  redis.call('ZREM', shard .. 'runs:' .. from, run_id)
+  redis.call('ZADD', shard .. 'runs:' .. to, digits(number(redis.call('HGET', run_key, 'created'))), run_id)
+end
+
 local function move(batch, from, to)
   if from == to then return end
   count(batch, 'status:' .. from, -1)
@@ -213,6 +221,7 @@ local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
   redis.call('ZREM', due_key, run_id)
+  relist(from, a.stop_reason)
   -- The runs of a batch stay until the last of them has ended.
   if batch == '' then return retain(a.retention) end
   move(batch, from, a.status)
@@ -231,13 +240,14 @@ local function go_on(batch)
   look_at_batch(batch, now_ms())
 end
 
--- Makes an inactive run active again in `to`. Undoes what `finish` did, or a pause.
+-- Makes an ended run active again in `to`: undoes what `finish` did.
 local function reopen(from, to, batch)
-  if not TERMINAL[from] then return move(batch, from, to) end
   for _, key in ipairs(ALL_KEYS) do redis.call('PERSIST', key) end
+  local reason = redis.call('HGET', run_key, 'stop_reason') or ''
+  relist(list_of(from, reason), to)
   if batch == '' then return end
   move(batch, from, to)
-  count(batch, 'reason:' .. (redis.call('HGET', run_key, 'stop_reason') or ''), -1)
+  count(batch, 'reason:' .. reason, -1)
   count(batch, 'open', 1)
   redis.call('ZREM', batch_key(batch) .. ':ended', run_id)
   go_on(batch)
@@ -271,6 +281,7 @@ end
 local function halt(from, batch, now)
   redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', digits(now))
   redis.call('ZREM', due_key, run_id)
+  relist(from, 'paused')
   move(batch, from, 'paused')
   emit_status(from, 'paused')
 end
@@ -393,6 +404,7 @@ local function go_again(h, grace, now)
   if #times > 0 then redis.call('HSET', journal_key, unpack(times)) end
   redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
   redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
+  relist('paused', to)
   move(h.batch, 'paused', to)
   emit_status('paused', to)
   return waits

@@ -71,8 +71,11 @@ if owner ~= ARGV[3] then
     'elapsed', '0', 'dispatches', '0', 'not_before', '0', 'worker', ARGV[5])
   redis.call('HSETNX', run_key, 'execution_started', began)
   redis.call('ZADD', due_key, till, run_id)
-  move(h[6], status, 'in_progress')
-  if status ~= 'in_progress' then emit_status(status, 'in_progress') end
+  if status ~= 'in_progress' then
+    relist(status, 'in_progress')
+    move(h[6], status, 'in_progress')
+    emit_status(status, 'in_progress')
+  end
 end
 local log, on = read_log(h, step)
 local names = redis.call('HKEYS', journal_key)

@@ -1,0 +1,301 @@
+"""Lists runs, the newest first, from the lists of each shard; never by scanning all runs.
+
+A shard has a list of runs per status, and per stop reason of those that have ended, in the order of
+their creation. Scripts keep them with the run's own records. Other conditions are held against the
+headers of so many runs that a page takes a bounded time; the cursor says where to go on.
+"""
+
+import base64
+import binascii
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+import orjson
+
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.facts import end_state
+from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.records.codec import Fields, milliseconds, moment
+from stepfleet.orchestrator.store.records.compression import unpacked_within
+
+MOST_RUNS = 500
+LOOKS = 250
+"""Runs of a shard that one call of the script looks at: less than a millisecond of Redis."""
+ROUNDS = 8
+ROWS = 2_000
+ROUNDS_OF_ROWS = 4
+LONGEST_ERROR = 500
+LARGEST_STATE = 65_536
+"""Bytes of a stored state that is read for a list."""
+TIDY_MS = 5_000
+TIDIED = 250
+MOST_TIDIED = 40
+"""Pages of one list that are put right in one turn, at the most."""
+LISTS = tuple(dict.fromkeys([*map(str, Lifecycle), *map(str, StopReason)]))
+_FIELDS = (
+    *("agent", "status", "stop_reason", "error", "batch", "line", "tenant", "created", "updated"),
+    *("ended", "step", "max_steps", "crashes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs are listed: all conditions that are given hold. `error` is a part of its text."""
+
+    status: Lifecycle | None = None
+    stop_reason: StopReason | None = None
+    agent: str | None = None
+    tenant: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    batch: Manifest | None = None
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The lists in which such runs are; none where the conditions exclude each other."""
+        status, reason = self.status, self.stop_reason
+        if reason is not None:
+            return (reason.value,) if status in {None, end_state(reason)} else ()
+        if status is None:
+            return LISTS
+        reasons = [one.value for one in StopReason if end_state(one) is status]
+        return tuple(dict.fromkeys([status.value, *reasons]))
+
+    @property
+    def since_ms(self) -> int:
+        """The earliest time of creation, in milliseconds."""
+        return milliseconds(self.since) if self.since else 0
+
+    def matches(self, header: Fields) -> bool:
+        """Return whether a run with these fields of a header is meant."""
+        equal = {name: getattr(self, name) for name in ("status", "stop_reason", "agent", "tenant")}
+        is_equal = all(
+            value is None or header.get(name, "") == value for name, value in equal.items()
+        )
+        text = (self.error or "").lower() in (header.get("error") or "").lower()
+        return is_equal and text and int(header["created"]) >= self.since_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The place behind a run in the order of lists: its time of creation in ms, and its id.
+
+    Of a batch it is the row of its run.
+    """
+
+    place: int
+    run_id: str = ""
+
+    def __str__(self) -> str:
+        """Return the cursor as callers pass it on."""
+        text = orjson.dumps([self.place, self.run_id])
+        return base64.urlsafe_b64encode(text).decode().rstrip("=")
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        """A key by which runs are sorted."""
+        return self.place, self.run_id.encode()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the cursor in a text. Raises `ConfigurationError` for text that is none."""
+        try:
+            place, run_id = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            if isinstance(place, int) and isinstance(run_id, str) and 0 <= place < 1 << 53:
+                return cls(place, run_id)
+        except (ValueError, TypeError, binascii.Error):
+            pass
+        msg = f"cursor is {ascii(text)[:80]}; write the `next` of the page before, as it is"
+        raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one shard has found. `last` is the run at which it stopped, None at its end."""
+
+    runs: tuple[Cursor, ...]
+    looked: int
+    last: Cursor | None
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> Self:
+        looked, place, run_id, *flat = reply
+        runs = tuple(
+            Cursor(int(float(at)), one) for at, one in zip(flat[::2], flat[1::2], strict=True)
+        )
+        return cls(runs, int(looked), Cursor(int(float(place)), run_id) if place else None)
+
+
+class RunLists:
+    """Reads the lists of runs of one store, and puts them right."""
+
+    def __init__(self, connection: Connection, keys_: Keys) -> None:
+        self._connection = connection
+        self._keys = keys_
+
+    async def page(self, which: RunFilter, limit: int, cursor: Cursor | None = None) -> RunPage:
+        """Return up to `limit` runs behind the cursor. Raises `StoreError`."""
+        looked = 0
+        ids: list[str] = []
+        if which.batch is not None:
+            ids, looked, cursor = await self._of_batch(which.batch, which, limit, cursor)
+        elif which.lists:
+            ids, looked, cursor = await self._of_lists(which, limit, cursor)
+        else:
+            cursor = None
+        runs = await self._summaries(ids)
+        return RunPage(runs=runs, next=str(cursor) if cursor else None, looked_at=looked)
+
+    async def _of_lists(
+        self, which: RunFilter, limit: int, cursor: Cursor | None
+    ) -> tuple[list[str], int, Cursor | None]:
+        ids: list[str] = []
+        looked = 0
+        for _ in range(ROUNDS):
+            found = await self._shards(which, limit - len(ids), cursor)
+            looked += sum(one.looked for one in found)
+            # Before the place that every shard has reached nothing is missing.
+            reached = max((one.last for one in found if one.last), key=_order, default=None)
+            runs = sorted((run for one in found for run in one.runs), key=_order, reverse=True)
+            sure = [run for run in runs if reached is None or run.order >= reached.order]
+            more = len(sure) > limit - len(ids)
+            sure = sure[: limit - len(ids)]
+            ids += [run.run_id for run in sure]
+            cursor = sure[-1] if len(ids) == limit and (more or reached) else reached
+            if cursor is None or len(ids) == limit:
+                break
+        return ids, looked, cursor
+
+    async def _shards(self, which: RunFilter, most: int, cursor: Cursor | None) -> list[_Found]:
+        wanted = {name: getattr(which, name) for name in ("agent", "tenant")}
+        equal = orjson.dumps({name: value for name, value in wanted.items() if value is not None})
+        place = (cursor.place, cursor.run_id) if cursor else ("", "")
+        error = (which.error or "").lower()
+        given = (most, max(LOOKS, most), which.since_ms, *place, error, equal, *which.lists)
+        # One after the other: between two of them Redis serves the fleet.
+        return [
+            _Found.of(await run_script(self._connection, "list", [self._keys.due(shard)], *given))
+            for shard in range(self._keys.shards)
+        ]
+
+    async def _of_batch(
+        self, batch: Manifest, which: RunFilter, limit: int, cursor: Cursor | None
+    ) -> tuple[list[str], int, Cursor | None]:
+        """Look at a batch's rows from the last one: their runs' ids are made of them."""
+        ids: list[str] = []
+        end = first = min(cursor.place, batch.rows) if cursor else batch.rows
+        fields = ("status", "stop_reason", "agent", "tenant", "error", "created")
+        for _ in range(ROUNDS_OF_ROWS):
+            rows = range(end - 1, max(end - ROWS, 0) - 1, -1)
+            named = [run_id_of(batch.batch_id, row) for row in rows]
+            for row, run_id, header in zip(
+                rows, named, await self._headers(named, fields), strict=True
+            ):
+                end = row
+                if "created" in header and which.matches(header):
+                    ids.append(run_id)
+                if len(ids) == limit:
+                    break
+            if not end or len(ids) == limit:
+                break
+        return ids, first - end, Cursor(end) if end else None
+
+    async def _headers(self, run_ids: Sequence[str], fields: Sequence[str]) -> list[Fields]:
+        replies = await self._connection.execute_all(
+            *(("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
+        )
+        return [
+            {name: value for name, value in zip(fields, reply, strict=True) if value is not None}
+            for reply in replies
+        ]
+
+    async def _summaries(self, run_ids: Sequence[str]) -> tuple[RunSummary, ...]:
+        headers = await self._headers(run_ids, _FIELDS)
+        sizes = await self._connection.execute_all(
+            *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in run_ids)
+        )
+        small = [one for one, size in zip(run_ids, sizes, strict=True) if size <= LARGEST_STATE]
+        states = await self._headers(small, ("slim",))
+        slim = {one: state.get("slim", "") for one, state in zip(small, states, strict=True)}
+        pairs = zip(run_ids, headers, strict=True)
+        return tuple(summary(one, h, slim.get(one, "")) for one, h in pairs if "created" in h)
+
+    async def look(self) -> int:
+        """Put the lists of a shard right, drawn anew each time, unless another worker just did.
+
+        Returns how many runs were wrong. Raises `StoreError`.
+        """
+        lock = ("SET", self._keys.of(keys.TIDIED), "1", "NX", "PX", TIDY_MS)
+        if not await self._connection.execute(*lock):
+            return 0
+        return await self.tidy_shard(random.randrange(self._keys.shards))  # noqa: S311 - no secret
+
+    async def tidy_shard(self, shard: int) -> int:
+        """Put the lists of a shard right; return how many runs were wrong in them.
+
+        Runs that have expired leave them here. A list is read on while a fourth of a page is
+        wrong, so lists do not grow with runs that are gone.
+        """
+        return sum([await self._tidy(shard, name) for name in LISTS])
+
+    async def _tidy(self, shard: int, name: str) -> int:
+        due, place, moved = [self._keys.due(shard)], self._keys.tidied(shard), 0
+        at = await self._connection.execute("HGET", place, name) or "0"
+        for _ in range(MOST_TIDIED):
+            at, looked, wrong = await run_script(self._connection, "tidy", due, name, at, TIDIED)
+            moved += wrong
+            if at == "0" or wrong * 4 < looked:
+                break
+        command = ("HDEL", place, name) if at == "0" else ("HSET", place, name, at)
+        await self._connection.execute(*command)
+        return moved
+
+
+def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
+    """Return a run as lists show it. Pure."""
+    state: dict[str, Any] = {}
+    if slim:
+        try:
+            state = orjson.loads(unpacked_within(LARGEST_STATE, slim))
+        except (ValueError, SerializationError):  # of another version
+            slim = ""
+    reason, error = header.get("stop_reason"), header.get("error")
+    return RunSummary(
+        run_id=run_id,
+        agent=header["agent"],
+        status=Lifecycle(header["status"]),
+        stop_reason=StopReason(reason) if reason else None,
+        error=error[:LONGEST_ERROR] if error else None,
+        batch_id=header.get("batch") or None,
+        line_id=header.get("line") or None,
+        tenant=header.get("tenant"),
+        parent=state.get("parent_agent_id"),
+        created=moment(header["created"]),
+        updated=moment(header["updated"]),
+        ended=moment(header["ended"]) if header.get("ended") else None,
+        steps=int(header["step"]),
+        max_steps=int(header["max_steps"]) if header.get("max_steps") else None,
+        lost_workers=int(header.get("crashes") or 0),
+        active_seconds=_of(state, "info", "cumulative_execution_seconds") if slim else None,
+        tokens=_of(state, "session_usage", "total_tokens") if slim else None,
+        cost_usd=state.get("session_cost_usd", 0.0) if slim else None,
+    )
+
+
+def _of(state: dict[str, Any], part: str, name: str) -> Any:
+    return (state.get(part) or {}).get(name, 0)
+
+
+def _order(run: Cursor) -> tuple[int, bytes]:
+    return run.order
