@@ -143,6 +143,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
+    from stepfleet.orchestrator.store.admission.limit_settings import BudgetUse as BudgetUse
     from stepfleet.orchestrator.store.admission.limit_settings import LimitUse as LimitUse
     from stepfleet.orchestrator.store.admission.lines import LimitState as LimitState
     from stepfleet.orchestrator.store.admission.lines import LimitWait as LimitWait
@@ -231,7 +232,7 @@ _WHERE = {
     "records.usage": "UsageStats",
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",
-    "store.admission.limit_settings": "LimitUse",
+    "store.admission.limit_settings": "BudgetUse LimitUse",
     "store.admission.lines": "LimitState LimitWait",
     "store.fleet.overview": "FleetOverview",
     "store.runs.control": "ControlOutcome ControlResult",

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.limit import kind_of
 from stepfleet.orchestrator.records.usage import UsageStats
 
@@ -19,22 +20,25 @@ _CACHED_IS_FREE = frozenset({"anthropic"})
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a call takes of its limits: requests, tokens, and first steps of runs."""
+    """What a call takes of its limits: requests, tokens, and first steps of runs.
+
+    `spending` is for budgets, `before` what a run that has its own has spent before the call.
+    """
 
     requests: int = 1
     input_tokens: int = 0
     output_tokens: int = 0
     starts: int = 0
+    spending: Spending | None = None
+    before: Spending | None = None
 
-    def stored(self) -> dict[str, int]:
+    def stored(self) -> dict[str, Any]:
         """Return the amounts as the script reads them."""
         given = (self.requests, self.input_tokens, self.output_tokens, self.starts)
-        return dict(zip("rios", given, strict=True))
-
-    @classmethod
-    def loaded(cls, stored: dict[str, Any]) -> "Amounts":
-        """Return what `stored` wrote."""
-        return cls(*(int(stored.get(kind, 0)) for kind in "rios"))
+        stored: dict[str, Any] = dict(zip("rios", given, strict=True))
+        if self.spending is not None:
+            stored |= self.spending.stored()
+        return stored if self.before is None else stored | {"own": self.before.stored()}
 
 
 class OutputEstimates:

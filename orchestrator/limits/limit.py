@@ -3,22 +3,25 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.budgets import FIELDS, KINDS, SCALES, STOP, Exhausted, Spending
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
 
-TENANT, BATCH, AGENT = "tenant", "batch", "agent"
-EACH = (TENANT, BATCH, AGENT)
+TENANT, BATCH, AGENT, RUN = "tenant", "batch", "agent", "run"
+EACH = (TENANT, BATCH, AGENT, RUN)
 """With `*` as the name of one of these, the limit holds for each of them by itself."""
 SEPARATOR = "\x1f"
 MOST = 1e12
 LONGEST_NAME = 500
 _NAME = re.compile(r"[^:\s]+:[^\x00-\x1f]+")
 _RATE = Field(default=None, gt=0, le=MOST)
+_MONEY = Field(default=None, gt=0, le=1_000_000)
+_COUNT = Field(default=None, gt=0, le=MOST)
 
 
 class Limit(Record):
@@ -27,6 +30,9 @@ class Limit(Record):
     Rates are per minute; `starts_per_minute` counts the first steps of runs alone. `in_flight` is
     the number of calls at once. `burst` is how many seconds of a rate may be used in one moment.
     `weight` is a tenant's share where several wait.
+
+    The others are budgets, in all or by days (UTC): USD, tokens, model calls, seconds of steps.
+    Where one is spent, runs end by `on_budget` "stop", or wait by "hold" until it is raised.
     """
 
     requests_per_minute: float | None = _RATE
@@ -37,15 +43,46 @@ class Limit(Record):
     in_flight: int | None = Field(default=None, ge=1, le=10_000_000)
     burst: float = Field(default=1.0, gt=0, le=3600)
     weight: float = Field(default=1.0, gt=0, le=1_000_000)
+    usd: float | None = _MONEY
+    usd_per_day: float | None = _MONEY
+    tokens: int | None = _COUNT
+    tokens_per_day: int | None = _COUNT
+    calls: int | None = _COUNT
+    calls_per_day: int | None = _COUNT
+    active_seconds: float | None = _COUNT
+    active_seconds_per_day: float | None = _COUNT
+    on_budget: Literal["stop", "hold"] = STOP
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if not self.model_fields_set - {"burst"}:
+        if not self.model_fields_set - {"burst", "on_budget"}:
             raise ValueError("it limits nothing; write requests_per_minute, in_flight or another")
+        if "on_budget" in self.model_fields_set and not self.budgets:
+            raise ValueError("field 'on_budget' is for budgets: write usd, tokens, calls or others")
         return self
+
+    @property
+    def budgets(self) -> frozenset[str]:
+        """The fields that are budgets, of those that are set."""
+        return _BUDGETS & self.model_fields_set
+
+    def exceeded(self, name: str, before: Spending, wanted: Spending) -> Exhausted | None:
+        """Return the budget in all that a call would exceed; None where there is room."""
+        spent, more = before.stored(), wanted.stored()
+        for kind, field in KINDS.items():
+            budget = getattr(self, field)
+            if budget is None:
+                continue
+            most = round(budget * SCALES[kind])
+            numbers = (spent.get(kind, 0), more.get(kind, 0))
+            if numbers[0] >= most or sum(numbers) > most:
+                return Exhausted.of(name, kind, most, *numbers)
+        return None
 
 
 Limits = Mapping[str, Limit]
+_BUDGETS = frozenset(FIELDS.values())
+_OF_RUNS = frozenset({*KINDS.values(), "on_budget"})
 
 
 def limit_of(name: str, given: Any) -> Limit:
@@ -53,7 +90,7 @@ def limit_of(name: str, given: Any) -> Limit:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         msg = (
             f"limit {name!r}: name a model ('openai:gpt-4o-mini', 'openai:*'), or 'tenant:acme', "
-            "'batch:*', 'agent:clerk'"
+            "'batch:*', 'agent:clerk', 'run:*'"
         )
         raise ConfigurationError(msg)
     try:
@@ -63,6 +100,9 @@ def limit_of(name: str, given: Any) -> Limit:
         raise ConfigurationError(f"limit {name!r}: {text}") from None
     if "weight" in found.model_fields_set and kind_of(name) != TENANT:
         raise ConfigurationError(f"limit {name!r}: field 'weight' is for tenants only")
+    if kind_of(name) == RUN and (wrong := sorted(found.model_fields_set - _OF_RUNS)):
+        fix = f"a run has {', '.join(sorted(_OF_RUNS))} only"
+        raise ConfigurationError(f"limit {name!r}: field {wrong[0]!r}: {fix}")
     return found
 
 
@@ -91,6 +131,8 @@ def parsed_field(text: str) -> tuple[str, Any]:
         raise ConfigurationError(f"{text!r}: {field!r} is no field of a limit{fix}")
     if not equals:
         raise ConfigurationError(f"{text!r}: write {field}=NUMBER, or {field}= to take it away")
+    if field == "on_budget":
+        return field, value or None
     try:
         return field, json.loads(value.replace("_", "")) if value else None
     except ValueError:
@@ -116,3 +158,8 @@ def names_of(
         if value and (name in known or f"{kind}:*" in known):
             found.append(name.replace(SEPARATOR, "?"))
     return tuple(found)
+
+
+def limit_of_run(known: Limits, run_id: str) -> Limit | None:
+    """Return the limit of one run, or of every run."""
+    return known.get(f"{RUN}:{run_id}") or known.get(f"{RUN}:*")

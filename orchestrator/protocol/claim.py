@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.limits.budgets import Exhausted
 from stepfleet.orchestrator.memory.window import History
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.memory_window import Remembered
@@ -107,6 +108,8 @@ class Claim:
     """Seconds for which the step has waited for limits of the fleet."""
     waited_for: str = ""
     """For what, in words for people."""
+    exhausted: Exhausted | None = None
+    """The budget of the fleet that has no room for the step's call."""
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
 

@@ -16,8 +16,11 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     """Return the outcome that forbids this step's call, or None.
 
     The criteria are evaluated before the first step of an execution, before a step that was
-    delayed, and where a run was resumed; otherwise the last commit has just done so.
+    delayed, and where a run was resumed; otherwise the last commit has just done so. A budget of
+    the fleet that is spent is known before the call alone.
     """
+    if claim.exhausted is not None and claim.state.stop_requested is None:
+        return outcome_of((claim.exhausted.evaluation(),))
     failures = claim.state.failures.consecutive_failures
     if claim.journal.spent and claim.state.stop_requested is None:
         return None  # the call was made before the step waited for its tools

@@ -26,6 +26,8 @@ LIMIT_STATE = f"{_LIMITS}:state"
 LIMIT_GRANTS = f"{_LIMITS}:grants"
 LIMIT_WAITING = f"{_LIMITS}:waiting"
 LIMIT_LINES = f"{_LIMITS}:lines"
+LIMIT_SPENT = f"{_LIMITS}:spent"
+LIMIT_RESERVED = f"{_LIMITS}:reserved"
 
 
 @cache

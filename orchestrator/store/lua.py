@@ -29,7 +29,9 @@ PAGED = frozenset({"claim", "page"})
 """Scripts that read a run's log: they share `paging.lua`."""
 ADMISSION = frozenset({"admit"})
 """The script that decides about model calls: it is longer than one file should be."""
-PARTS = frozenset({"common", "ledger", "waiting", "paging", "levels", "blocked", "lines"})
+PARTS = frozenset(
+    {"common", "ledger", "waiting", "paging", "levels", "budgets", "blocked", "lines"}
+)
 """Files that are parts of scripts."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They only replace
@@ -56,7 +58,7 @@ def source(name: str) -> str:
     """Return the text of the script `name`, behind the parts that it shares with others."""
     shared: tuple[str, ...] = ("ledger", "common")
     if name in ADMISSION:
-        shared = ("levels", "blocked", "lines")
+        shared = ("levels", "budgets", "blocked", "lines")
     elif name in STANDALONE:
         shared = ()
     elif name in WAITING:

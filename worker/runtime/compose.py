@@ -29,6 +29,7 @@ from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.ports import Circuits, Isolation, Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.runtime.admission.spending import price_by
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
@@ -92,7 +93,7 @@ class Collaborators:
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
         return Ports(
-            store=AdmittedSteps(store, gate),
+            store=AdmittedSteps(store, gate, price_by(cost)),
             calls=store.calls,
             agent=LocalAgents(self._agents, self._models, streaming, self._sources, cache).find,
             toolbox=self._toolbox,

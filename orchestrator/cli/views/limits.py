@@ -5,8 +5,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
+from stepfleet.orchestrator.limits.budgets import shown as number
 from stepfleet.orchestrator.limits.limit import Limit
-from stepfleet.orchestrator.store.admission.limit_settings import LimitUse
+from stepfleet.orchestrator.store.admission.limit_settings import BudgetUse, LimitUse
 
 _NAME = 60
 NONE = "no limits: stepfleet limits set openai:gpt-4o-mini requests_per_minute=3000"
@@ -15,7 +16,20 @@ NONE = "no limits: stepfleet limits set openai:gpt-4o-mini requests_per_minute=3
 def words(limit: Limit | None) -> str:
     """Return a limit's fields in a line."""
     fields = limit.model_dump(exclude_unset=True) if limit else {}
-    return ", ".join(f"{name.replace('_', ' ')} {value:,g}" for name, value in fields.items())
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:,g}'}"
+        for name, value in fields.items()
+    )
+
+
+def _budget(name: str, use: BudgetUse) -> str:
+    """Return in a line what there is of a budget."""
+    held = f", {number(use.reserved)} reserved" if use.reserved else ""
+    left = f"over by {number(use.over)}" if use.over else f"{number(use.left)} left"
+    return (
+        f"{use.field.replace('_', ' ')} of {shown(name, _NAME)}: {number(use.spent)} of "
+        f"{number(use.budget)} spent{held}, {left}"
+    )
 
 
 def picture(found: list[LimitUse]) -> RenderableType:
@@ -41,6 +55,7 @@ def picture(found: list[LimitUse]) -> RenderableType:
                 f"{shown(one.name, _NAME)}: no calls for {seconds(one.cool_seconds)}, after a 429"
             )
             notes.append(Text(text, style="yellow"))
+        notes += [Text(_budget(one.name, budget)) for budget in one.budgets]
         if one.waits_for:
             runs = "1 run waits" if one.waiting == 1 else f"{count(one.waiting)} runs wait"
             notes.append(Text(f"{runs} for {shown(one.waits_for, 120)}"))

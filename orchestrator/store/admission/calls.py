@@ -1,12 +1,13 @@
 """Calls of the admission script, bound to records."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -22,7 +23,10 @@ TICK: Operation = {"op": "tick"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A step that is to call its model: `names` are its limits, the first one is its line."""
+    """A step that is to call its model: `names` are its limits, the first one is its line.
+
+    `crashes` workers were lost with it; with `lost` the newest of them has just been found.
+    """
 
     hint: StepHint
     agent: str
@@ -30,6 +34,8 @@ class Request:
     names: tuple[str, ...]
     amounts: Amounts
     fresh: bool = False
+    crashes: int = 0
+    lost: bool = False
 
     def operation(self, op: str) -> Operation:
         """Return the operation `try`, `ask` or `again` of the script."""
@@ -40,13 +46,29 @@ class Request:
             "names": self.names,
             "amounts": self.amounts.stored(),
             "fresh": self.fresh,
+            **({"crashes": self.crashes} if self.crashes else {}),
+            **({"lost": 1} if self.lost and op == "try" else {}),
         }
 
 
-def settling(hint: StepHint, amounts: Amounts | None = None) -> Operation:
-    """Return the operation that ends a grant; without `amounts` what was reserved is charged."""
+def settling(
+    hint: StepHint,
+    amounts: Amounts | None = None,
+    spent: Spending | None = None,
+    names: Collection[str] = (),
+    apart: Collection[str] = (),
+) -> Operation:
+    """Return the operation that ends a grant; without `amounts` what was reserved is charged.
+
+    `spent` is what budgets are charged, but for those `apart`; with `names` also where there is no
+    grant any more.
+    """
     operation = _of("settle", hint)
-    return operation if amounts is None else operation | {"amounts": amounts.stored()}
+    if amounts is not None:
+        operation["amounts"] = amounts.stored()
+    if spent is not None:
+        operation |= {"spent": spent.stored(), "names": tuple(names), "apart": tuple(apart)}
+    return operation
 
 
 def refunding(hint: StepHint) -> Operation:
@@ -59,9 +81,25 @@ def renewing(hint: StepHint) -> Operation:
     return _of("renew", hint)
 
 
-def charging(names: tuple[str, ...], amounts: Amounts) -> Operation:
+def losing(hint: StepHint, crashes: int) -> Operation:
+    """Return the operation that charges the calls of workers which were lost with a step."""
+    return _of("lost", hint) | {"crashes": crashes}
+
+
+def charging(
+    names: tuple[str, ...], amounts: Amounts | None, spent: Spending | None = None
+) -> Operation:
     """Return the operation that charges limits of which the step has no grant."""
-    return {"op": "charge", "names": names, "amounts": amounts.stored()}
+    operation: Operation = {"op": "charge", "names": names}
+    if amounts is not None:
+        operation["amounts"] = amounts.stored()
+    return operation if spent is None else operation | {"spent": spent.stored()}
+
+
+def basing(name: str, whole: Spending, of_day: Spending, day: int) -> Operation:
+    """Return the operation that brings what the ledger has of a name, in all and of one day."""
+    sums = {"all": whole.stored(), "day": of_day.stored(), "today": day}
+    return {"op": "base", "names": (name,), **sums}
 
 
 def throttling(name: str, seconds: float | None) -> Operation:
@@ -76,7 +114,8 @@ class Answer:
 
     `admitted` are steps to dispatch, with their agents. After `pause` seconds something may be
     admitted (None: when a call ends); `waiting` steps wait in all. `version` is that of the limits.
-    `mine`: the caller comes back by then.
+    `mine`: the caller comes back by then. `missing` are names whose budgets need what the ledger
+    has of them.
     """
 
     words: tuple[str, ...]
@@ -85,6 +124,7 @@ class Answer:
     waiting: int
     version: str
     mine: bool
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +157,7 @@ class AdmissionCalls:
         state = [self._keys.of(keys.LIMIT_STATE)]
         shown = orjson.dumps(operations).decode()
         reply = await run_script(self._connection, "admit", state, *self._given, shown)
-        words, flat, pause, waiting, version, mine = reply
+        words, flat, pause, waiting, version, mine, missing = reply
         triples = zip(*[iter(flat)] * 3, strict=True)
         return Answer(
             tuple(words),
@@ -126,6 +166,7 @@ class AdmissionCalls:
             int(waiting),
             str(version),
             bool(mine),
+            tuple(missing),
         )
 
     def request_grant(self, run_id: str) -> "asyncio.Future[Any]":

@@ -2,14 +2,17 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 import orjson
 from pydantic import Field
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.limits.limit import Limit, limit_of
+from stepfleet.orchestrator.limits.budgets import FIELDS, KINDS, SCALES
+from stepfleet.orchestrator.limits.limit import RUN, Limit, kind_of, limit_of
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.ledger import Usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import Keys
@@ -17,6 +20,20 @@ from stepfleet.orchestrator.store.keys import Keys
 VERSION = "version"
 PROVIDED = "provided"
 """Marks a limit that comes from a configuration: the next worker's replaces it."""
+
+
+class BudgetUse(Record):
+    """A budget, in the unit of its field: what was spent, what calls under way may spend.
+
+    `over` is by how much it was exceeded: calls cost more than they were expected to.
+    """
+
+    field: str
+    budget: Usd
+    spent: Usd
+    reserved: Usd
+    left: Usd
+    over: Usd = Decimal(0)
 
 
 class LimitUse(Record):
@@ -35,6 +52,7 @@ class LimitUse(Record):
     cool_seconds: float = 0.0
     refused: int = 0
     waits_for: str = ""
+    budgets: tuple[BudgetUse, ...] = ()
 
 
 _LEVELS = {
@@ -44,12 +62,21 @@ _LEVELS = {
     "o": "output_tokens_per_minute",
     "s": "starts_per_minute",
 }
+_SHORT = {
+    **_LEVELS,
+    **FIELDS,
+    "c": "a pause after a 429",
+    "f": "calls in flight",
+    "w": "a look into the ledger for the budgets",
+}
+MOST_SHOWN = 1000
+"""Names with budgets of which one call shows the use."""
 
 
 def short_of(why: str) -> str:
     """Return for people what the script notes of a limit that has no room: `name kind`."""
     name, _, kind = why.rpartition(" ")
-    shown = _LEVELS.get(kind, {"c": "a pause after a 429", "f": "calls in flight"}.get(kind, kind))
+    shown = _SHORT.get(kind, kind)
     return f"{shown.replace('_', ' ')} of {name}" if name else ""
 
 
@@ -61,6 +88,8 @@ class LimitSettings:
         self._settings = found.of(keys.LIMIT_SETTINGS)
         self._state = found.of(keys.LIMIT_STATE)
         self._lines = found.of(keys.LIMIT_LINES)
+        self._spent = found.of(keys.LIMIT_SPENT)
+        self._reserved = found.of(keys.LIMIT_RESERVED)
 
     async def version(self) -> str:
         """Return what changes with every change of a limit; "" where none was ever set."""
@@ -93,6 +122,7 @@ class LimitSettings:
         """Write limits, each as a whole. They hold for the next call."""
         texts = [part for name, one in limits.items() for part in (name, _stored(one))]
         if texts:
+            await self._forget([name for name, one in limits.items() if not one.budgets])
             await self._change(("HSET", self._settings, *texts))
 
     async def provide(self, limits: Mapping[str, Limit]) -> None:
@@ -110,7 +140,29 @@ class LimitSettings:
 
     async def clear(self, names: Collection[str]) -> int:
         """Remove limits; return how many there were."""
-        return int(await self._change(("HDEL", self._settings, *names))) if names else 0
+        if not names:
+            return 0
+        gone = int(await self._change(("HDEL", self._settings, *names)))
+        await self._forget(names)
+        return gone
+
+    async def _forget(self, names: Collection[str]) -> None:
+        """Forget what names have spent that have no budgets: the ledger knows, if they get some."""
+        whole = [name for name in names if not name.endswith(":*")]
+        if whole:
+            await self._connection.execute("HDEL", self._spent, *whole)
+        for kind in (name.removesuffix("*") for name in names if name.endswith(":*")):
+            at: str | None = None
+            while at != "0":
+                at, found = await self._page(f"{kind}*", at or "0")
+                if found:
+                    await self._connection.execute("HDEL", self._spent, *found)
+
+    async def _page(self, pattern: str, at: str, count: int = 500) -> tuple[str, list[str]]:
+        """Return where to go on, and some of the names that have spent."""
+        page = ("HSCAN", self._spent, at, "MATCH", pattern, "COUNT", count)
+        following, found = await self._connection.execute(*page)
+        return str(following), list(dict(found))
 
     async def use(self) -> list[LimitUse]:
         """Return what is used of each limit, by name. Raises `StoreError` as `read` does."""
@@ -121,10 +173,30 @@ class LimitSettings:
         waiting = dict(zip(flat[::2], map(int, map(float, flat[1::2])), strict=True))
         now = (await self._connection.now()).timestamp() * 1000
         names = {*limits, *waiting, *(name for name in stored if not name.startswith("*"))}
+        budgets = await self._budgets(limits, names, int(now // 86_400_000))
         return [
-            _use(name, limits.get(name), orjson.loads(stored.get(name, "{}")), waiting, now)
-            for name in sorted(names)
+            _use(
+                name, limits.get(name), orjson.loads(stored.get(name, "{}")), waiting, now
+            ).model_copy(update={"budgets": budgets.get(name, ())})
+            for name in sorted({*names, *budgets})
         ]
+
+    async def _budgets(
+        self, limits: Mapping[str, Limit], names: Collection[str], day: int
+    ) -> dict[str, tuple[BudgetUse, ...]]:
+        """Return the use of budgets by name; of those that hold for each, also who has spent."""
+        if not any(one.budgets for one in limits.values()):
+            return {}
+        _, known = await self._page("*", "0", MOST_SHOWN)
+        every = sorted({*names, *known})[: 2 * MOST_SHOWN]
+        hashes = (self._spent, f"{self._spent}:{day}", self._reserved)
+        found = await self._connection.execute_all(*(("HMGET", key, *every) for key in hashes))
+        uses = {}
+        for name, *texts in zip(every, *found, strict=True):
+            limit = limits.get(name) or limits.get(f"{kind_of(name)}:*")
+            if limit is not None and limit.budgets and kind_of(name) != RUN and name[-2:] != ":*":
+                uses[name] = _budget_uses(limit, *texts)
+        return uses
 
     async def _change(self, command: tuple[Any, ...]) -> Any:
         reply, _ = await self._connection.execute_all(
@@ -142,7 +214,30 @@ def _read(name: str, text: str) -> Limit:
     stored = orjson.loads(text)
     # A later release may know more fields; the script reads them all.
     fields = {field: stored[field] for field in Limit.model_fields if field in stored}
-    return limit_of(name, fields) if fields.keys() - {"burst"} else Limit.model_construct()
+    says_something = fields.keys() - {"burst", "on_budget"}
+    return limit_of(name, fields) if says_something else Limit.model_construct()
+
+
+def _budget_uses(limit: Limit, *texts: str | None) -> tuple[BudgetUse, ...]:
+    """Return the use of a limit's budgets: spent in all, today, and reserved, as stored."""
+    whole, today, reserved = (_numbers(text) for text in texts)
+    uses = []
+    for code, field in FIELDS.items():
+        if field not in limit.budgets:
+            continue
+        scale = SCALES[code[0]]
+        held = Decimal(reserved[code[0]]) / scale
+        spent = Decimal((today if code.endswith("d") else whole)[code[0]]) / scale
+        budget = Decimal(str(getattr(limit, field)))
+        left, over = max(budget - spent - held, Decimal(0)), max(spent - budget, Decimal(0))
+        numbers = {"budget": budget, "spent": spent, "reserved": held, "left": left, "over": over}
+        uses.append(BudgetUse(field=field, **numbers))
+    return tuple(uses)
+
+
+def _numbers(text: str | None) -> dict[str, int]:
+    parts = [int(one) for one in (text or "0 0 0 0").split()]
+    return dict(zip(KINDS, parts[: len(KINDS)], strict=True))
 
 
 def _use(

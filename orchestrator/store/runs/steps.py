@@ -211,6 +211,11 @@ class StepStore:
                 await self._dispatch.published(following, claim.config.name)
         return _committed(reply)
 
+    async def step_of(self, run_id: str) -> int:
+        """Return the step at which a run is; 0 for one that there is not."""
+        found = await self._connection.execute("HGET", self._scripts.keys.run(run_id), "step")
+        return int(found or 0)
+
     async def shelve(self, hint: StepHint) -> None:
         """Put a run away whose step waits for limits of the fleet, unless it has moved on."""
         await self._scripts.run("shelve", hint.run_id, hint.step, "")

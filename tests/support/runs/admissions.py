@@ -17,6 +17,8 @@ LEASE = 30_000
 
 def request(run: str, *names: str, step: int = 0, op: str = "ask", **given: Any) -> dict[str, Any]:
     """Return the operation by which a step asks for its leave."""
+    amounts: dict[str, Any] = {"r": 1, "i": 0, "o": 0, "s": 0}
+    amounts |= {kind: given[kind] for kind in (*"iounka", "own") if kind in given}
     return {
         "op": op,
         "run": run,
@@ -25,7 +27,8 @@ def request(run: str, *names: str, step: int = 0, op: str = "ask", **given: Any)
         "tenant": given.get("tenant", ""),
         "names": names,
         "fresh": given.get("fresh", False),
-        "amounts": {"r": 1, "i": given.get("i", 0), "o": given.get("o", 0), "s": 0},
+        "amounts": amounts,
+        **{name: given[name] for name in ("crashes", "lost") if name in given},
     }
 
 
@@ -37,17 +40,21 @@ class Admissions:
     now: int = 1_800_000_000_000
     granted: dict[str, tuple[int, list[str], int]] = field(default_factory=dict)
     """By run: the step that may call, its limits, and when it was last granted."""
+    ended: set[str] = field(default_factory=set)
+    """Runs that were dispatched without a grant: a budget of theirs is spent."""
     served: Counter[str] = field(default_factory=Counter)
     pause: int = -1
     waiting: int = 0
     mine: int = 0
+    missing: list[str] = field(default_factory=list)
+    """Names that need what the ledger has of them."""
 
     def __post_init__(self) -> None:
         text = lua.text("admit")
         assert NOW in text
         self.script = self.client.register_script(text.replace(NOW, SET_CLOCK))
 
-    def limit(self, name: str, **fields: float) -> None:
+    def limit(self, name: str, **fields: float | str) -> None:
         """Set a limit as the command line does."""
         self.client.hset(NO_PREFIX.of(keys.LIMIT_SETTINGS), name, orjson.dumps(fields).decode())
 
@@ -57,15 +64,20 @@ class Admissions:
         self.client.hset("test:clock", mapping={"s": seconds, "us": ms * 1000})
         shown = orjson.dumps(operations).decode()
         state = NO_PREFIX.of(keys.LIMIT_STATE)
-        words, flat, self.pause, self.waiting, _, self.mine = self.script(
+        words, flat, self.pause, self.waiting, _, self.mine, missing = self.script(
             [state], [caller, LEASE, shown]
         )
+        self.missing = list(missing)
         for run, step, _agent in zip(*[iter(flat)] * 3, strict=True):
             self.note(run, int(step))
         return list(words)
 
     def note(self, run: str, step: int) -> None:
-        stored = orjson.loads(str(self.client.hget(NO_PREFIX.of(keys.LIMIT_GRANTS), run)))
+        text = self.client.hget(NO_PREFIX.of(keys.LIMIT_GRANTS), run)
+        if text is None:
+            self.ended.add(run)
+            return
+        stored = orjson.loads(str(text))
         self.granted[run] = (step, stored["names"], self.now)
         self.served[stored["tenant"]] += 1
 
@@ -82,6 +94,18 @@ class Admissions:
         if self.granted.get(run, (None,))[0] == step:
             del self.granted[run]
         return self.call(operation | ({"amounts": amounts} if amounts else {}))[0]
+
+    def spend(self, run: str, step: int = 0, *names: str, **spent: int) -> str:
+        """End a grant with what its call has spent of budgets."""
+        if self.granted.get(run, (None,))[0] == step:
+            del self.granted[run]
+        operation = {"op": "settle", "run": run, "step": step, "amounts": {"r": 1}}
+        return self.call(operation | {"spent": spent, "names": names})[0]
+
+    def numbers(self, key: str, name: str) -> tuple[int, ...]:
+        """Return what the script has of a budget: spent (in all, or of a day), or reserved."""
+        text = str(self.client.hget(NO_PREFIX.of(key), name) or "0 0 0 0")
+        return tuple(int(one) for one in text.split()[:4])
 
     def refund(self, run: str, step: int = 0) -> str:
         """End a grant as if nothing had been sent."""

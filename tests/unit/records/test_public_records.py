@@ -71,6 +71,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "FinalAnswer": {"answer": "Oslo", "structured": {"city": "Oslo"}},
     "LastError": {"type": "tool", "code": "TOOL_EXECUTION_ERROR", "message": "no", "step": 2},
     "Limit": {"requests_per_minute": 3000, "in_flight": 5},
+    "BudgetUse": {"field": "usd", "budget": "5", "spent": "1.25", "reserved": "0", "left": "3.75"},
     "LimitUse": {"name": "openai:m", "limit": {"in_flight": 5}, "in_flight": 3},
     "LLMResponse": {"content": "hi"},
     "Message": {"role": "user", "content": [{"text": "hi"}]},

@@ -10,6 +10,14 @@ from dataclasses import replace
 from functools import partial
 
 from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.limits.budgets import (
+    HOLD,
+    NOTHING,
+    Exhausted,
+    Spending,
+    estimated,
+    spent_by,
+)
 from stepfleet.orchestrator.limits.estimates import (
     Amounts,
     OutputEstimates,
@@ -17,7 +25,7 @@ from stepfleet.orchestrator.limits.estimates import (
     reserved,
     total,
 )
-from stepfleet.orchestrator.limits.limit import names_of
+from stepfleet.orchestrator.limits.limit import RUN, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
@@ -32,6 +40,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Fallback, UsageStats
 from stepfleet.orchestrator.store.admission.calls import (
@@ -41,6 +50,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     Operation,
     Request,
     charging,
+    losing,
     refunding,
     settling,
     throttling,
@@ -48,6 +58,11 @@ from stepfleet.orchestrator.store.admission.calls import (
 from stepfleet.orchestrator.store.admission.limit_settings import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.runtime.admission.spending import (
+    Price,
+    spent_by_answer,
+    spent_in,
+)
 from stepfleet.worker.step import CANCELLED
 
 TOOL_SECONDS = 0.25
@@ -61,12 +76,14 @@ _OVER = frozenset(
 
 
 class AdmittedSteps:
-    """Claims, journals and commits by `store`, with grants by `gate`."""
+    """Claims, journals and commits by `store`, with grants by `gate`; `price` is for budgets."""
 
-    def __init__(self, store: StepStore, gate: Gate) -> None:
+    def __init__(self, store: StepStore, gate: Gate, price: Price) -> None:
         self._store = store
         self._gate = gate
+        self._price = price
         self._outputs = OutputEstimates()
+        self._durations = OutputEstimates()
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
@@ -78,18 +95,31 @@ class AdmittedSteps:
         grant = Grant.loaded(await reading)
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
-                await gate.call(refunding(hint))
+                await gate.call(await self._unused(hint, claim.why))
                 await self._store.unshelve(hint.run_id)
             return claim
-        request = self._request(claim) if claim.journal.response is None else None
+        if claim.journal.response is not None:
+            return claim
+        request, over = self._request(claim)
+        if over is not None:
+            return replace(claim, exhausted=over)
         return claim if request is None else await self._admitted(claim, request, grant)
+
+    async def _unused(self, hint: StepHint, why: Refused) -> Operation:
+        """Return what ends the grant of a step that nobody may take; a committed one was paid."""
+        is_over = why in (Refused.STALE, Refused.ENDED) and self._gate.has_budgets
+        if is_over and await self._store.step_of(hint.run_id) > hint.step:
+            return settling(hint)
+        return refunding(hint)
 
     async def _admitted(
         self, claim: Claim, request: Request, grant: Grant | None
     ) -> Claim | Refusal:
         gate, hint = self._gate, claim.hint
-        if grant is not None and grant.step == hint.step:
-            gate.use(hint)
+        if claim.crashes and gate.has_budgets:
+            gate.end([losing(hint, claim.crashes)])  # in one call with what follows
+        elif grant is not None and grant.step == hint.step:
+            gate.use(request)
             return replace(claim, waited=grant.waited, waited_for=short_of(grant.why))
         try:
             word = await gate.call(request.operation("try"))
@@ -98,8 +128,10 @@ class AdmittedSteps:
             await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
             raise
         if word == GRANTED:
-            gate.use(hint)
+            gate.use(request)
             return claim
+        if (over := Exhausted.loaded(word)) is not None:
+            return replace(claim, exhausted=over)
         return await self._put_back(claim, request)
 
     async def journal(
@@ -117,7 +149,11 @@ class AdmittedSteps:
         if response is not None and claim.run_id in self._gate.held:
             made = 0 if response.cache is not None and response.cache.hit else 1
             usage = (response.usage or UsageStats()).model_copy(update={"llm_calls": made})
-            operations = self._settling(claim, usage, response.fallback)
+            paid = None
+            if self._gate.has_budgets:
+                held = self._gate.held[claim.run_id].spending
+                paid = spent_by_answer(response, losses, remembered, held)
+            operations = self._settling(claim, usage, response.fallback, paid)
             self._gate.end_later(claim.hint, TOOL_SECONDS, operations)
         return await self._store.journal(
             claim,
@@ -143,6 +179,10 @@ class AdmittedSteps:
         if done.wanted or not done.applied:
             return done
         if verdict.move is Move.RELEASE:  # whoever takes the step over uses its grant
+            if gate.has_budgets and claim.run_id in gate.held:
+                used = gate.held[claim.run_id]
+                spent = spent_in(claim, verdict, used.spending)
+                gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
             gate.forget(claim.hint)
             return done
         self._learn(claim, verdict)
@@ -174,7 +214,7 @@ class AdmittedSteps:
     def _following(self, claim: Claim, verdict: Verdict) -> Request | None:
         """Return the request of the step after that verdict; None where none follows at once."""
         if verdict.refused and verdict.move is Move.RETRY:
-            request = self._request(claim)
+            request, _ = self._request(claim)
             is_limited = request is not None and request.names[0] == claim.config.model
             return request if is_limited else None
         if verdict.move is not Move.CONTINUE or verdict.delay:
@@ -186,13 +226,9 @@ class AdmittedSteps:
             new = verdict.logged.messages[1:]
             prompt = usage.prompt_tokens + usage.completion_tokens + _tokens(new, self._gate)
             cached = usage.prompt_tokens
-        return self._request(
-            claim,
-            StepHint(claim.run_id, claim.step + (verdict.logged is not None)),
-            prompt,
-            cached,
-            verdict.state.messages,
-        )
+        hint = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
+        request, over = self._request(claim, hint, prompt, cached, verdict.state)
+        return None if over else request
 
     def _request(
         self,
@@ -200,15 +236,20 @@ class AdmittedSteps:
         hint: StepHint | None = None,
         prompt: int | None = None,
         cached: int = 0,
-        messages: Sequence[Message] | None = None,
-    ) -> Request | None:
-        """Return the request for a step's grant; None where no limit applies to it."""
+        state: AgentState | None = None,
+    ) -> tuple[Request | None, Exhausted | None]:
+        """Return the request for a step's grant, None where no limit applies to it.
+
+        And the budget of the run that ends it, if there is one.
+        """
         config, gate = claim.config, self._gate
         names = self._names(claim, config.model)
-        if not names:
-            return None
+        own = limit_of_run(gate.limits, claim.run_id) if gate.has_runs else None
+        if not names and own is None:
+            return None, None
+        state = state or claim.state
         if prompt is None:
-            prompt = _tokens(claim.state.messages if messages is None else messages, gate)
+            prompt = _tokens(state.messages, gate)
         is_first = hint is None and claim.state.step_count == 0
         amounts = reserved(
             config.model,
@@ -218,8 +259,30 @@ class AdmittedSteps:
             cached=cached,
             first=is_first,
         )
+        if gate.has_budgets:
+            amounts = replace(amounts, spending=self._estimated(claim, prompt))
+        if own is not None and amounts.spending is not None:
+            before, name = spent_by(state), f"{RUN}:{claim.run_id}"
+            if (over := own.exceeded(name, before, amounts.spending)) is not None:
+                if own.on_budget != HOLD:
+                    return None, over
+                names = (*(names or (f"{RUN}:*",)), name)
+                amounts = replace(amounts, before=before)
+        if not names:
+            return None, None
         of = (hint or claim.hint, config.name, claim.tenant or "")
-        return Request(*of, names, amounts, fresh=is_first)
+        crashes, lost = (0, False) if hint else (claim.crashes, claim.losses.new)
+        return Request(*of, names, amounts, is_first, crashes, lost), None
+
+    def _estimated(self, claim: Claim, prompt: int) -> Spending:
+        """Return what a call of so large a prompt is expected to spend."""
+        config = claim.config
+        output = self._outputs.of(config.name)
+        if (most := config.settings.max_tokens) is not None:
+            output = min(output, most)
+        usage = UsageStats(prompt_tokens=prompt, completion_tokens=output)
+        usd = self._price(config, config.model, usage)
+        return estimated(prompt, output, usd, self._durations.of(config.name) / 1000)
 
     def _names(self, claim: Claim, model: str) -> tuple[str, ...]:
         return names_of(
@@ -239,36 +302,61 @@ class AdmittedSteps:
             is_limited = len(claim.config.models) == 1 and model in self._gate.limits
             pause = [throttling(model, verdict.retry_after)] if is_limited else []
             return [refunding(claim.hint), *pause]
-        if claim.run_id not in self._gate.held:
-            return []  # it is settled, or there was none
-        if verdict.logged is None and verdict.move is Move.FINISH:
-            return [refunding(claim.hint)]  # no call was made
+        gate = self._gate
+        used = gate.held.get(claim.run_id)
         result = verdict.logged.result if verdict.logged else None
+        spent = None
+        if gate.has_budgets:
+            spent = spent_in(claim, verdict, used.spending if used else NOTHING)
+            spent = replace(spent, active_ms=round(result.duration_ms) if result else 0)
+        if used is None:
+            return self._late(claim, verdict, spent)  # it is settled, or there was none
+        if verdict.logged is None and verdict.move is Move.FINISH and verdict.lost is None:
+            return [refunding(claim.hint)]  # no call was made
         usage = result.usage if result else None
         if usage is None:
             nothing = verdict.lost is not None and not verdict.lost.ambiguous
-            nothing = nothing and not verdict.failed
-            return [settling(claim.hint, Amounts() if nothing else None)]
-        return self._settling(claim, usage, result.fallback if result else None)
+            taken = Amounts() if nothing and not verdict.failed else None
+            return [settling(claim.hint, taken, spent, used.names)]
+        return self._settling(claim, usage, result.fallback if result else None, spent)
+
+    def _late(self, claim: Claim, verdict: Verdict, spent: Spending | None) -> list[Operation]:
+        """Return what budgets are charged behind the settlement, or for the answer of another."""
+        if spent is None or verdict.logged is None:
+            return []
+        names = self._names(claim, claim.config.model)
+        time = replace(NOTHING, active_ms=spent.active_ms)
+        operations = [charging(names, None, time)] if names and self._gate.has_times else []
+        if claim.journal.response is not None:  # its worker may be lost
+            operations.append(settling(claim.hint, None, replace(spent, active_ms=0)))
+        return operations
 
     def _settling(
-        self, claim: Claim, usage: UsageStats, fallback: Fallback | None
+        self,
+        claim: Claim,
+        usage: UsageStats,
+        fallback: Fallback | None,
+        spent: Spending | None = None,
     ) -> list[Operation]:
         """Return what settles an answered call, under the model that has answered."""
         first, most = claim.config.model, claim.config.settings.max_tokens
         model = fallback.model if fallback else first
         taken = charged(model, usage, most=most, first=claim.state.step_count == 0)
-        ended = settling(claim.hint, taken)
-        if model == first:
-            return [ended]
         own = self._names(claim, first)
-        other = tuple(name for name in self._names(claim, model) if name not in own)
-        return [ended, charging(other, taken)] if other else [ended]
+        if model == first:
+            return [settling(claim.hint, taken, spent, own)]
+        called = self._names(claim, model)
+        other = tuple(name for name in called if name not in own)
+        apart = [name for name in own if name not in called]
+        ended = settling(claim.hint, taken, spent, own, apart)
+        return [ended, charging(other, taken, spent)] if other else [ended]
 
     def _learn(self, claim: Claim, verdict: Verdict) -> None:
         result = verdict.logged.result if verdict.logged else None
         if result is not None and result.usage is not None and result.usage.completion_tokens:
             self._outputs.learn(claim.config.name, result.usage.completion_tokens)
+        if result is not None and self._gate.has_times:
+            self._durations.learn(claim.config.name, round(result.duration_ms))
 
 
 def _tokens(messages: Sequence[Message], gate: Gate) -> int:

@@ -7,21 +7,26 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.limits.limit import Limit
+from stepfleet.orchestrator.limits.budgets import NOTHING, Spending
+from stepfleet.orchestrator.limits.limit import RUN, Limit, kind_of
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.admission.calls import (
     AdmissionCalls,
     Answer,
     Operation,
+    Request,
 )
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.model_calls.ledger import Ledger
 from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.worker.runtime.admission.baselines import Baselines
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
 
 log = logging.getLogger(__name__)
@@ -38,6 +43,9 @@ class UsedGrant:
     hint: StepHint
     early: asyncio.TimerHandle | None = None
     """Settles it while the step's tools run."""
+    names: tuple[str, ...] = ()
+    spending: Spending = NOTHING
+    """What it has reserved of the budgets of `names`."""
 
 
 class Gate:
@@ -51,6 +59,13 @@ class Gate:
         self.version = ""
         self.waiting = 0
         self.held: dict[str, UsedGrant] = {}
+        self.counts_tokens = False
+        """Whether a limit counts tokens, or their price."""
+        self.has_budgets = False
+        self.has_times = False
+        """Whether a budget is of active time."""
+        self.has_runs = False
+        """Whether runs have budgets of their own."""
         self.wake = asyncio.Event()
         self.wakes_at = float("inf")
         """When this process is to admit again (monotonic seconds)."""
@@ -60,6 +75,7 @@ class Gate:
         """Whether the limits that this process knows are gone from Redis."""
         self.crash = crash
         self._reloads = False
+        self._baselines = Baselines(Ledger(*given), opened.settings.ledger_days)
         self._dispatch = opened.dispatch
         self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,13 +85,6 @@ class Gate:
         """Whether there are limits, or steps that wait for some that there were."""
         return bool(self.limits or self.waiting or self.stranded)
 
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether a limit counts tokens."""
-        return any(
-            "token" in field for one in self.limits.values() for field in one.model_fields_set
-        )
-
     def call(self, operation: Operation) -> "asyncio.Future[str]":
         """Return the future of the script's word on an operation; it may fail with `StoreError`."""
         reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -84,9 +93,11 @@ class Gate:
         self._pending.append((operation, reply))
         return reply
 
-    def use(self, hint: StepHint) -> None:
+    def use(self, request: Request) -> None:
         """Note a grant that is used here: it is renewed."""
-        self.held[hint.run_id] = UsedGrant(hint)
+        spending = request.amounts.spending or NOTHING
+        used = UsedGrant(request.hint, names=request.names, spending=spending)
+        self.held[request.hint.run_id] = used
 
     def forget(self, hint: StepHint) -> None:
         """Renew a grant no more."""
@@ -118,7 +129,15 @@ class Gate:
         version, limits = await self.settings.read()
         if version != self.version:
             self.version, self.limits = version, limits
+            self._summarize()
             log.info("limits of the fleet: %s", ", ".join(limits) or "none")
+
+    def _summarize(self) -> None:
+        fields = {field for one in self.limits.values() for field in one.model_fields_set}
+        self.counts_tokens = any("token" in field or "usd" in field for field in fields)
+        self.has_budgets = any(one.budgets for one in self.limits.values())
+        self.has_times = any("active" in field for field in fields)
+        self.has_runs = any(kind_of(name) == RUN for name in self.limits)
 
     async def aclose(self) -> None:
         """Finish the calls under way."""
@@ -130,9 +149,18 @@ class Gate:
     def _send(self) -> None:
         pending, self._pending = self._pending, []
         for at in range(0, len(pending), MOST_TOGETHER):
-            task = asyncio.create_task(self._answer(pending[at : at + MOST_TOGETHER]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(asyncio.create_task(self._answer(pending[at : at + MOST_TOGETHER])))
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring(self, reading: Coroutine[Any, Any, list[Operation]]) -> None:
+        """Bring what the ledger has of budgets; where it cannot be read, later calls ask again."""
+        try:
+            self.end(await reading)
+        except ERRORS as error:
+            log.warning("budgets wait for the ledger: %s", error)
 
     async def _answer(self, pending: list[tuple[Operation, asyncio.Future[str]]]) -> None:
         try:
@@ -152,6 +180,8 @@ class Gate:
 
     async def _apply(self, answer: Answer) -> None:
         self.waiting = answer.waiting
+        if answer.missing and (operations := self._baselines.wanted(answer.missing)):
+            self._keep(asyncio.create_task(self._bring(operations)))
         if answer.mine:
             soon = time.monotonic() + (1.0 if answer.pause is None else answer.pause)
             if soon < self.wakes_at:

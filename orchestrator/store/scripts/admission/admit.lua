@@ -3,19 +3,37 @@
 -- holds without a renewal, ARGV[3] operations (JSON), each {op, ...}:
 --   try, ask, again   run, step, agent, tenant, fresh, names, amounts: a grant now, or nothing (try), or a place
 --                     in the line (at its head: again). `names` are the limits of the call, the first is its line
---   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back
+--                     `crashes` workers were lost with the step; with `lost` the last of them is not charged yet
+--   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back.
+--                     `spent` of budgets, but for those of the names `apart`; `names` where there may be no grant any more
+--   lost              run, step, crashes: workers that were lost with that step may have made its call: its grant ends
 --   renew             run, step: a grant of a step that is under way goes on
---   charge            names, amounts: a call that was made under other limits than its step's grant has
+--   charge            names, amounts, spent: what was made under other limits than its step's grant has
+--   base              names (one), all, day, today: what the ledger has of it (see budgets.lua)
 --   throttled         names, ms: the provider refused a call under the first of the names; nobody calls it for so long
 --   tick              looks for grants that nobody renews
--- Returns { a word per operation, admitted, next, waiting, version, mine }: `admitted` (run, step, agent, ...) are to
+-- Returns { a word per operation, admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
 -- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
 -- a call ends); `waiting` steps wait in all; with `mine` the caller is to come back by then, else somebody else will.
+-- Calls of the names `missing` wait for their `base`. A step whose budget is spent is dispatched without a grant: whoever
+-- claims it tries, gets 'over <which>', and ends its run.
 --
 -- A grant holds `r` requests, `i` and `o` tokens and `s` starts of every limit that it names, and one call in flight.
 -- Rates are buckets that fill with time: a bucket may be overdrawn by one request that is larger than it, and by what
--- an estimate lacked. A measure of another kind (a budget) needs its lines in `measures_of`, `fits` and `take` only.
+-- an estimate lacked. Budgets (u, k, n, a) have their own part.
 -- Invariants: a run has one grant, or one place in a line, of one step; who is in neither asks again when dispatched.
+
+-- Lost workers may have paid for a step's call: each counts once, as it was estimated. The grant was for the last of
+-- them: the call in its place needs another one.
+local function lost(op)
+  local held = grant_of(op.run)
+  if not held or held.step ~= op.step then return 'none' end
+  local times = op.crashes - (held.crashes or 0)
+  if times <= 0 then return 'none' end
+  load(held.names)
+  for _, name in ipairs(held.names) do budget.spend(name, held.amounts, times - 1) end
+  return drop(op.run, op.step)
+end
 
 local function ask(op)
   local held = grant_of(op.run)
@@ -28,9 +46,18 @@ local function ask(op)
   if held and held.step > op.step then return 'stale' end -- a late repetition
   if held then drop(op.run, held.step) end
   local e = { run = op.run, step = op.step, agent = op.agent, tenant = (string.gsub(op.tenant, SEP, '?')), fresh = op.fresh,
-    names = op.names, amounts = op.amounts, since = now }
+    names = op.names, amounts = op.amounts, since = now, crashes = op.crashes }
   local line = e.names[1]
   load(e.names)
+  if op.lost then
+    for _, name in ipairs(e.names) do budget.spend(name, e.amounts) end
+  end
+  local over = budget.over(e.names, e.amounts)
+  if over then
+    redis.call('HDEL', waiting_key, e.run)
+    if op.op ~= 'try' then dispatch(e) end
+    return over
+  end
   if lines_total > 0 then
     local place = redis.call('HGET', waiting_key, e.run)
     if place and string.match(place, '^%d+') == tostring(e.step) then return 'waits' end
@@ -53,10 +80,24 @@ end
 local function charge(op)
   for _, name in ipairs(op.names) do
     local s, m = states[name], measures[name]
-    for kind in pairs(m.rates) do s[kind] = s[kind] - amount(op.amounts, kind) end
+    for kind in pairs(m.rates) do s[kind] = s[kind] - amount(op.amounts or {}, kind) end
+    if op.spent then budget.spend(name, op.spent) end
     touched[name] = true
   end
   return 'done'
+end
+
+-- A call whose grant is gone, because somebody has wiped the grants, is spent all the same.
+local function settle(op)
+  local apart = {}
+  for _, name in ipairs(op.apart or {}) do apart[name] = true end
+  local word = drop(op.run, op.step, op.amounts, op.spent, apart)
+  if word == 'none' and op.spent then
+    for _, name in ipairs(op.names or {}) do
+      if not apart[name] then budget.spend(name, op.spent) end
+    end
+  end
+  return word
 end
 
 -- A refusal that comes beside others of one moment counts once; without a wish of the provider waits grow.
@@ -95,6 +136,7 @@ local function look_at_grants(state)
   if now - (tonumber(state.swept) or 0) < TURN / 2 and (tonumber(state.swept) or 0) <= now then return end
   local size = redis.call('HLEN', grants_key)
   look_at_levels(state, size)
+  if state.budgets then look_at_budgets(state, size) end
   local most = math.min(math.max(100, math.floor(size / 16)), 500)
   local page = redis.call('HSCAN', grants_key, state.cursor or '0', 'COUNT', most)
   state.cursor, state.swept = page[1], now
@@ -112,7 +154,7 @@ local function look_at_grants(state)
         give(held, {})
         set_grant(run, false)
         wait_in_line({ run = run, step = held.step, agent = held.agent, tenant = held.tenant, fresh = held.fresh,
-          names = held.names, amounts = held.amounts, since = now }, true)
+          names = held.names, amounts = held.amounts, since = now, crashes = held.crashes }, true)
       end
     end
   end
@@ -139,13 +181,17 @@ for i, op in ipairs(ops) do
   if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
     results[i] = ask(op)
   elseif op.op == 'settle' then
-    results[i] = drop(op.run, op.step, op.amounts)
+    results[i] = settle(op)
   elseif op.op == 'refund' then
     results[i] = drop(op.run, op.step, {})
   elseif op.op == 'throttled' then
     results[i] = throttled(op)
   elseif op.op == 'charge' then
     results[i] = charge(op)
+  elseif op.op == 'lost' then
+    results[i] = lost(op)
+  elseif op.op == 'base' then
+    results[i] = base(op)
   elseif op.op == 'renew' then
     local held = grant_of(op.run)
     results[i] = 'none'
@@ -193,6 +239,10 @@ end
 
 -- ------------------------------------------------------------------ writes
 
+if next(changed_budgets) then
+  own.budgets = 1
+  write_budgets()
+end
 local changes = { '*turn', cjson.encode(turn), '*', cjson.encode(own) }
 for name in pairs(touched) do
   changes[#changes + 1] = name
@@ -217,4 +267,5 @@ for line in pairs(counts_changed) do
     redis.call('ZREM', lines_key, line)
   end
 end
-return { results, admitted, waiting_total > 0 and next_ms or -1, waiting_total, version or '', mine }
+return { results, admitted, waiting_total > 0 and next_ms or -1, waiting_total, version or '', mine,
+  missing_names() }

@@ -1,4 +1,4 @@
--- Second part of admit.lua: who waits for room under which limit. A call looks only at lines where something may have
+-- Third part of admit.lua: who waits for room under which limit. A call looks only at lines where something may have
 -- changed: a step came, a call ended, or time has passed; its work does not grow with the number of names that wait.
 --   blocked:NAME   lines ('L...') and flows ('F...') that NAME has no room for, by the time since which they are in vain
 --   when           each NAME that somebody is blocked by, by the ms at which it may have room; FAR: when a call ends

@@ -11,7 +11,7 @@ local MOST_TENANTS, MOST_FLOWS = 32, 12
 local SECOND_LIFE, TURN, SOON, IDLE = 1000, 500, 50, 600000
 local CLASS = 1000000000000000
 local SEP = '\31'
-local EACH = { tenant = true, batch = true, agent = true }
+local EACH = { tenant = true, batch = true, agent = true, run = true }
 local KINDS = { requests_per_minute = 'r', tokens_per_minute = 't', input_tokens_per_minute = 'i',
   output_tokens_per_minute = 'o', starts_per_minute = 's' }
 
@@ -19,6 +19,7 @@ local measures, states, touched, freed = {}, {}, {}, {}
 local grants, grants_changed = {}, {}
 local counts, counts_changed, lines_total = {}, {}, redis.call('ZCARD', lines_key)
 local admitted, was_admitted, next_ms, looks = {}, {}, nil, MOST_LOOKS
+local budget = {} -- its functions are in budgets.lua
 
 local function decoded(text)
   local readable, value = pcall(cjson.decode, text or '')
@@ -80,7 +81,9 @@ local function load(names, of_settings, of_state)
     states[name] = decoded(known[i]) or {}
     measures[name] = measures_of(limit, states[name])
     refill(name)
+    budget.note(name, limit)
   end
+  budget.read()
   return found[2 * asked + 1], known[asked + 1], known[asked + 2]
 end
 
@@ -117,6 +120,8 @@ local function fits(name, amounts)
   local s, m = states[name], measures[name]
   local cool = tonumber(s.cool) or 0
   if cool > now then return false, cool - now, 'c' end
+  local code, later = budget.short(name, amounts)
+  if code then return false, later, code end
   if m.cap and (s.f or 0) + 1 > m.cap then return false, -1, 'f' end
   for kind, rate in pairs(m.rates) do
     local wanted = math.min(amount(amounts, kind), capacity(m, kind))
@@ -132,11 +137,13 @@ local function take(names, amounts)
     local s, m = states[name], measures[name]
     s.f = (s.f or 0) + 1
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(amounts, kind) end
+    budget.reserve(name, amounts, 1)
     touched[name] = true
   end
 end
 
-local function give(grant, used)
+-- Ends a grant: `used` of its rates, and `spent` of its budgets but for the names of `apart`.
+local function give(grant, used, spent, apart)
   load(grant.names)
   for _, name in ipairs(grant.names) do
     local s, m = states[name], measures[name]
@@ -145,6 +152,8 @@ local function give(grant, used)
       local back = amount(grant.amounts, kind) - amount(used, kind)
       s[kind] = math.min(capacity(m, kind), s[kind] + back)
     end
+    budget.reserve(name, grant.amounts, -1)
+    if not (apart or {})[name] then budget.spend(name, spent or used) end
     touched[name], freed[name] = true, true
   end
 end

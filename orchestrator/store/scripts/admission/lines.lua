@@ -1,4 +1,4 @@
--- Third part of admit.lua: steps that wait, and who is next.
+-- Fourth part of admit.lua: steps that wait, and who is next.
 
 -- Whether a limit belongs to the whole line: then nobody of it can be admitted.
 local function is_shared(line, name) return name == line or not EACH[string.match(name, '^(%a+):')] end
@@ -27,7 +27,8 @@ end
 local function grant(e)
   take(e.names, e.amounts)
   set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, fresh = e.fresh,
-    names = e.names, amounts = e.amounts, till = now + lease, waited = now - e.since, why = e.why })
+    names = e.names, amounts = e.amounts, till = now + lease, waited = now - e.since, why = e.why,
+    crashes = e.crashes })
 end
 
 -- How much of its line's limit a call takes, in minutes of the limit; of one without rates, calls count.
@@ -45,10 +46,10 @@ local function weight_of(tenant)
   return math.max(measures[name].weight, 0.001)
 end
 
-local function drop(run, step, used)
+local function drop(run, step, used, spent, apart)
   local held = grant_of(run)
   if not held or held.step ~= step then return 'none' end
-  give(held, used or held.amounts)
+  give(held, used or held.amounts, spent, apart)
   set_grant(run, false)
   return 'done'
 end
@@ -90,7 +91,8 @@ local function next_of(line, turn)
     local name, ms, kind
     if e then
       load(e.names)
-      name, ms, kind = blocked_by(e.names, e.amounts)
+      e.over = budget.over(e.names, e.amounts)
+      if not e.over then name, ms, kind = blocked_by(e.names, e.amounts) end
       if name then
         states[line].why, touched[line] = name .. ' ' .. kind, true
         if is_shared(line, name) then
@@ -118,6 +120,14 @@ local function next_of(line, turn)
   return nil, looks <= 0 and 'later'
 end
 
+-- What the line has waited for, where that is a limit of this step too.
+local function why_of(line, e)
+  local why = states[line].why
+  for _, name in ipairs(e.names) do
+    if why and string.match(why, '^(.*) ') == name then return why end
+  end
+end
+
 -- Start-time fair queueing: who has had least, by weight, is next. Returns whether there is more to look at.
 local function admit(line)
   load({ line })
@@ -142,14 +152,14 @@ local function admit(line)
     turn.flows = turn.flows or redis.call('ZRANGE', turn.key, 0, MOST_FLOWS - 1) -- begun ones are first
     local e, is_over = next_of(line, turn)
     if e then
-      e.why = e.why or states[line].why
-      grant(e)
+      e.why = e.why or why_of(line, e)
+      if not e.over then grant(e) end
       redis.call('HDEL', waiting_key, e.run)
       count(line, -1)
       was_admitted[e.run] = e.step
       dispatch(e)
       states[line].v = math.max(tonumber(states[line].v) or 0, turn.v)
-      turn.v = turn.v + cost_of(line, e.amounts) / weight_of(turn.tenant)
+      if not e.over then turn.v = turn.v + cost_of(line, e.amounts) / weight_of(turn.tenant) end
       latest = math.max(latest, turn.v)
       if #turn.flows == 0 and redis.call('EXISTS', turn.key) == 0 then
         leave(line, turn.tenant, turn.v)

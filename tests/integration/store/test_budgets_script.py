@@ -1,0 +1,168 @@
+"""Budgets in the admission script on a real Redis: spent + reserved never exceeds them."""
+
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from support.runs.admissions import LEASE, Admissions
+
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.keys import NO_PREFIX
+
+MODEL, ACME = "openai:m", "tenant:acme"
+USD = 10**9
+DAY = 86_400_000
+
+
+@pytest.fixture
+def gate(redis_url: str) -> Iterator[Admissions]:
+    """The script on the test's Redis."""
+    with Redis.from_url(redis_url, decode_responses=True) as client:
+        yield Admissions(client)
+
+
+def based(gate: Admissions, name: str = ACME, **spent: int) -> None:
+    """Bring what the ledger has of a name."""
+    today = gate.now // DAY
+    gate.call({"op": "base", "names": [name], "all": spent, "day": spent, "today": today})
+
+
+def test_what_is_reserved_and_spent_fits_the_budget(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1, on_budget="hold")
+    based(gate)
+    words = [gate.ask(f"r{at}", ACME, u=3 * USD // 10) for at in range(4)]
+    assert words == ["granted"] * 3 + ["waits"]
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == 9 * USD // 10
+    gate.refund("r0")
+    assert "r3" in gate.granted, "what was not sent is given back at once"
+    gate.spend("r1", u=123_456_789)  # less than it had reserved
+    gate.spend("r2", u=3 * USD // 10)
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == 423_456_789
+    assert gate.ask("r4", ACME, u=3 * USD // 10) == "waits"
+    assert gate.pause == -1, "nothing is polled"
+    gate.limit(ACME, usd=2, on_budget="hold")
+    gate.tick()
+    assert "r4" in gate.granted, "a raised budget lets it go on"
+
+
+def test_a_spent_budget_ends_runs_and_one_that_others_reserve_does_not(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1, calls_per_day=100)
+    based(gate)
+    assert gate.ask("r0", ACME, u=USD // 2, n=1) == "granted"
+    assert gate.ask("r1", ACME, u=6 * USD // 10, n=1) == "waits", "r0 may cost less"
+    assert gate.ask("r2", ACME, u=USD // 10, n=1) == "waits"
+    gate.granted.clear()
+    gate.spend("r0", u=USD // 2, n=1)
+    granted = dict(gate.granted)
+    assert "r2" in granted
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == USD // 10, "r1 has none: it is to end"
+    word = gate.ask("r1", ACME, u=6 * USD // 10, n=1, op="try")
+    assert word == f"over u {USD} {USD // 2} {6 * USD // 10} {ACME}"
+    assert gate.waiting == 0
+
+
+def test_runs_of_a_spent_budget_leave_the_line_in_portions(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1)
+    based(gate)
+    gate.ask("r0", ACME, u=USD)
+    for at in range(1, 150):
+        assert gate.ask(f"r{at}", ACME, u=USD // 10) == "waits"
+    gate.spend("r0", u=USD)
+    assert 60 <= len(gate.ended) <= 64
+    gate.tick()
+    gate.tick()
+    assert len(gate.ended) == 149
+    assert gate.waiting == 0
+
+
+def test_a_held_tenant_holds_up_no_other(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=3)
+    gate.limit(ACME, usd=1, on_budget="hold")
+    based(gate, u=USD)
+    for at in range(300):
+        assert gate.ask(f"held{at}", MODEL, ACME, tenant="acme", u=1) == "waits"
+    for at in range(50):
+        word = gate.ask(f"r{at}", MODEL, tenant="b")
+        assert word == "granted"
+        gate.settle(f"r{at}")
+    assert gate.waiting == 300
+
+
+def test_a_day_ends_at_midnight_utc(gate: Admissions) -> None:
+    gate.now = 20_500 * DAY - 5_000
+    gate.limit(ACME, usd_per_day=1, on_budget="hold")
+    based(gate, u=USD)
+    assert gate.ask("r0", ACME, u=USD // 2) == "waits"
+    assert gate.pause == 5_000
+    gate.tick(4_999)
+    assert not gate.granted
+    gate.tick(1)
+    assert "r0" in gate.granted
+    gate.spend("r0", u=USD // 2)
+    today = f"{keys.LIMIT_SPENT}:20500"
+    assert gate.numbers(today, ACME)[0] == USD // 2
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == USD * 3 // 2
+    assert gate.client.ttl(NO_PREFIX.of(today)) > 0
+
+
+def test_a_name_without_numbers_waits_for_the_ledger(gate: Admissions) -> None:
+    gate.limit("tenant:*", usd=1)
+    assert gate.ask("r0", ACME, u=USD // 2) == "waits"
+    assert gate.missing == [ACME]
+    gate.spend("other", 0, ACME, u=USD)  # in the ledger already
+    based(gate, u=USD * 6 // 10)
+    assert gate.ask("r0", ACME, u=USD // 2, op="try").startswith(f"over u {USD} {USD * 6 // 10}")
+    based(gate, u=0)  # a second worker has read it too
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == USD * 6 // 10
+    gate.client.delete(NO_PREFIX.of(keys.LIMIT_SPENT))
+    assert gate.ask("r1", ACME, u=1) == "waits"
+    assert gate.missing == [ACME]
+
+
+def test_each_lost_worker_is_charged_once(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1)
+    based(gate)
+
+    def ask(run: str, **given: int) -> str:
+        return gate.ask(run, ACME, op="try", u=USD // 10, **given)
+
+    ask("r0")
+    gate.tick(LEASE + 1000)
+    gate.tick(LEASE + 1000)  # nobody has renewed it: it has waited, and is granted again
+    for crashes, spent in ((1, 1), (1, 1), (3, 3)):
+        gate.call({"op": "lost", "run": "r0", "step": 0, "crashes": crashes})
+        assert ask("r0", crashes=crashes) == "granted"
+        assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == spent * USD // 10
+        assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == USD // 10
+    assert ask("r1", crashes=1, lost=1) == "granted"
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == 4 * USD // 10
+
+
+def test_sums_are_exact(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1_000_000)
+    based(gate, u=999_999 * USD + 123_456_788)  # more digits than JSON has here
+    gate.ask("r0", ACME, u=1)
+    gate.spend("r0", u=1)
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == 999_999 * USD + 123_456_789
+
+
+def test_runs_with_budgets_bring_what_they_have_spent(gate: Admissions) -> None:
+    for at in range(3):
+        gate.limit(f"run:{at}", calls=5, on_budget="hold")
+        assert gate.ask(f"{at}", "run:*", f"run:{at}", n=1, own={"n": 5}) == "waits"
+    assert gate.client.zcard(NO_PREFIX.of(keys.LIMIT_LINES)) == 1
+    gate.limit("run:1", calls=6, on_budget="hold")
+    gate.tick()
+    assert set(gate.granted) == {"1"}
+    gate.spend("1", n=1)
+    assert gate.client.exists(NO_PREFIX.of(keys.LIMIT_SPENT)) == 0
+
+
+def test_what_nobody_holds_is_not_reserved(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1)
+    based(gate)
+    gate.ask("r0", ACME, u=USD)
+    gate.client.delete(NO_PREFIX.of(keys.LIMIT_GRANTS))
+    gate.tick(1000)
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == 0
+    assert gate.ask("r1", ACME, u=USD) == "granted"

@@ -1,0 +1,70 @@
+"""What the calls of a step spend of budgets, by the prices of the ledger. Pure but for prices."""
+
+from collections.abc import Callable, Sequence
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.limits.budgets import NOTHING, Spending, spending_of
+from stepfleet.orchestrator.models.pricing import stated_cost
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.records.memory_window import Remembered
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
+
+Price = Callable[[AgentConfig, str, UsageStats], float]
+"""The price of a call in USD, by its agent, model and usage."""
+
+
+def price_by(cost: Callable[[str, UsageStats], float]) -> Price:
+    """Return what prices calls: by what the agent states, else by the worker's table."""
+
+    def price(config: AgentConfig, model: str, usage: UsageStats) -> float:
+        stated = stated_cost(config.pricing, (model,), usage) if config.pricing else None
+        return bounded_cost(cost(model, usage) if stated is None else stated)
+
+    return price
+
+
+def spent_in(claim: Claim, verdict: Verdict, reserved: Spending) -> Spending:
+    """Return what a step's calls have spent, as the ledger has it; without its time.
+
+    A call that was sent, and of which nothing is known, counts as it was `reserved`.
+    """
+    result = verdict.logged.result if verdict.logged else None
+    spent = NOTHING
+    if result is not None and result.usage is not None:
+        spent = spending_of(result.usage, result.cost_usd)
+    lost = () if claim.journal.response is not None or verdict.lost is None else (verdict.lost,)
+    for one in (*lost, *verdict.failed):
+        if one.tokens:
+            spent += _of_lost(one)
+        elif one.ambiguous:
+            spent += reserved
+    return spent
+
+
+def spent_by_answer(
+    response: LLMResponse,
+    losses: Sequence[LostAttempt],
+    remembered: Remembered | None,
+    reserved: Spending,
+) -> Spending:
+    """Return what an answer has spent that is journaled, with the calls made before it.
+
+    `losses` are what the ledger has of it: its price, and calls that failed.
+    """
+    spent = NOTHING
+    for one in losses:
+        is_free = response.cache is not None and response.cache.hit and not one.ambiguous
+        if not is_free:
+            spent += reserved if one.ambiguous and not one.tokens else _of_lost(one)
+    memory = response.remembered or remembered
+    summary = memory.summary if memory else None
+    return spent + spending_of(summary.usage, summary.cost_usd) if summary else spent
+
+
+def _of_lost(lost: LostAttempt) -> Spending:
+    usage = lost.usage or UsageStats(prompt_tokens=lost.tokens)
+    calls = usage.model_copy(update={"llm_calls": max(usage.llm_calls, 1)})
+    return spending_of(calls, lost.cost_usd or 0.0)
