@@ -226,14 +226,14 @@ MUTATIONS = {
     ),
     "a pause leaves the run in the index": Mutation(
         "common",
-        "redis.call('ZREM', due_key, run_id)\n  move(batch, from, 'paused')",
-        "move(batch, from, 'paused')",
+        "redis.call('ZREM', due_key, run_id)\n  relist(from, 'paused')",
+        "relist(from, 'paused')",
     ),
     "commit keeps a dispatch count that delays the next rescue": Mutation(
         "commit", "'dispatches', '0', 'slim'", "'slim'"
     ),
     "finish leaves the run in the index": Mutation(
-        "common", "redis.call('ZREM', due_key, run_id)\n  -- The runs", "-- The runs"
+        "common", "redis.call('ZREM', due_key, run_id)\n  relist(from, a.", "relist(from, a."
     ),
     "finish lets the run live for ever": Mutation("common", "return retain(a.retention)", "return"),
     "finish lets a run expire before its batch is over": Mutation(
@@ -251,8 +251,9 @@ MUTATIONS = {
     "a batch's other runs expire though it goes on": Mutation(
         "expire", "return redis.call('PERSIST', key)", "return"
     ),
-    "a run begins untold": Mutation(
-        "claim", "if status ~= 'in_progress' then emit_status(status, 'in_progress') end", ""
+    "a run begins untold": Mutation("claim", "emit_status(status, 'in_progress')", ""),
+    "a run that begins stays in the list of queued ones": Mutation(
+        "claim", "relist(status, 'in_progress', h[14])", ""
     ),
     "a pause is not told": Mutation("common", "  emit_status(from, 'paused')\n", ""),
     "the end of a pause is not told": Mutation("resume", "emit_status('paused', to)", ""),

@@ -145,9 +145,9 @@ end
 -- Each run of a shard is in one list, at its time of creation: that of its status, or of the stop reason of its end.
 local function list_of(status, reason) return TERMINAL[status] and reason ~= '' and reason or status end
 
-local function relist(from, to)
+local function relist(from, to, created)
   redis.call('ZREM', shard .. 'runs:' .. from, run_id)
-  redis.call('ZADD', shard .. 'runs:' .. to, digits(number(redis.call('HGET', run_key, 'created'))), run_id)
+  redis.call('ZADD', shard .. 'runs:' .. to, digits(number(created or redis.call('HGET', run_key, 'created'))), run_id)
 end
 
 local function move(batch, from, to)
@@ -221,7 +221,7 @@ local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
   redis.call('ZREM', due_key, run_id)
-  relist(from, a.stop_reason)
+  relist(from, a.stop_reason, a.created)
   -- The runs of a batch stay until the last of them has ended.
   if batch == '' then return retain(a.retention) end
   move(batch, from, a.status)

@@ -24,7 +24,7 @@ local function read_log(h, step)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged')
+  'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged', 'created')
 local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -72,7 +72,7 @@ if owner ~= ARGV[3] then
   redis.call('HSETNX', run_key, 'execution_started', began)
   redis.call('ZADD', due_key, till, run_id)
   if status ~= 'in_progress' then
-    relist(status, 'in_progress')
+    relist(status, 'in_progress', h[14])
     move(h[6], status, 'in_progress')
     emit_status(status, 'in_progress')
   end

@@ -66,7 +66,7 @@ local function trim(first, since)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
-  'logged', 'outage')
+  'logged', 'outage', 'created')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -115,6 +115,7 @@ if h[10] and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run
 if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
+  a.created = h[11]
   finish(status, batch, a, now)
   return { 'committed', a.status, step }
 end
