@@ -1,58 +1,58 @@
-"""A service's rate limit under a whole fleet: the allowance used, and what the service refuses.
+"""A service's rate limit under a whole fleet: the allowance used, calls refused, the cost.
 
 python benchmarks/limits.py                                  # all scenes, 3,000 requests a minute
-python benchmarks/limits.py --only requests --workers 1 2 4 8 --runs 3000
-python benchmarks/limits.py --only tenants --runs 2000
+python benchmarks/limits.py --only requests tokens --workers 1 2 4 8 --runs 3000
+python benchmarks/limits.py --only tenants --flood 10000
+python benchmarks/limits.py --only waiting --waiting 50 50000 --wipe
+python benchmarks/limits.py --only peers --runs 600
 
-The service enforces token buckets (burst: two seconds) and answers 429 above. `requests` and
-`tokens`: the fleet knows the limit. `unknown`: it learns it from 429s and headers. `tenants`: ten
-runs of one tenant beside a flood of another, and alone. `cost`: the same runs without limits, and
-under limits for which nobody waits.
+The service enforces token buckets (burst: two seconds) and answers 429 above. Each scene runs
+alone, with so much time on an idle machine with two cores:
+
+`requests`, `tokens`  the fleet knows the limit; 65 s for each number of workers with 600 runs
+`unknown`             it learns the limit from 429s and headers; as long
+`tenants`             ten runs of one tenant alone, and beside a flood of another; a minute
+`cost`                the same runs without limits, and under limits for which nobody waits; 30 s
+`waiting`             the cost of a step while 50, and while 50,000 wait for its limit; 30 s, and
+                      three minutes with 50,000; with `--wipe`, which loses the line once, as
+                      many more
+`peers`               the service of `requests` before Inspect's adaptive connections and LiteLLM's
+                      router, each in one process; one to three minutes each (`--peer-seconds`),
+                      and a minute to make their environments (uv and the package index)
 
 `used` is what the service admitted over its allowance, from two seconds behind the first call to
 the moment when nine tenths of the calls were admitted; `refused` is the share of calls answered
-429; `overshoot` is the most that arrived in any 60 s (or in the whole time, where that is
-shorter), over the allowance of that time and one burst, less 1.
+429; `in all` is what is used until the last call, so that a slow end counts; `overshoot` is the
+most that arrived in any 60 s (or in the whole time, where that is shorter), over the allowance of
+that time and one burst, less 1.
 """
 
 import argparse
-import bisect
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agents import runner
+from limit_scenes import peers, waiting
+from limit_scenes.service_log import BURST, MINUTE, calls_of, figures
+from limit_scenes.waiting import MODEL
 from loads import Running, Setup, fleet, lines
 from processes import until
 from reports import Column, Report, begin, finish, parser, show
 
 from stepfleet.orchestrator.store.keys import WORKERS
 
-MODEL = "openai:benchmark"
-SCENES = ("requests", "tokens", "unknown", "tenants", "cost")
+SCENES = ("requests", "tokens", "unknown", "tenants", "cost", "waiting", "peers")
 STEPS = 5
-BURST = 2.0
-MINUTE = 60.0
-WARM_UP = 2.0
-MOST = 0.9
 SMALL_RUNS = 10
 LONGEST = 3600.0
 AMPLE = 1e9
 TOKENS_PER_CALL = 100.0
-
-
-@dataclass(frozen=True)
-class Call:
-    """A model call as the service saw it: when (seconds), whether it was refused, its tokens."""
-
-    at: float
-    refused: bool
-    tokens: int
 
 
 def arguments() -> argparse.Namespace:
@@ -64,6 +64,12 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--rpm", type=float, default=3000.0, help="requests per minute")
     made.add_argument("--latency", default="1.0", help="seconds per call")
     made.add_argument("--slots", type=int, default=1000, help="per worker")
+    made.add_argument("--flood", type=int, default=10_000, help="runs of the other tenant")
+    made.add_argument("--waiting", nargs="*", type=int, default=[50, 50_000], help="steps in line")
+    made.add_argument("--measured", type=int, default=2000, help="steps measured, for `waiting`")
+    made.add_argument("--wipe", action="store_true", help="lose the line after `waiting`")
+    made.add_argument("--peers", nargs="*", choices=list(peers.PEERS), default=list(peers.PEERS))
+    made.add_argument("--peer-seconds", type=float, default=300.0, help="most for each peer")
     return made.parse_args()
 
 
@@ -93,47 +99,6 @@ def limited(
 def configured(known: dict[str, Any]) -> dict[str, str]:
     """Return the environment of workers that know these limits."""
     return {"STEPFLEET_LIMITS": json.dumps(known)} if known else {}
-
-
-def calls_of(log: Path) -> list[Call]:
-    """Return the calls in the service's log, by time."""
-    with log.open(encoding="utf-8") as file:
-        entries = [json.loads(line) for line in file]
-    calls = [
-        Call(
-            entry["received"],
-            entry["limited"] is not None,
-            (entry["prompt_tokens"] or 0) + (entry["completion_tokens"] or 0),
-        )
-        for entry in entries
-    ]
-    return sorted(calls, key=lambda call: call.at)
-
-
-def figures(calls: Sequence[Call], per_minute: float, *, tokens: bool = False) -> dict[str, Any]:
-    """Return use, refusals and overshoot of an allowance per minute."""
-    admitted = [call for call in calls if not call.refused]
-    weights = [call.tokens if tokens else 1 for call in admitted]
-    begin_at = admitted[0].at + WARM_UP
-    end_at = admitted[int(len(admitted) * MOST) - 1].at
-    used = sum(
-        weight
-        for call, weight in zip(admitted, weights, strict=True)
-        if begin_at < call.at <= end_at
-    )
-    typical = sum(weights) / len(weights)
-    arrivals = [call.at for call in calls]
-    window = min(MINUTE, arrivals[-1] - arrivals[0])
-    most = max(
-        bisect.bisect_right(arrivals, at + window) - number for number, at in enumerate(arrivals)
-    )
-    allowed = per_minute * (window + BURST) / MINUTE
-    return {
-        "used": used / (per_minute * (end_at - begin_at) / MINUTE),
-        "refused": sum(call.refused for call in calls) / len(calls),
-        "overshoot": most * typical / allowed - 1,
-        "calls": len(calls),
-    }
 
 
 def work(on: Running, runs: int, tenant: str | None = None) -> float:
@@ -167,15 +132,15 @@ def measure_tenants(args: argparse.Namespace, workers: int) -> dict[str, Any]:
         log = Path(folder) / "calls.jsonl"
         with limited(args, workers, {"rpm": args.rpm}, known, log) as on:
             alone = work(on, SMALL_RUNS, "small")
-            flood = on.client.submit_batch(lines(args.runs, STEPS), agent=runner, tenant="flood")
+            flood = on.client.submit_batch(lines(args.flood, STEPS), agent=runner, tenant="flood")
             until(lambda: flood.progress().steps >= 2 * args.rpm / MINUTE, within=LONGEST)
             beside = work(on, SMALL_RUNS, "small")
-            left = args.runs - flood.progress().done
+            left = args.flood - flood.progress().done
             flood.cancel()
     return {
         "scene": "tenants",
         "workers": workers,
-        "runs": args.runs,
+        "runs": args.flood,
         "alone": alone,
         "beside": beside,
         "ratio": beside / alone,
@@ -192,6 +157,16 @@ def measure_cost(args: argparse.Namespace, known: dict[str, Any], name: str) -> 
     return {"scene": "cost", "limits": name, "runs": args.runs, **asdict(cost)}
 
 
+def measure_peers(args: argparse.Namespace, report: Report) -> None:
+    """Measure ourselves, then each peer."""
+    report.add(
+        measure_limit(args, "requests", 1) | {"scene": "peers", "what": "stepfleet", "ended": "yes"}
+    )
+    for name in args.peers:
+        job = (args.runs, STEPS, args.rpm, args.latency, args.peer_seconds)
+        report.add(peers.measure(name, *job))
+
+
 def main() -> None:
     """Measure and print."""
     args = arguments()
@@ -206,6 +181,10 @@ def main() -> None:
             ample = {MODEL: {"requests_per_minute": AMPLE, "tokens_per_minute": AMPLE}}
             for known, name in (({}, "none"), (ample, "ample")):
                 report.add(measure_cost(args, known, name))
+        for size in args.waiting if "waiting" in args.only else ():
+            report.add(waiting.measure(size, args.measured, wipe=args.wipe))
+        if "peers" in args.only:
+            measure_peers(args, report)
     print_tables(report)
     finish(report, args, list)
 
@@ -214,7 +193,7 @@ def print_tables(report: Report) -> None:
     """Print a table for each kind of scene."""
     of = {scene: [row for row in report.rows if row["scene"] == scene] for scene in SCENES}
     show(
-        "One limit",
+        "One limit (goals: used >= 0.95, refused < 0.01, unknown 0.05; overshoot <= 0.02)",
         of["requests"] + of["tokens"] + of["unknown"],
         ("scene", "workers"),
         [
@@ -228,7 +207,7 @@ def print_tables(report: Report) -> None:
         ],
     )
     show(
-        "Ten runs of a small tenant",
+        "Ten runs of a small tenant (goal: ratio 1.2 at most)",
         of["tenants"],
         ("scene", "workers"),
         [
@@ -240,7 +219,7 @@ def print_tables(report: Report) -> None:
         ],
     )
     show(
-        "Cost of a step",
+        "Cost of a step (goal: with ample limits 1.1 times that without)",
         of["cost"],
         ("scene", "limits"),
         [
@@ -248,6 +227,37 @@ def print_tables(report: Report) -> None:
             Column("worker CPU ms", "worker_ms", 3, spread=True),
             Column("Redis CPU ms", "redis_ms", 3, spread=True),
             Column("commands", "commands", 2, spread=True),
+        ],
+    )
+    show(
+        "Steps that wait (goal: the same cost of a step, within 20%)",
+        of["waiting"],
+        ("scene", "waiting"),
+        [
+            Column("waiting", "waiting", 0),
+            Column("worker CPU ms", "worker_ms", 3, spread=True),
+            Column("Redis CPU ms", "redis_ms", 3, spread=True),
+            Column("commands", "commands", 1, spread=True),
+            Column("slowest ms", "slowest_ms", 1),
+            Column("bytes/waiting", "bytes", 0),
+            Column("to enter: commands", "enter_commands", 1),
+            Column("s", "enter_seconds", 0),
+            Column("rebuilt s", "rebuild_seconds", 0),
+        ],
+    )
+    show(
+        "Peers, one process each (goal: ahead of them in what is used and in what is refused)",
+        of["peers"],
+        ("scene", "what"),
+        [
+            Column("what", "what"),
+            Column("used", "used", 3, spread=True),
+            Column("refused", "refused", 4, spread=True),
+            Column("overshoot", "overshoot", 3, spread=True),
+            Column("in all", "whole", 3, spread=True),
+            Column("calls", "calls", 0),
+            Column("seconds", "seconds", 1),
+            Column("done", "ended"),
         ],
     )
 

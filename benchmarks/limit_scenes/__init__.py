@@ -1,0 +1,1 @@
+"""Scenes of limits.py, and what a service's log says about them."""
