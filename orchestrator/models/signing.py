@@ -4,6 +4,7 @@ botocore comes with the extra `bedrock` and is imported at the first call that n
 reads the environment and the files of this process, and may ask services of AWS: it blocks.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.failures import redact
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.records.text.redaction import name_secret
+from stepfleet.orchestrator.records.text.redaction import keep_secret, name_secret
 
 _SERVICE = "bedrock"
 _LATE_SECONDS = 600
@@ -45,6 +46,10 @@ class Credentials:
             if self._found is None:
                 self._found = _found()
             self._frozen = self._found.get_frozen_credentials()
+            # Those of a role, a profile or a machine are in no variable.
+            for name, value in (("secret", self._frozen.secret_key), ("token", self._frozen.token)):
+                if value:
+                    keep_secret(f"AWS's {name}", value)
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - sources have errors of their own
@@ -79,6 +84,8 @@ def _found() -> Any:
             "pip install 'stepfleet[bedrock]' on the workers, or set AWS_BEARER_TOKEN_BEDROCK"
         )
         raise ModelSetupError(msg) from None
+    # Its debug lines have whole answers with credentials, and the headers that it signs.
+    logging.getLogger("botocore").setLevel(logging.INFO)
     try:
         found = Session().get_credentials()
     except (

@@ -90,6 +90,8 @@ _NOT_SENT = (
     aiohttp.InvalidURL,
 )
 _BYTES_PER_TOKEN = 4
+_AT_ONCE = 16 * 1024
+"""Bytes of a stream between which others have their turn: they may be thousands of events."""
 
 
 class Cutter(Protocol):
@@ -327,7 +329,10 @@ class HttpModel(LLM):
 
         parts = self._parts(response, received)
         async for part in parts:
-            await take(cutter.feed(part))
+            for first in range(0, len(part), _AT_ONCE):
+                await take(cutter.feed(part[first : first + _AT_ONCE]))
+                if first + _AT_ONCE < len(part):
+                    await asyncio.sleep(0)
             if answer.is_over:
                 await _read_out(parts)
                 break

@@ -4,6 +4,7 @@ CPU time of this thread is measured, which other load does not change; the same 
 times the bound, or hours.
 """
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,11 @@ from typing import Any
 
 import orjson
 import pytest
-from support.servers.raw_model_server import completion_body
+from support.servers.raw_model_server import RawModelServer, completion_body, raw
 
+from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.worker.models import Models
 from stepfleet.worker.models.bodies import parse_body
 from stepfleet.worker.models.lenient_json import MENDED_BYTES, MOST_SIGNS, read_json
 from stepfleet.worker.models.openai.answer import parse_completion
@@ -80,3 +83,34 @@ def test_a_long_text_is_no_answer_of_many_values() -> None:
 @pytest.mark.parametrize("name", ["", "m" * 1_000_000, 7, None], ids=lambda one: repr(one)[:9])
 def test_what_is_no_model_s_name_is_not_kept_with_each_step(name: Any) -> None:
     assert parse_completion(completion_body() | {"model": name}, "asked").model == "asked"
+
+
+async def test_a_stream_of_thousands_of_small_events_gives_others_their_turn() -> None:
+    piece = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    read = 0
+    runs: list[int] = []
+
+    def take(_: str) -> None:
+        nonlocal read
+        read += 1
+
+    async def others() -> None:
+        nonlocal read
+        while True:
+            runs.append(read)
+            read = 0
+            await asyncio.sleep(0)
+
+    async with RawModelServer().running() as server:
+        server.answers(raw(head + piece * 40_000 + end))
+        models = Models(environment={"OPENAI_API_KEY": "k"})
+        settings = ModelSettings(base_url=server.base_url, stream=True)
+        request = ModelRequest(model="m", messages=(Message.user("hi"),), settings=settings)
+        beside = asyncio.create_task(others())
+        answer = await models.resolve("openai:m")[0].generate_streaming(request, take)
+        beside.cancel()
+        await models.aclose()
+    assert len(answer.content) == sum(runs) + read == 40_000
+    assert max(runs) < 1000

@@ -1,6 +1,7 @@
 """Calls of Bedrock on the wire: their addresses, keys and signatures, checked by botocore."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepfleet.orchestrator.cli.setup.model_check import check_calls
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
+from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing.server import listen
 
@@ -232,3 +234,21 @@ def test_a_region_that_is_none_is_refused_with_its_variable(region: str) -> None
     environment = {"AWS_REGION": region, "AWS_BEARER_TOKEN_BEDROCK": "k"}
     with pytest.raises(ModelSetupError, match="AWS_REGION"):
         endpoint_of(ModelSettings(), environment, SERVICES["bedrock"])
+
+
+async def test_credentials_of_a_profile_stay_out_of_errors_and_debug_lines(
+    call: Callable[..., Awaitable[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    secrets = ("a-profile/secret+0123", "a-session-token-0123")
+    lines = ("[it]", "aws_access_key_id=AKIDEXAMPLE", f"aws_secret_access_key={secrets[0]}")
+    text = "\n".join((*lines, f"aws_session_token={secrets[1]}"))
+    (tmp_path / "credentials").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("AWS_PROFILE", "it")
+    with caplog.at_level(logging.DEBUG):
+        assert await call() == "Hi."
+    for secret in secrets:
+        assert secret not in caplog.text
+        assert secret not in redact_error(f"400: your headers were {secret}")
