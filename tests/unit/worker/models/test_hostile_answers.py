@@ -18,6 +18,7 @@ from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.bodies import parse_body
+from stepfleet.worker.models.http_model import HttpModel
 from stepfleet.worker.models.lenient_json import MENDED_BYTES, MOST_SIGNS, read_json
 from stepfleet.worker.models.openai.answer import parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
@@ -109,7 +110,9 @@ async def test_a_stream_of_thousands_of_small_events_gives_others_their_turn() -
         settings = ModelSettings(base_url=server.base_url, stream=True)
         request = ModelRequest(model="m", messages=(Message.user("hi"),), settings=settings)
         beside = asyncio.create_task(others())
-        answer = await models.resolve("openai:m")[0].generate_streaming(request, take)
+        model, _ = models.resolve("openai:m")
+        assert isinstance(model, HttpModel)
+        answer = await model.generate_streaming(request, take)
         beside.cancel()
         await models.aclose()
     assert len(answer.content) == sum(runs) + read == 40_000
