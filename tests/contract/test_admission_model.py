@@ -250,7 +250,7 @@ def test_what_one_call_does_not_get_to_the_next_ones_do(redis_server: RedisServe
 
 BUGS = {
     "a grant is not counted": ("s.f = (s.f or 0) + 1", "s.f = s.f or 0"),
-    "a settlement leaves the call in flight": ("math.max((s.f or 0) - 1, 0)", "(s.f or 0)"),
+    "a settlement leaves the call in flight": ("math.max((s.f or 0) - 1, s.c or 0)", "(s.f or 0)"),
     "only the first limit is looked at": (
         "for _, name in ipairs(names) do\n    local room",
         "for _, name in ipairs({ names[1] }) do\n    local room",

@@ -160,6 +160,61 @@ def test_a_grant_that_nobody_renews_is_dispatched_again_then_given_back(gate: Ad
     assert set(gate.granted) == {"next"}
 
 
+@pytest.mark.parametrize("lost", [keys.LIMIT_STATE, keys.LIMIT_GRANTS])
+def test_calls_in_flight_are_counted_anew_in_a_busy_fleet(gate: Admissions, lost: str) -> None:
+    gate.limit(MODEL, in_flight=4)
+    gate.limit("openai:other", in_flight=1)
+    for at in range(4):
+        gate.ask(f"old{at}", MODEL)
+    gate.tick(1000)
+    gate.client.delete(NO_PREFIX.of(lost))
+    if lost == keys.LIMIT_GRANTS:
+        gate.granted.clear()
+    gate.ask("other", "openai:other")  # there is always some grant
+    for at in range(20):
+        gate.ask(f"new{at}", MODEL)
+    for _ in range(4 * LEASE // 1000):
+        for run in [run for run in gate.granted if run.startswith("old")]:
+            gate.settle(run)
+        gate.call({"op": "renew", "run": "other", "step": 0})
+        for run, (step, *_) in gate.granted.items():
+            gate.call({"op": "renew", "run": run, "step": step})
+        gate.tick(1000)
+    held = sorted(run for run in gate.granted if run != "other")
+    assert len(held) == gate.in_flight(MODEL) == 4
+    gate.settle(held[0])
+    assert sum(run.startswith("new") for run in gate.granted) == 4, "the limit holds again"
+    gate.client.hdel(NO_PREFIX.of(keys.LIMIT_GRANTS), *held[1:])  # some of many
+    for _ in range(3 * LEASE // 1000):
+        gate.call({"op": "renew", "run": "other", "step": 0})
+        gate.tick(1000)
+    assert gate.waiting < 20 - 6, "and what was lost is given to others"
+
+
+@pytest.mark.parametrize(
+    "lost", ["lines", "tenants:*", "flows:*", "left:*", "blocked:*", "when", "ready", "every"]
+)
+def test_each_key_of_the_lines_heals_by_itself(gate: Admissions, lost: str) -> None:
+    gate.limit(MODEL, in_flight=2)
+    gate.limit("batch:*", in_flight=1)
+    for at in range(12):
+        gate.ask(f"r{at}", MODEL, f"batch:{at % 3}", tenant="ab"[at % 2])
+    found = list(gate.client.scan_iter(f"sf:{{limits}}:{lost}"))
+    gate.client.delete(*found) if found else None
+    done: set[str] = set()
+    while len(done) < 12 and gate.now < 1_800_000_100_000:
+        done |= set(gate.granted)
+        for run in list(gate.granted):
+            gate.settle(run)
+        gate.tick(500)
+        places = gate.client.hlen(NO_PREFIX.of(keys.LIMIT_WAITING))
+        if not gate.granted and not places:  # workers have runs without a place ask again
+            for at in range(12):
+                if f"r{at}" not in done:
+                    gate.ask(f"r{at}", MODEL, f"batch:{at % 3}", tenant="ab"[at % 2])
+    assert len(done) == 12
+
+
 def test_calls_in_flight_are_none_where_no_grant_is_left(gate: Admissions) -> None:
     gate.limit(MODEL, in_flight=1)
     gate.ask("r0", MODEL)

@@ -121,9 +121,10 @@ local function look_at_levels(state, size)
   for i = 1, #page[2], 2 do
     local name, s = page[2][i], decoded(page[2][i + 1]) or {}
     local at = tonumber(s.at)
-    if at and size == 0 and (s.f or 0) > 0 then
+    if at and (s.f or 0) > 0 and (size == 0 or s.n ~= round) then
       load({ name })
-      states[name].f, touched[name], freed[name] = 0, true, true
+      touched[name], freed[name] = true, true
+      if size == 0 then states[name].f, states[name].c = 0, 0 end
     elseif at and (s.f or 0) == 0 and now - at > IDLE and not s.learned and not s.spent and (tonumber(s.cool) or 0) < now then
       redis.call('HDEL', KEYS[1], name)
     end
@@ -141,10 +142,12 @@ local function look_at_grants(state)
   local page = redis.call('HSCAN', grants_key, state.cursor or '0', 'COUNT', most)
   state.cursor, state.swept = page[1], now
   if lines_total > 0 then look_around(state) end
+  if lines_total > 0 or redis.call('EXISTS', waiting_key) == 1 then repair(state) end
   for i = 1, #page[2], 2 do
     local run = page[2][i]
     if grants[run] == nil then grants[run] = decoded(page[2][i + 1]) or false end
     local held = grants[run]
+    if held then confirm(run, held) end
     if held and held.till < now then
       if not held.again then
         held.again, held.till = true, now + lease
@@ -158,6 +161,7 @@ local function look_at_grants(state)
       end
     end
   end
+  end_round(state, page[1])
 end
 
 -- ------------------------------------------------------------------ the call
@@ -174,8 +178,7 @@ if #runs > 0 then
     for _, name in ipairs(grants[runs[i]] and grants[runs[i]].names or {}) do names[#names + 1] = name end
   end
 end
-local version, own_text, turn_text = load(names, { 'version' }, { '*', '*turn' })
-local own = decoded(own_text) or {}
+local version, turn_text = load(names, { 'version' }, { '*', '*turn' })
 local results = {}
 for i, op in ipairs(ops) do
   if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
@@ -248,7 +251,7 @@ for name in pairs(touched) do
   changes[#changes + 1] = name
   changes[#changes + 1] = cjson.encode(states[name])
 end
-redis.call('HSET', KEYS[1], unpack(changes))
+for i = 1, #changes, 1000 do redis.call('HSET', KEYS[1], unpack(changes, i, math.min(i + 999, #changes))) end
 local held, gone = {}, {}
 for run in pairs(grants_changed) do
   if grants[run] then

@@ -2,9 +2,10 @@
 -- changed: a step came, a call ended, or time has passed; its work does not grow with the number of names that wait.
 --   blocked:NAME   lines ('L...') and flows ('F...') that NAME has no room for, by the time since which they are in vain
 --   when           each NAME that somebody is blocked by, by the ms at which it may have room; FAR: when a call ends
+--   every          all flows: where one is in no other key, that was lost
 --   ready          lines that the next call has to look at: this one did not get to their end
 -- Who changes a level for the better, or its limit, sets `freed[name]`.
-local when_key, ready_key = prefix .. 'when', prefix .. 'ready'
+local when_key, ready_key, every_key = prefix .. 'when', prefix .. 'ready', prefix .. 'every'
 local MOST_WOKEN, MOST_WOKEN_IN_ALL, MOST_DUE, PAGE = 16, 256, 32, 64
 local FAR = 8 * CLASS
 local ONE = { r = 1 }

@@ -20,6 +20,7 @@ local grants, grants_changed = {}, {}
 local counts, counts_changed, lines_total = {}, {}, redis.call('ZCARD', lines_key)
 local admitted, was_admitted, next_ms, looks = {}, {}, nil, MOST_LOOKS
 local budget = {} -- its functions are in budgets.lua
+local own, round = {}, nil
 
 local function decoded(text)
   local readable, value = pcall(cjson.decode, text or '')
@@ -57,6 +58,16 @@ local function refill(name)
   s.at = now
 end
 
+-- Calls in flight are counted anew from the grants, in rounds: `c` of them are confirmed in this one. A count that no
+-- grant has confirmed by the end of a round was left over: the grants or the levels were lost in Redis.
+local function recount(name)
+  local s = states[name]
+  if s.n == round then return end
+  local left = s.n == own.before and s.c or 0
+  if s.n and left ~= (s.f or 0) then s.f, freed[name] = left, true end
+  s.n, s.c = round, 0
+end
+
 -- Reads the limits that are not known yet, with their levels as they are now. Returns further fields of both hashes.
 local function load(names, of_settings, of_state)
   local missing, fields = {}, {}
@@ -75,16 +86,22 @@ local function load(names, of_settings, of_state)
   for _, field in ipairs(of_state or {}) do missing[#missing + 1] = field end
   local found = redis.call('HMGET', settings_key, unpack(fields))
   local known = redis.call('HMGET', KEYS[1], unpack(missing))
+  if of_state then
+    own = decoded(known[asked + 1]) or {}
+    own.round = own.round or now
+    round = own.round
+  end
   for i = 1, asked do
     local name, text = missing[i], found[2 * i - 1] or found[2 * i]
     local limit = decoded(text) or (text and { in_flight = 0 } or {}) -- nobody knows what it allows
     states[name] = decoded(known[i]) or {}
     measures[name] = measures_of(limit, states[name])
     refill(name)
+    recount(name)
     budget.note(name, limit)
   end
   budget.read()
-  return found[2 * asked + 1], known[asked + 1], known[asked + 2]
+  return found[2 * asked + 1], known[asked + 2]
 end
 
 local function grant_of(run)
@@ -136,6 +153,7 @@ local function take(names, amounts)
   for _, name in ipairs(names) do
     local s, m = states[name], measures[name]
     s.f = (s.f or 0) + 1
+    s.c = (s.c or 0) + 1
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(amounts, kind) end
     budget.reserve(name, amounts, 1)
     touched[name] = true
@@ -147,7 +165,8 @@ local function give(grant, used, spent, apart)
   load(grant.names)
   for _, name in ipairs(grant.names) do
     local s, m = states[name], measures[name]
-    s.f = math.max((s.f or 0) - 1, 0)
+    if grant.n == round then s.c = math.max((s.c or 0) - 1, 0) end
+    s.f = math.max((s.f or 0) - 1, s.c or 0)
     for kind in pairs(m.rates) do
       local back = amount(grant.amounts, kind) - amount(used, kind)
       s[kind] = math.min(capacity(m, kind), s[kind] + back)

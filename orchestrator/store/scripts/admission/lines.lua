@@ -12,22 +12,23 @@ end
 -- `name` is the limit that has no room for it, for `ms`; without one somebody looks at it in this call.
 local function wait_in_line(e, head, name, ms)
   local flow, line = flow_of(e), e.names[1]
-  local size = redis.call(head and 'LPUSH' or 'RPUSH', flow, cjson.encode(e))
+  redis.call(head and 'LPUSH' or 'RPUSH', flow, cjson.encode(e))
+  local is_first = redis.call('SADD', every_key, flow) == 1 or head
   local shared = name and is_shared(line, name)
   redis.call('HSET', waiting_key, e.run, e.step .. ' ' .. e.since .. ' ' .. (e.why or ''))
   count(line, 1)
   if name and not shared then
-    if size == 1 or head then block(name, 'F' .. flow, ms) end
+    if is_first then block(name, 'F' .. flow, ms) end
     return
   end
-  if size == 1 or head then open(flow, line, e.tenant) end
+  if is_first then open(flow, line, e.tenant) end
   if shared then block(name, 'L' .. line, ms) else look_at(line) end
 end
 
 local function grant(e)
   take(e.names, e.amounts)
   set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, fresh = e.fresh,
-    names = e.names, amounts = e.amounts, till = now + lease, waited = now - e.since, why = e.why,
+    names = e.names, amounts = e.amounts, n = round, till = now + lease, waited = now - e.since, why = e.why,
     crashes = e.crashes })
 end
 
@@ -81,6 +82,14 @@ local function head_of(flow, line)
   end
 end
 
+-- Forgets a flow in which nobody waits any more.
+local function is_over(flow, flows)
+  if redis.call('EXISTS', flow) == 1 then return false end
+  redis.call('ZREM', flows, flow)
+  redis.call('SREM', every_key, flow)
+  return true
+end
+
 -- Admits the next step of a tenant. Returns the entry; or nil, and whether the whole line is blocked, or has to wait
 -- for the next call.
 local function next_of(line, turn)
@@ -104,16 +113,15 @@ local function next_of(line, turn)
       else
         redis.call('LPOP', flow)
         woken['L' .. line], woken['F' .. flow] = nil, nil
-        if redis.call('EXISTS', flow) == 0 then
-          redis.call('ZREM', turn.key, flow)
+        if is_over(flow, turn.key) then
           table.remove(turn.flows, at)
         else
           redis.call('ZADD', turn.key, class_of(flow) + now, flow)
         end
         return e
       end
-    elseif redis.call('EXISTS', flow) == 0 then
-      redis.call('ZREM', turn.key, flow)
+    else
+      is_over(flow, turn.key)
     end
     table.remove(turn.flows, at)
   end
@@ -150,7 +158,7 @@ local function admit(line)
     for i, turn in ipairs(turns) do if turn.v < turns[best].v then best = i end end
     local turn = turns[best]
     turn.flows = turn.flows or redis.call('ZRANGE', turn.key, 0, MOST_FLOWS - 1) -- begun ones are first
-    local e, is_over = next_of(line, turn)
+    local e, ended = next_of(line, turn)
     if e then
       e.why = e.why or why_of(line, e)
       if not e.over then grant(e) end
@@ -167,8 +175,8 @@ local function admit(line)
       else
         redis.call('ZADD', tenants_key(line), turn.v, turn.tenant)
       end
-    elseif is_over then
-      return is_over == 'later'
+    elseif ended then
+      return ended == 'later'
     else
       if redis.call('EXISTS', turn.key) == 0 then
         leave(line, turn.tenant, turn.v)
