@@ -193,9 +193,9 @@ def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> t
         return ()
     config, before = claim.config, claim.state.session_usage
     response = getattr(attempt, "response", None) or LLMResponse()
-    if response.usage is not None:
+    if response.usage is not None and response.usage.total_tokens:
         prompt, completion = response.usage.prompt_tokens, response.usage.completion_tokens
-    else:
+    else:  # none, or one of the response cache
         prompt = sum(map(estimate_tokens, claim.state.messages))
         completion = before.completion_tokens // max(before.llm_calls, 1)
     completion = config.settings.max_tokens or completion

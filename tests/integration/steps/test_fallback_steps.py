@@ -6,13 +6,22 @@ from decimal import Decimal
 
 import pytest
 from support.runs.opened_runs import lease_runs_out
-from support.runs.scripted_steps import Crash, Hands
+from support.runs.scripted_steps import Crash, Hands, Script
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator import Agent, AsyncFleet, ModelSettings, RunStatus, tool
+from stepfleet.orchestrator import (
+    Agent,
+    AsyncFleet,
+    LLMResponse,
+    ModelSettings,
+    RunStatus,
+    UsageStats,
+    tool,
+)
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.run.results import LostKind
+from stepfleet.orchestrator.records.usage import CacheUse
 from stepfleet.worker.testing import Fault, FaultKind, ModelServer, Reply, ToolCallReply, Usage
 
 FIRST, SECOND, SLOW = "anthropic:claude-a", "openai:gpt-b", "openai:gpt-x"
@@ -137,3 +146,19 @@ async def test_a_key_that_the_first_model_refuses_is_no_matter_for_the_second(
     assert result.status is RunStatus.ERROR
     assert "ANTHROPIC_API_KEY" in str(result.error)
     assert not second.requests
+
+
+async def test_a_lost_call_has_a_price_where_the_response_cache_answers_in_its_place(
+    redis_url: str,
+) -> None:
+    hit = LLMResponse(content="five", cache=CacheUse(key="k", hit=True), usage=UsageStats())
+    agent = Agent("adder", model=Script([hit]))
+    async with bench(redis_url, agent, lease=600, grace=60) as desk, AsyncFleet(redis_url) as fleet:
+        run_id = await desk.create()
+        with pytest.raises(Crash):
+            await Hands(desk, agent, crash_at="during-call").step(run_id, 0)
+        await lease_runs_out(desk, run_id)
+        await Hands(desk, agent).step(run_id, 0)
+        total = (await fleet.costs()).total
+    assert (total.cached_calls, total.ambiguous_calls, total.unpriced_calls) == (1, 1, 0)
+    assert total.ambiguous_usd > 0
