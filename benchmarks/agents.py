@@ -38,6 +38,9 @@ def look_and_block(step: int) -> int:
 
 
 runner = Agent("runner", model="openai:benchmark", tools=[look], max_steps=1000, token_limit=None)
+silent = Agent(  # the service sends no headers about limits
+    "silent", model="google:benchmark", tools=[look], max_steps=1000, token_limit=None
+)
 reader = Agent(
     "reader", model="openai:benchmark", tools=[look_up], max_steps=1000, token_limit=None
 )

@@ -106,6 +106,8 @@ def environment(redis_url: str, model_url: str, slots: int) -> Mapping[str, str]
         "STEPFLEET_SLOTS": str(slots),
         "OPENAI_BASE_URL": model_url,
         "OPENAI_API_KEY": "none",
+        "GEMINI_BASE_URL": model_url.removesuffix("/v1"),
+        "GEMINI_API_KEY": "none",
     }
 
 

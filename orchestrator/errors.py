@@ -101,8 +101,8 @@ class ModelError(AgentException):
     `retry_after` is the provider's wish in seconds, if it sent one. `code` is the cause; those of
     `PERMANENT` are never retried. `received` is set where the provider was at work when the call
     failed, so that it may charge for it: the approximate number of tokens that had arrived;
-    `usage` is the usage that it reported, if any. The worker adds `spent`, and `outage`: the
-    circuits that are open.
+    `usage` is the usage that it reported, if any. The worker adds `model`, the full name of the one
+    that was called, `spent`, and `outage`: the circuits that are open.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -120,6 +120,7 @@ class ModelError(AgentException):
         super().__init__(message, retryable=retryable)
         self.retry_after = retry_after
         self.received = received
+        self.model = ""
         self.usage: UsageStats | None = None
         self.spent: Spent | None = None
         self.outage: tuple[str, ...] = ()
@@ -133,13 +134,17 @@ class ModelError(AgentException):
 
 
 class RateLimitError(ModelError):
-    """The provider refuses for now (429)."""
+    """The provider refuses for now (429).
+
+    `unsent` is set where the worker did not make the call: others had just been refused.
+    """
 
     code = ModelErrorCode.RATE_LIMIT.value
     type = ErrorType.RATE_LIMIT
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message, retryable=True, retry_after=retry_after)
+        self.unsent = False
 
 
 class ContextWindowError(ModelError):

@@ -50,10 +50,10 @@ class Failed:
     """The attempt failed before all tools had run.
 
     `transient` failures are tried again as the same step; `limited` marks a refusal for now
-    (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds.
-    `remembered` is memory work that was paid for before it failed. `spent` is set where the
-    provider may charge for the call itself. `outage` names the circuits of services that are out,
-    where no other model could answer.
+    (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds and
+    `refused` the model. `remembered` is memory work that was paid for before it failed. `spent` is
+    set where the provider may charge for the call itself. `outage` names the circuits of services
+    that are out, where no other model could answer. With `unsent` the call was not made.
     """
 
     span: Span
@@ -64,6 +64,8 @@ class Failed:
     remembered: Remembered | None = None
     spent: Spent | None = None
     outage: tuple[str, ...] = ()
+    refused: str = ""
+    unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,9 @@ class Verdict:
     that is ended from outside. `guess` has the prices of calls of this step whose answers were
     lost, where these were not known before: one for each model, the first also for calls whose
     model is not known. `hold` is the number of the request that holds the run's batch. `outage` is
-    set when the step waits for services that are out. `refused` is set where the provider refused
-    the call for now (429), then `retry_after` is its wish in seconds.
+    set when the step waits for services that are out. `refused` names the model where its provider
+    refused the call for now (429), then `retry_after` is its wish in seconds; with `unsent` the
+    call was not made, since others of the model had just been refused.
     """
 
     move: Move
@@ -103,7 +104,8 @@ class Verdict:
     waiting: Waiting | None = None
     hold: int = 0
     outage: Outage | None = None
-    refused: bool = False
+    refused: str = ""
+    unsent: bool = False
     retry_after: float | None = None
 
 
@@ -290,7 +292,10 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         attempt=not failed.limited,
         limited=failed.limited,
         lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
-        refused=failed.error.type is ErrorType.RATE_LIMIT,
+        refused=failed.refused or claim.config.model
+        if failed.error.type is ErrorType.RATE_LIMIT
+        else "",
+        unsent=failed.unsent,
         retry_after=failed.retry_after,
         failure=failed.error,
     )

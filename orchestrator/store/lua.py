@@ -30,7 +30,18 @@ PAGED = frozenset({"claim", "page"})
 ADMISSION = frozenset({"admit"})
 """The script that decides about model calls: it is longer than one file should be."""
 PARTS = frozenset(
-    {"common", "ledger", "waiting", "paging", "levels", "budgets", "blocked", "lines", "repairs"}
+    {
+        "common",
+        "ledger",
+        "waiting",
+        "paging",
+        "levels",
+        "budgets",
+        "learning",
+        "blocked",
+        "lines",
+        "repairs",
+    }
 )
 """Files that are parts of scripts."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
@@ -58,7 +69,7 @@ def source(name: str) -> str:
     """Return the text of the script `name`, behind the parts that it shares with others."""
     shared: tuple[str, ...] = ("ledger", "common")
     if name in ADMISSION:
-        shared = ("levels", "budgets", "blocked", "lines", "repairs")
+        shared = ("levels", "budgets", "learning", "blocked", "lines", "repairs")
     elif name in STANDALONE:
         shared = ()
     elif name in WAITING:

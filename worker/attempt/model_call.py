@@ -116,7 +116,8 @@ def failure_of(error: Exception, span: Span, remembered: Remembered | None = Non
     An agent that this worker does not have costs time but no attempt: another may have it.
     """
     failed = _failure(error, span)
-    if failed.error.code != ModelErrorCode.CIRCUIT_OPEN:  # its opening is logged, once
+    # The opening of a circuit is logged once, and the first refusals of a model.
+    if failed.error.code != ModelErrorCode.CIRCUIT_OPEN and not failed.unsent:
         log_failure("a step", failed.error.message, failed.error.traceback, error)
     return replace(failed, remembered=remembered) if remembered else failed
 
@@ -125,7 +126,13 @@ def _failure(error: Exception, span: Span) -> Failed:
     match error:
         case RateLimitError():
             return Failed(
-                span, error.to_info(), transient=True, limited=True, retry_after=error.retry_after
+                span,
+                error.to_info(),
+                transient=True,
+                limited=True,
+                retry_after=error.retry_after,
+                refused=error.model,
+                unsent=error.unsent,
             )
         case ModelError():
             return Failed(

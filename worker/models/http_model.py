@@ -92,6 +92,8 @@ _NOT_SENT = (
 _BYTES_PER_TOKEN = 4
 _AT_ONCE = 16 * 1024
 """Bytes of a stream between which others have their turn: they may be thousands of events."""
+OnHeaders = Callable[[str, Mapping[str, str], float], None]
+"""Gets a model's name, the headers of its answer, and the seconds until they came."""
 
 
 class Cutter(Protocol):
@@ -182,7 +184,9 @@ class HttpModel(LLM):
         *,
         environment: Mapping[str, str] | None = None,
         response_limit: int = RESPONSE_LIMIT,
+        on_headers: OnHeaders | None = None,
     ) -> None:
+        self._on_headers = on_headers
         self._service = service
         self._format = format
         self._connections = connections
@@ -293,7 +297,11 @@ class HttpModel(LLM):
         headers = endpoint.headers
         if endpoint.region:
             headers = await self._signer.signed(endpoint.region, url, headers, body)
+        clock = asyncio.get_running_loop().time
+        sent = clock()
         response = await self._connections.post(url, headers, body)
+        if self._on_headers is not None:
+            self._on_headers(request.model, response.headers, clock() - sent)
         received.request_id = _request_id(response.headers)
         try:
             if response.status // 100 != _SUCCESS:

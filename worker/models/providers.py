@@ -11,7 +11,12 @@ from functools import partial
 from importlib import metadata
 from typing import Any, Protocol, runtime_checkable
 
-from stepfleet.orchestrator.errors import AgentException, ModelError, ModelTimeoutError
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ModelError,
+    ModelTimeoutError,
+    RateLimitError,
+)
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.services import SERVICES, Api
@@ -55,6 +60,19 @@ class StreamsText(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Learns of the limits of models, by their full names, and holds back what would be refused."""
+
+    def holds(self, model: str) -> bool:
+        """Return whether no call is to be made now."""
+
+    def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
+        """Note the headers of an answer over HTTP, which took so long."""
+
+    def note_refusal(self, model: str, retry_after: float | None, seconds: float) -> None:
+        """Note a 429, and how many seconds ago the call was sent."""
+
+
 class Models:
     """Every model that this worker can call; the services of `orchestrator.models` are built in.
 
@@ -76,12 +94,19 @@ class Models:
         options = {"environment": environment, "response_limit": response_limit}
         self._factories: dict[str, ProviderFactory] = {
             **{
-                name: partial(service_model, name, self._connections, **options)
+                name: partial(
+                    service_model,
+                    name,
+                    self._connections,
+                    on_headers=partial(self._note, name),
+                    **options,
+                )
                 for name in SERVICES
             },
             **(providers or {}),
         }
         self._made: dict[str, LLM] = {}
+        self.watch: Watch | None = None
 
     def resolve(self, model: str) -> tuple[LLM, str]:
         """Return the model behind `provider:name`, and the name as its provider knows it.
@@ -119,10 +144,21 @@ class Models:
         Raises nothing but `AgentException`s, for a model's failures `ModelError` and its
         subclasses; `ModelTimeoutError` after `settings.timeout` seconds.
         """
+        model = request.model
         if llm is None:
-            llm, name = self.resolve(request.model)
+            llm, name = self.resolve(model)
             request = request.model_copy(update={"model": name})
-        return await _guarded(llm, request, on_text)
+        watch, sent = self.watch, asyncio.get_running_loop().time()
+        if watch is not None and watch.holds(model):
+            raise _held_back(model)
+        try:
+            return await _guarded(llm, request, on_text)
+        except ModelError as error:
+            error.model = model
+            if isinstance(error, RateLimitError) and watch is not None:
+                seconds = asyncio.get_running_loop().time() - sent
+                watch.note_refusal(model, error.retry_after, seconds)
+            raise
 
     async def aclose(self) -> None:
         """Close all connections and every provider that has an `aclose`."""
@@ -132,6 +168,10 @@ class Models:
                 await close()
         self._made.clear()
         await self._connections.aclose()
+
+    def _note(self, provider: str, model: str, headers: Mapping[str, str], seconds: float) -> None:
+        if self.watch is not None:
+            self.watch.note_headers(f"{provider}:{model}", headers, seconds)
 
     def _make(self, provider: str, model: str) -> LLM:
         factory = self._factories.get(provider) or _entry_point(provider)
@@ -151,6 +191,12 @@ class Models:
             raise ModelSetupError(msg)
         llm: LLM = made
         return llm
+
+
+def _held_back(model: str) -> RateLimitError:
+    error = RateLimitError(f"{model} has just refused other calls; this one was not sent")
+    error.model, error.unsent = model, True
+    return error
 
 
 def service_model(name: str, connections: Connections, **options: Any) -> HttpModel:

@@ -90,6 +90,7 @@ class Collaborators:
             return stated is not None or recent.prices().has(model)
 
         store.has_price = has_price
+        self._models.watch = gate
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
         return Ports(

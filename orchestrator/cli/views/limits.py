@@ -32,6 +32,11 @@ def _budget(name: str, use: BudgetUse) -> str:
     )
 
 
+def _learned(one: LimitUse) -> str:
+    rates = (f"{name.replace('_', ' ')} {rate:,g}" for name, rate in one.learned.items())
+    return f"learned: {', '.join(rates)}" if one.learned else ""
+
+
 def picture(found: list[LimitUse]) -> RenderableType:
     """Return a row per limit, and what the lines wait for."""
     if not found:
@@ -43,11 +48,11 @@ def picture(found: list[LimitUse]) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     notes = []
     for one in found:
-        style = "" if one.limit else "dim"
+        style = "" if one.limit or one.learned else "dim"
         counts = (one.in_flight, one.waiting, one.refused)
         table.add_row(
             Text(shown(one.name, _NAME), style=style),
-            Text(words(one.limit)),
+            Text("; ".join(filter(None, (words(one.limit), _learned(one))))),
             *(Text(count(number)) for number in counts),
         )
         if one.cool_seconds:

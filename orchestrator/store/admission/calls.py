@@ -1,7 +1,7 @@
 """Calls of the admission script, bound to records."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,10 +102,16 @@ def basing(name: str, whole: Spending, of_day: Spending, day: int) -> Operation:
     return {"op": "base", "names": (name,), **sums}
 
 
-def throttling(name: str, seconds: float | None) -> Operation:
-    """Return the operation by which nobody calls under `name` for so long."""
-    operation: Operation = {"op": "throttled", "names": (name,)}
-    return operation if seconds is None else operation | {"ms": round(seconds * 1000)}
+def throttling(
+    model: str, retry_after: float | None, seconds: float, known: Mapping[str, Any]
+) -> Operation:
+    """Return the operation by which nobody calls a model that has refused a call.
+
+    The call was sent `seconds` ago. `known` is what this process knows of others (see `Learning`).
+    """
+    age = round(seconds * 1000)
+    operation = {"op": "throttled", "names": (model,), "age": age, **known}
+    return operation if retry_after is None else operation | {"ms": round(retry_after * 1000)}
 
 
 @dataclass(frozen=True, slots=True)

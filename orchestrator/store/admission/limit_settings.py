@@ -20,6 +20,8 @@ from stepfleet.orchestrator.store.keys import Keys
 VERSION = "version"
 PROVIDED = "provided"
 """Marks a limit that comes from a configuration: the next worker's replaces it."""
+LEARNED = "learned"
+"""Marks the limit of a model that has none configured: what is known of it is in its state."""
 
 
 class BudgetUse(Record):
@@ -41,7 +43,8 @@ class LimitUse(Record):
 
     `in_flight` calls are under way or about to begin; `levels` are what is left of each rate
     (below 0: more was taken than there was); `waiting` steps wait in its line. Nobody calls under
-    it for `cool_seconds` more; `refused` calls got a 429.
+    it for `cool_seconds` more; `refused` calls got a 429. `learned` are rates per minute that the
+    provider's headers and refusals have shown, where they are lower than the configured ones.
     """
 
     name: str
@@ -51,6 +54,7 @@ class LimitUse(Record):
     waiting: int = 0
     cool_seconds: float = 0.0
     refused: int = 0
+    learned: dict[str, float] = Field(default_factory=dict)
     waits_for: str = ""
     budgets: tuple[BudgetUse, ...] = ()
 
@@ -119,8 +123,9 @@ class LimitSettings:
         return sorted(name for name in known if name != VERSION)
 
     async def set(self, limits: Mapping[str, Limit]) -> None:
-        """Write limits, each as a whole. They hold for the next call."""
-        texts = [part for name, one in limits.items() for part in (name, _stored(one))]
+        """Write limits, each as a whole. They hold for the next call; learned ones are left out."""
+        given = {name: one for name, one in limits.items() if one.model_fields_set}
+        texts = [part for name, one in given.items() for part in (name, _stored(one))]
         if texts:
             await self._forget([name for name, one in limits.items() if not one.budgets])
             await self._change(("HSET", self._settings, *texts))
@@ -133,7 +138,7 @@ class LimitSettings:
         texts = []
         for (name, limit), text in zip(limits.items(), known, strict=True):
             provided = _stored(limit, provided=True)
-            if text != provided and (text is None or orjson.loads(text).get(PROVIDED)):
+            if text != provided and (text is None or _is_replaced(orjson.loads(text))):
                 texts += [name, provided]
         if texts:
             await self._change(("HSET", self._settings, *texts))
@@ -205,6 +210,10 @@ class LimitSettings:
         return reply
 
 
+def _is_replaced(stored: Mapping[str, Any]) -> bool:
+    return bool(stored.get(PROVIDED) or stored.get(LEARNED))
+
+
 def _stored(limit: Limit, *, provided: bool = False) -> str:
     fields = limit.model_dump(exclude_unset=True)
     return orjson.dumps({**fields, PROVIDED: 1} if provided else fields).decode()
@@ -251,5 +260,16 @@ def _use(
         waiting=waiting.get(name, 0),
         cool_seconds=max(round((state.get("cool", 0) - now) / 1000, 1), 0.0),
         refused=int(state.get("refused", 0)),
+        learned=_learned(limit, state.get("l") or {}),
         waits_for=short_of(state.get("why", "")) if waiting.get(name) else "",
     )
+
+
+def _learned(limit: Limit | None, known: Mapping[str, Any]) -> dict[str, float]:
+    """Return the learned rates that hold: nothing for a limit that somebody has removed."""
+    if limit is None:
+        return {}
+    rates = dict(known.get("said") or {})
+    if known.get("r") is not None:
+        rates["r"] = min(rates.get("r", known["r"]), known["r"])
+    return {field: round(rates[kind], 1) for kind, field in _LEVELS.items() if kind in rates}

@@ -70,14 +70,15 @@ def test_a_soft_time_limit_of_celery_is_a_timeout_of_the_step(
 def test_a_run_that_waits_for_its_rate_limit_leaves_the_only_slot_to_others(
     model: ModelServer, start_worker: Start, redis_url: str
 ) -> None:
-    """ERR-22: it is refused for ten minutes; another one is done meanwhile."""
+    """ERR-22: it is refused for ten minutes; one of another model is done meanwhile."""
     model.follow(lambda _: Reply("done"))
     model.fail(Fault("rate_limited", retry_after=600.0), key="refused")
     start_worker(env={"STEPFLEET_SLOTS": "1"})
     with Fleet(redis_url) as fleet:
         refused = fleet.submit(AGENTS["plain"], "refused", time_limit=3600)
         wait_until(lambda: model.count("refused", 1), within=LONG, what="the refusal")
-        assert fleet.runs.wait(fleet.submit(AGENTS["plain"], "other"), timeout=LONG).success
+        other = fleet.submit(AGENTS["plain"], "other", model="openai:other")
+        assert fleet.runs.wait(other, timeout=LONG).success
         waiting = fleet.runs.show(refused)
     assert (waiting.state.status, waiting.step) == (Lifecycle.IN_PROGRESS, 0)
     assert model.count("refused", 1) == 1

@@ -53,7 +53,6 @@ from stepfleet.orchestrator.store.admission.calls import (
     losing,
     refunding,
     settling,
-    throttling,
 )
 from stepfleet.orchestrator.store.admission.limit_settings import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
@@ -89,7 +88,10 @@ class AdmittedSteps:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
         gate = self._gate
         if not gate.active:
-            return await self._store.claim(hint, token)
+            claim = await self._store.claim(hint, token)
+            if isinstance(claim, Claim):
+                gate.learning.count(claim.config.model)
+            return claim
         reading = gate.calls.request_grant(hint.run_id)
         claim = await self._store.claim(hint, token)
         grant = Grant.loaded(await reading)
@@ -103,7 +105,10 @@ class AdmittedSteps:
         request, over = self._request(claim)
         if over is not None:
             return replace(claim, exhausted=over)
-        return claim if request is None else await self._admitted(claim, request, grant)
+        if request is None:
+            gate.learning.count(claim.config.model)
+            return claim
+        return await self._admitted(claim, request, grant)
 
     async def _unused(self, hint: StepHint, why: Refused) -> Operation:
         """Return what ends the grant of a step that nobody may take; a committed one was paid."""
@@ -168,10 +173,14 @@ class AdmittedSteps:
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Commit by the store; settle the call, and request the grant of the next one."""
         gate = self._gate
+        if verdict.refused:
+            await gate.paused(verdict.refused)
+        if verdict.unsent:
+            return await self._held_back(claim)
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
         following = self._following(claim, verdict)
-        again = following is not None and verdict.refused
+        again = following is not None and bool(verdict.refused)
         if again:
             verdict = replace(verdict, delay=0.0)
         publish = following is None
@@ -205,6 +214,14 @@ class AdmittedSteps:
             await self._wait(request, "ask")
         return Refusal(Refused.LIMITED, LOOK_AGAIN_MS)
 
+    async def _held_back(self, claim: Claim) -> Committed:
+        """Release a step whose call was not sent, and have it wait."""
+        done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
+        request, _ = self._request(claim)
+        if request is not None and done.applied and done.status == "in_progress":
+            await self._wait(request, "ask")
+        return done
+
     async def _wait(self, request: Request, op: str) -> None:
         """Request a grant for a step that nobody holds: it is dispatched with it, now or later."""
         if await self._gate.call(request.operation(op)) == WAITS:
@@ -213,9 +230,9 @@ class AdmittedSteps:
 
     def _following(self, claim: Claim, verdict: Verdict) -> Request | None:
         """Return the request of the step after that verdict; None where none follows at once."""
-        if verdict.refused and verdict.move is Move.RETRY:
+        if verdict.refused:
             request, _ = self._request(claim)
-            is_limited = request is not None and request.names[0] == claim.config.model
+            is_limited = request is not None and request.names[0] == verdict.refused
             return request if is_limited else None
         if verdict.move is not Move.CONTINUE or verdict.delay:
             return None
@@ -297,12 +314,9 @@ class AdmittedSteps:
 
     def _ending(self, claim: Claim, verdict: Verdict) -> list[Operation]:
         """Return what ends a step's grant."""
-        if verdict.refused and verdict.move is Move.RETRY:
-            model = claim.config.model
-            is_limited = len(claim.config.models) == 1 and model in self._gate.limits
-            pause = [throttling(model, verdict.retry_after)] if is_limited else []
-            return [refunding(claim.hint), *pause]
         gate = self._gate
+        if verdict.refused:  # its request is not given back: what follows a pause comes evenly
+            return [settling(claim.hint, Amounts(), NOTHING if gate.has_budgets else None)]
         used = gate.held.get(claim.run_id)
         result = verdict.logged.result if verdict.logged else None
         spent = None
@@ -361,4 +375,4 @@ class AdmittedSteps:
 
 def _tokens(messages: Sequence[Message], gate: Gate) -> int:
     """Return about how many tokens messages take; 0 where no limit counts them."""
-    return total(map(estimate_tokens, messages)) if gate.counts_tokens else 0
+    return total(map(estimate_tokens, messages)) if gate.estimates_tokens else 0

@@ -16,17 +16,20 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending
 from stepfleet.orchestrator.limits.limit import RUN, Limit, kind_of
+from stepfleet.orchestrator.models.rate_headers import standings
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.admission.calls import (
     AdmissionCalls,
     Answer,
     Operation,
     Request,
+    throttling,
 )
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.model_calls.ledger import Ledger
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.worker.runtime.admission.baselines import Baselines
+from stepfleet.worker.runtime.admission.learning import Learning
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
 
 log = logging.getLogger(__name__)
@@ -74,8 +77,10 @@ class Gate:
         self.wiped = False
         """Whether the limits that this process knows are gone from Redis."""
         self.crash = crash
+        self.learning = Learning(time.monotonic)
         self._reloads = False
         self._baselines = Baselines(Ledger(*given), opened.settings.ledger_days)
+        self._pauses: dict[str, asyncio.Future[str]] = {}
         self._dispatch = opened.dispatch
         self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,6 +90,11 @@ class Gate:
         """Whether there are limits, or steps that wait for some that there were."""
         return bool(self.limits or self.waiting or self.stranded)
 
+    @property
+    def estimates_tokens(self) -> bool:
+        """Whether a limit counts tokens, or an answer has stated one that does."""
+        return self.counts_tokens or self.learning.counts_tokens
+
     def call(self, operation: Operation) -> "asyncio.Future[str]":
         """Return the future of the script's word on an operation; it may fail with `StoreError`."""
         reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -92,6 +102,30 @@ class Gate:
             asyncio.get_running_loop().call_soon(self._send)
         self._pending.append((operation, reply))
         return reply
+
+    def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
+        """Note what an answer's headers state of its model's limits; `seconds` it took."""
+        if found := standings(headers):
+            is_limited = model in self.limits
+            given = self.learning.stated(model, found, seconds, is_limited=is_limited)
+            if given is not None:
+                self.end([given])
+
+    def holds(self, model: str) -> bool:
+        """Return whether a model without a limit has just refused calls."""
+        return self.learning.holds(model)
+
+    def note_refusal(self, model: str, retry_after: float | None, seconds: float) -> None:
+        """Have the whole fleet wait for a model that has refused; one without a limit gets one."""
+        known = self.learning.refused(model, is_limited=model in self.limits)
+        self._pauses[model] = self.call(throttling(model, retry_after, seconds, known))
+        self._pauses[model].add_done_callback(_received)
+
+    async def paused(self, model: str) -> None:
+        """Wait until the fleet waits for the model; whatever keeps it from it is no error here."""
+        if (pause := self._pauses.get(model)) is not None:
+            with contextlib.suppress(*ERRORS):
+                await asyncio.shield(pause)
 
     def use(self, request: Request) -> None:
         """Note a grant that is used here: it is renewed."""

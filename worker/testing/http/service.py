@@ -18,7 +18,7 @@ from stepfleet.worker.testing.scenario.prompt_cache import Prompt, PromptCache
 from stepfleet.worker.testing.scenario.replies import Answer, Reply, Usage
 from stepfleet.worker.testing.wire import Wire
 
-_EXHAUSTED = 500.0
+_EXHAUSTED = 1e6
 """Requests per minute in the headers of a 429 that no limit but a planned fault has caused."""
 
 

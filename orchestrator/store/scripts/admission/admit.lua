@@ -10,7 +10,10 @@
 --   renew             run, step: a grant of a step that is under way goes on
 --   charge            names, amounts, spent: what was made under other limits than its step's grant has
 --   base              names (one), all, day, today: what the ledger has of it (see budgets.lua)
---   throttled         names, ms: the provider refused a call under the first of the names; nobody calls it for so long
+--   throttled         names, ms, age, sent, secs, said: the provider refused a call of the model that is named; nobody
+--                     calls it for so long (see learning.lua)
+--   headers           names, said, left, make: limits per minute by kind, and what is left, as the model's answers state
+--                     them; without `make` only where the model has a limit
 --   tick              looks for grants that nobody renews
 -- Returns { a word per operation, admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
 -- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
@@ -66,6 +69,8 @@ local function ask(op)
   end
   local name, ms, kind = blocked_by(e.names, e.amounts)
   if count_of(line) == 0 and not name then
+    local l = states[line].l
+    if l then l.n, l.from = 0, math.max(now, l.from) end -- nobody waits: what is used is not what is allowed
     grant(e)
     if op.op ~= 'try' then dispatch(e) end
     return 'granted'
@@ -100,20 +105,6 @@ local function settle(op)
   return word
 end
 
--- A refusal that comes beside others of one moment counts once; without a wish of the provider waits grow.
-local function throttled(op)
-  local name = op.names[1]
-  load({ name })
-  local s = states[name]
-  local cool = tonumber(s.cool) or 0
-  if cool <= now then s.waves = now - cool < 60000 and (tonumber(s.waves) or 0) + 1 or 1 end
-  local ms = tonumber(op.ms) or math.min(500 * 2 ^ (s.waves or 1), 30000)
-  s.cool = math.max(cool, now + math.min(ms, 3600000))
-  s.refused = (tonumber(s.refused) or 0) + 1
-  touched[name] = true
-  return 'done'
-end
-
 -- Forgets levels that nobody has changed for long: they are full. Without grants no call is in flight.
 local function look_at_levels(state, size)
   local page = redis.call('HSCAN', KEYS[1], state.levels or '0', 'COUNT', 50)
@@ -121,11 +112,12 @@ local function look_at_levels(state, size)
   for i = 1, #page[2], 2 do
     local name, s = page[2][i], decoded(page[2][i + 1]) or {}
     local at = tonumber(s.at)
+    if s.l then is_learned(name) end
     if at and (s.f or 0) > 0 and (size == 0 or s.n ~= round) then
       load({ name })
       touched[name], freed[name] = true, true
       if size == 0 then states[name].f, states[name].c = 0, 0 end
-    elseif at and (s.f or 0) == 0 and now - at > IDLE and not s.learned and not s.spent and (tonumber(s.cool) or 0) < now then
+    elseif at and (s.f or 0) == 0 and now - at > IDLE and not (states[name] or s).l and not s.spent and (tonumber(s.cool) or 0) < now then
       redis.call('HDEL', KEYS[1], name)
     end
   end
@@ -189,6 +181,8 @@ for i, op in ipairs(ops) do
     results[i] = drop(op.run, op.step, {})
   elseif op.op == 'throttled' then
     results[i] = throttled(op)
+  elseif op.op == 'headers' then
+    results[i] = headers(op)
   elseif op.op == 'charge' then
     results[i] = charge(op)
   elseif op.op == 'lost' then
@@ -270,5 +264,5 @@ for line in pairs(counts_changed) do
     redis.call('ZREM', lines_key, line)
   end
 end
-return { results, admitted, waiting_total > 0 and next_ms or -1, waiting_total, version or '', mine,
+return { results, admitted, waiting_total > 0 and next_ms or -1, waiting_total, tostring(new_version or version or ''), mine,
   missing_names() }

@@ -16,6 +16,7 @@ local KINDS = { requests_per_minute = 'r', tokens_per_minute = 't', input_tokens
   output_tokens_per_minute = 'o', starts_per_minute = 's' }
 
 local measures, states, touched, freed = {}, {}, {}, {}
+local configured, texts = {}, {} -- by name: what people have set, and as it is stored
 local grants, grants_changed = {}, {}
 local counts, counts_changed, lines_total = {}, {}, redis.call('ZCARD', lines_key)
 local admitted, was_admitted, next_ms, looks = {}, {}, nil, MOST_LOOKS
@@ -41,16 +42,18 @@ local function measures_of(limit, state)
     local rate = tonumber(limit[field])
     if rate then m.rates[kind] = rate / 60000 end
   end
-  local learned = tonumber(state.learned)
-  if learned then m.rates.r = math.min(m.rates.r or learned / 60000, learned / 60000) end
+  local l = state.l or {} -- see learning.lua
+  for kind, rate in pairs(l.said or {}) do m.rates[kind] = math.min(m.rates[kind] or rate / 60000, rate / 60000) end
+  if l.r then m.rates.r = math.min(m.rates.r or l.r / 60000, l.r / 60000) end
   return m
 end
 
 local function capacity(m, kind) return math.max(m.rates[kind] * m.burst, 1) end
 
+-- A pause fills nothing: behind it calls go out one by one, as time makes room.
 local function refill(name)
   local s, m = states[name], measures[name]
-  local gone = math.max(now - (tonumber(s.at) or now), 0)
+  local gone = math.max(now - math.max(tonumber(s.at) or now, tonumber(s.cool) or 0), 0)
   for kind, rate in pairs(m.rates) do
     local most = capacity(m, kind)
     s[kind] = math.min(most, (tonumber(s[kind]) or most) + gone * rate)
@@ -94,7 +97,9 @@ local function load(names, of_settings, of_state)
   for i = 1, asked do
     local name, text = missing[i], found[2 * i - 1] or found[2 * i]
     local limit = decoded(text) or (text and { in_flight = 0 } or {}) -- nobody knows what it allows
-    states[name] = decoded(known[i]) or {}
+    states[name], configured[name], texts[name] = decoded(known[i]) or {}, limit, found[2 * i - 1] or ''
+    local l = states[name].l
+    if l and l.of ~= redis.sha1hex(texts[name]) then states[name].l = nil end -- somebody has set or cleared the limit
     measures[name] = measures_of(limit, states[name])
     refill(name)
     recount(name)
@@ -154,6 +159,7 @@ local function take(names, amounts)
     local s, m = states[name], measures[name]
     s.f = (s.f or 0) + 1
     s.c = (s.c or 0) + 1
+    if s.l then s.l.n = s.l.n + 1 end
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(amounts, kind) end
     budget.reserve(name, amounts, 1)
     touched[name] = true

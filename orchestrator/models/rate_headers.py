@@ -1,0 +1,85 @@
+"""Reads the headers in which providers state the limits of an account. Pure.
+
+Limits per minute alone are of use. Some services state those of a day under the same names: the
+time until all is back shows it. What is no sensible number is left out.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+
+_OPENAI = "x-ratelimit-{field}-{kind}"
+_ANTHROPIC = "anthropic-ratelimit-{kind}-{field}"
+_KINDS = {"requests": "r", "tokens": "t", "input-tokens": "i", "output-tokens": "o"}
+_FIELDS = ("limit", "remaining", "reset")
+_NAMES = {
+    form: {kind: [form.format(field=field, kind=word) for field in _FIELDS] for word, kind in kinds}
+    for form, kinds in (
+        (_OPENAI, [("requests", "r"), ("tokens", "t")]),
+        (_ANTHROPIC, list(_KINDS.items())),
+    )
+}
+_FIRST = tuple(names[kind][0] for names in _NAMES.values() for kind in "rt")
+_MINUTE, _ROUNDED = 60.0, 1.5
+_MOST = 1e12
+_LONGEST = 64
+_PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
+_UNITS = (3600.0, 60.0, 1.0, 0.001)
+_SCARCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A limit per minute, what of it is left, and the seconds until all is back (None: unknown)."""
+
+    limit: float
+    remaining: float | None = None
+    reset: float | None = None
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether less than a quarter is left of what there may be at once."""
+        if self.remaining is None or self.reset is None:
+            return False
+        return self.remaining * _SCARCE < self.reset * self.limit / _MINUTE
+
+
+def standings(headers: Mapping[str, str]) -> dict[str, Standing]:
+    """Return what an answer's headers state, by kind: `r`equests, `t`okens, `i`nput, `o`utput.
+
+    `headers` find names in any case. Moments are relative to the answer's own date.
+    """
+    if not any(name in headers for name in _FIRST):
+        return {}
+    found = {}
+    for kinds in _NAMES.values():
+        for kind, names in kinds.items():
+            limit, remaining, reset = (headers.get(name, "")[:_LONGEST] for name in names)
+            rate, left = _number(limit), _number(remaining)
+            seconds = _seconds(reset, headers) if reset and rate else None
+            if rate and (seconds is None or seconds <= _MINUTE + _ROUNDED):
+                found[kind] = Standing(rate, left, seconds)
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value <= _MOST else None
+
+
+def _seconds(text: str, headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of `6m0s`, `20ms`, `1.5` or a moment; None for what is none of these."""
+    if (number := _number(text)) is not None:
+        return number
+    if text[0].isdigit() and (parts := _PARTS.fullmatch(text)):
+        return sum(float(part) * unit for part, unit in zip(parts.groups("0"), _UNITS, strict=True))
+    try:
+        moment, sent = datetime.fromisoformat(text), parsedate_to_datetime(headers["date"])
+        return max((moment - sent).total_seconds(), 0.0)
+    except (KeyError, ValueError, TypeError, OverflowError):  # no moment, or one without a zone
+        return None

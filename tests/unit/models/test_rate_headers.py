@@ -1,0 +1,61 @@
+"""Headers about the limits of an account: what is read of them, and what is left out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepfleet.orchestrator.models.rate_headers import Standing, standings
+
+DATE = "Mon, 23 Nov 2026 12:00:00 GMT"
+OPENAI = {
+    "x-ratelimit-limit-requests": "3000",
+    "x-ratelimit-remaining-requests": "2999",
+    "x-ratelimit-reset-requests": "20ms",
+    "x-ratelimit-limit-tokens": "200000",
+    "x-ratelimit-remaining-tokens": "0",
+    "x-ratelimit-reset-tokens": "1m0.5s",
+}
+ANTHROPIC = {
+    f"anthropic-ratelimit-{kind}-{field}": value
+    for kind in ("requests", "tokens", "input-tokens", "output-tokens")
+    for field, value in (("limit", "50"), ("remaining", "49"), ("reset", "2026-11-23T12:00:02Z"))
+} | {"date": DATE}
+
+
+def test_limits_of_both_protocols_are_read() -> None:
+    assert standings(OPENAI) == {
+        "r": Standing(3000, 2999, 0.02),
+        "t": Standing(200_000, 0, 60.5),
+    }
+    assert standings(ANTHROPIC) == dict.fromkeys("rtio", Standing(50, 49, 2.0))
+    assert standings({"retry-after": "3"}) == {}
+
+
+def test_moments_are_relative_to_the_answers_own_date() -> None:
+    sent = {**ANTHROPIC, "date": "Mon, 23 Nov 2026 12:00:01 GMT"}
+    assert standings(sent)["r"].reset == 1.0
+    assert standings({**sent, "date": "yesterday"})["r"].reset is None
+
+
+def test_limits_of_a_day_are_no_limits_of_a_minute() -> None:
+    daily = {**OPENAI, "x-ratelimit-reset-requests": "7m12s"}
+    assert set(standings(daily)) == {"t"}
+
+
+@pytest.mark.parametrize("value", ["", "nan", "inf", "-5", "0", "1e300", "many", "9" * 500, "\x00"])
+def test_what_is_no_number_states_nothing(value: str) -> None:
+    hostile = {**OPENAI, "x-ratelimit-limit-requests": value}
+    assert set(standings(hostile)) == {"t"}
+
+
+@given(st.dictionaries(st.sampled_from([*OPENAI, *ANTHROPIC, "date"]), st.text(), max_size=20))
+def test_no_headers_break_the_reading(headers: dict[str, str]) -> None:
+    for one in standings(headers).values():
+        assert one.limit > 0
+        assert one.is_scarce in {True, False}
+
+
+def test_little_is_left_below_a_quarter_of_the_bucket() -> None:
+    assert not Standing(3000, 50, 1.0).is_scarce  # half of a bucket of 100
+    assert Standing(3000, 20, 1.6).is_scarce
+    assert not Standing(3000).is_scarce

@@ -1,0 +1,115 @@
+"""What one event loop sees of the limits of models: calls without a grant, and answers' headers.
+
+Decides what of it the fleet has to know; most answers change nothing, and cost no command.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.models.rate_headers import Standing
+from stepfleet.orchestrator.store.admission.calls import Operation
+
+WINDOW = 10.0
+FRESH = 1.0
+"""Seconds; the rest of a rate in an answer that took longer is out of date."""
+HOLD = 1.0
+"""Seconds in which calls that began before their model had a limit are not sent any more."""
+MINUTE = 60.0
+MOST_MODELS = 1000
+
+
+@dataclass(slots=True)
+class Sent:
+    """Calls of a model since `began` (monotonic seconds), and those of the window before."""
+
+    began: float
+    calls: int = 0
+    before: int = 0
+
+
+class Learning:
+    """Counts calls of models without a limit, and compares headers. `clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sent: dict[str, Sent] = {}
+        self._said: dict[str, dict[str, float]] = {}
+        self._held: dict[str, float] = {}
+        self._stated: dict[str, tuple[dict[str, float], float]] = {}
+        """What the fleet was sent of a model's headers, and when."""
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether an answer has stated a limit of tokens."""
+        return any(said.keys() - {"r"} for said in self._said.values())
+
+    def count(self, model: str) -> None:
+        """Note a call that is made without a grant."""
+        now, sent = self._clock(), self._sent.get(model)
+        if sent is None:
+            if len(self._sent) >= MOST_MODELS:
+                self._sent.clear()
+            sent = self._sent[model] = Sent(now)
+        if now - sent.began >= WINDOW:
+            sent.before = sent.calls if now - sent.began < 2 * WINDOW else 0
+            sent.calls, sent.began = 0, now
+        sent.calls += 1
+
+    def holds(self, model: str) -> bool:
+        """Return whether calls of a model without a limit are held back, since it refuses them."""
+        return bool(self._held) and self._clock() < self._held.get(model, 0.0)
+
+    def refused(self, model: str, *, is_limited: bool) -> dict[str, Any]:
+        """Return what the fleet is to know of a model that has refused a call.
+
+        Calls are reported once: `sent` in `secs` seconds.
+        """
+        found: dict[str, Any] = {}
+        if not is_limited:
+            if len(self._held) >= MOST_MODELS:
+                self._held.clear()
+            self._held[model] = self._clock() + HOLD
+        if sent := self._sent.pop(model, None):
+            calls, seconds = sent.calls, self._clock() - sent.began
+            if sent.before:
+                calls, seconds = calls + sent.before, seconds + WINDOW
+            found = {"sent": calls, "secs": max(seconds, 1.0)}
+        if said := self._said.get(model):
+            found["said"] = said
+            self._stated[model] = said, self._clock()
+        return found
+
+    def stated(
+        self, model: str, found: Mapping[str, Standing], seconds: float, *, is_limited: bool
+    ) -> Operation | None:
+        """Return the operation for an answer's headers; None where they change nothing.
+
+        The answer took `seconds`. `is_limited`: the model has a limit; one without gets one where
+        the provider leaves little room.
+        """
+        said = {kind: one.limit for kind, one in found.items()}
+        if model not in self._said and len(self._said) >= MOST_MODELS:
+            self._said.clear()
+            self._stated.clear()
+        self._said[model] = said
+        before, at = self._stated.get(model, ({}, float("-inf")))
+        left = {
+            kind: one.remaining
+            for kind, one in found.items()
+            if seconds < FRESH and one.remaining is not None and one.remaining < one.limit / MINUTE
+        }
+        makes = not is_limited and self._is_short(model, found)
+        is_new = said != before or (bool(left) and self._clock() - at >= FRESH)
+        if not (is_new and (is_limited or makes)):
+            return None
+        self._stated[model] = said, self._clock()
+        return {"op": "headers", "names": (model,), "said": said, "left": left, "make": makes}
+
+    def _is_short(self, model: str, found: Mapping[str, Standing]) -> bool:
+        """Return whether little is left, of a limit that our own calls do not prove wrong."""
+        sent = self._sent.get(model)
+        calls = sent.calls if sent else 0
+        return any(one.is_scarce for one in found.values()) and (
+            "r" not in found or found["r"].limit >= calls
+        )
