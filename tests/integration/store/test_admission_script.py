@@ -322,3 +322,17 @@ def test_a_call_costs_the_same_however_many_names_wait(
     gate: Admissions, line: tuple[str, ...]
 ) -> None:
     assert commands(gate, 2000, *line) <= 1.2 * commands(gate, 50, *line)
+
+
+def test_a_call_for_which_nobody_waits_takes_seven_commands(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=10)
+    gate.ask("r0", MODEL)
+    gate.ask("r1", MODEL, step=1)
+    gate.client.config_resetstat()
+    assert gate.call({"op": "settle", "run": "r0", "step": 0}, request("r0", MODEL, step=1)) == [
+        "done",
+        "granted",
+    ]
+    used = gate.client.info("commandstats")
+    own = {"cmdstat_config|resetstat", "cmdstat_evalsha", "cmdstat_info"}  # and the test's clock
+    assert sum(one["calls"] for name, one in used.items() if name not in own) <= 7 + 2
