@@ -3,8 +3,9 @@
 Rooms, from top to bottom:
 
 - `cli`: the command line
+- `dashboard`: pages and a JSON API in Flower
 - `client`: `Fleet` and `AsyncFleet`, what users call
-- `batches`, `dashboard`: files of lines to runs to results; pages in Flower
+- `batches`: files of lines to runs to results
 - `store`: the only code that reads and writes runs in Redis; Lua scripts
 - `protocol`: one step as values: claim, attempt, verdict, fold
 - `agents`: what an agent is and where it comes from
@@ -124,6 +125,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
     from stepfleet.orchestrator.records.run.summary import RunPage as RunPage
     from stepfleet.orchestrator.records.run.summary import RunSummary as RunSummary
+    from stepfleet.orchestrator.records.run.summary import RunTimeline as RunTimeline
+    from stepfleet.orchestrator.records.run.summary import StepSummary as StepSummary
     from stepfleet.orchestrator.records.run.trace import AgentTrace as AgentTrace
     from stepfleet.orchestrator.records.run.trace_steps import Action as Action
     from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer as FinalAnswer
@@ -221,7 +224,7 @@ _WHERE = {
     "records.run.causes": "FailedRun LastError",
     "records.run.report": "DebugSummary",
     "records.run.results": "AgentRunResult RunStatus",
-    "records.run.summary": "RunPage RunSummary",
+    "records.run.summary": "RunPage RunSummary RunTimeline StepSummary",
     "records.run.trace": "AgentTrace",
     "records.run.trace_steps": (
         "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.run.summary import RunPage
+from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
 from stepfleet.orchestrator.store.records.codec import MESSAGES
@@ -32,6 +32,7 @@ from stepfleet.orchestrator.store.runs.control import ControlResult
 from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
 from stepfleet.orchestrator.store.runs.reading import StoredRun
+from stepfleet.orchestrator.store.runs.timeline import MOST_STEPS
 
 Events = AsyncGenerator[dict[str, Any], None]
 Windows = AsyncGenerator[tuple[UIMessage, ...], None]
@@ -107,6 +108,21 @@ class AsyncFleetRuns:
         if (batch := which.get("batch")) is not None:
             asked = replace(asked, batch=await client.batches.get(batch))
         return await client.lists.page(asked, limit, place)
+
+    async def timeline(
+        self, run_id: str, *, first: int = 1, limit: int = 50, content: bool = True
+    ) -> RunTimeline:
+        """Return a run in short and up to `limit` of its steps, from the step `first` on.
+
+        Texts are cut; without `content` those of model and tools are left out. `next` is the first
+        step of the next page. Raises `ConfigurationError` that names the field, or for an unknown
+        run.
+        """
+        for name, value, most in (("first", first, 1 << 31), ("limit", limit, MOST_STEPS)):
+            if not 1 <= value <= most:
+                raise ConfigurationError(f"{name} is {value}; write a number from 1 to {most}")
+        client = await self._session.open()
+        return await client.timelines.read(run_id, first, limit, content=content)
 
     async def result(self, run_id: str) -> AgentRunResult:
         """Return a run's result, as far as it has come."""

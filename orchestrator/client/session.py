@@ -25,6 +25,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
+from stepfleet.orchestrator.store.fleet.audit import Audit
 from stepfleet.orchestrator.store.fleet.overview import needs_of, needs_of_batch, workers
 from stepfleet.orchestrator.store.opening.brokers import forget_pools
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
@@ -35,6 +36,7 @@ from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.snapshots import Snapshots
 from stepfleet.orchestrator.store.runs.submission import Submission
+from stepfleet.orchestrator.store.runs.timeline import Timelines
 
 
 class Client:
@@ -52,6 +54,8 @@ class Client:
         self.batches = Batches(connection, keys, retention=retention)
         self.requests = BatchRequests(connection, keys, dispatch, self.batches, grace=grace)
         self.lists = RunLists(connection, keys)
+        self.timelines = Timelines(connection, keys)
+        self.audit = Audit(connection, keys)
         self.failed = FailedRuns(connection, keys, store.configs)
         self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)
         self.submission = Submission(connection, keys, dispatch, grace=grace)

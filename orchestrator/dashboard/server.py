@@ -16,6 +16,8 @@ from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.web import ErrorHandler
 
 from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
+from stepfleet.orchestrator.dashboard.api.handling import Site
+from stepfleet.orchestrator.dashboard.api.routes import api_routes
 from stepfleet.orchestrator.dashboard.pages import Pages, Read, routes
 from stepfleet.orchestrator.errors import ConfigurationError
 
@@ -59,7 +61,9 @@ class Dashboard(Flower):
         return refused
 
 
-def serve(app: Celery, address: Address, ready: Callable[[str], None], read: Read) -> None:
+def serve(
+    app: Celery, address: Address, ready: Callable[[str], None], read: Read, site: Site
+) -> None:
     """Serve until SIGINT or SIGTERM; `ready` receives the URL. `read` reads the quarantine.
 
     Raises `ConfigurationError` for an address that is open to others without authentication, or
@@ -71,7 +75,7 @@ def serve(app: Celery, address: Address, ready: Callable[[str], None], read: Rea
     asyncio.set_event_loop(asyncio.new_event_loop())
     pages = Pages(str(settings["template_path"]))
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
-    flower.add_handlers(".*", routes(read))
+    flower.add_handlers(".*", [*routes(read), *api_routes(site)])
     try:
         port = flower.start_http_server()
     except OSError as error:

@@ -100,6 +100,14 @@ def flower(
             help="Keep the tasks in this file over restarts of Flower.",
         ),
     ] = None,
+    content: Annotated[
+        bool,
+        typer.Option(
+            "--content/--no-content",
+            envvar="STEPFLEET_FLOWER_CONTENT",
+            help="Show texts of models and tools to users with the password.",
+        ),
+    ] = True,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Run Flower on the fleet's broker: steps by name, workers, failures.
@@ -109,7 +117,7 @@ def flower(
     """
     from stepfleet.orchestrator.cli.local.flower import serve_flower
 
-    serve_flower(port, address, basic_auth, data, flower_db)
+    serve_flower(port, address, basic_auth, data, flower_db, content=content)
 
 
 def bench(

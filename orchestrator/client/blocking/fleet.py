@@ -173,6 +173,7 @@ class FleetRuns(_Blocking):
     """
 
     page = blocking(AsyncFleetRuns.page)
+    timeline = blocking(AsyncFleetRuns.timeline)
     find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
     result = blocking(AsyncFleetRuns.result)

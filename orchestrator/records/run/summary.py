@@ -46,3 +46,52 @@ class RunPage(Record):
     runs: tuple[RunSummary, ...] = Field(default=())
     next: str | None = None
     looked_at: int = 0
+
+
+class ToolSummary(Record):
+    """A tool call as a timeline shows it. Texts are cut; None where contents are hidden."""
+
+    tool: str
+    call_id: str
+    is_error: bool = False
+    duration_ms: float | None = None
+    error: str | None = None
+    arguments: str | None = None
+    result: str | None = None
+
+
+class StepSummary(Record):
+    """A committed step as a timeline shows it; its `text` is the model's.
+
+    Texts are cut, and None where contents are hidden. Of a step that is `too_large` to be read for
+    a timeline only the number is given.
+    """
+
+    step: int
+    too_large: bool = False
+    type: str | None = None
+    started_at: datetime | None = None
+    duration_ms: float | None = None
+    waited_seconds: float = 0.0
+    waited_for: str = ""
+    model: str | None = None
+    worker: str | None = None
+    finish_reason: str | None = None
+    tokens: int = 0
+    cost_usd: float = 0.0
+    cached: bool = False
+    errors: tuple[str, ...] = ()
+    text: str | None = None
+    tool_calls: tuple[ToolSummary, ...] = ()
+
+
+class RunTimeline(Record):
+    """A run and a page of its steps. `next` is the first step of the next page, None at the end.
+
+    `lost_attempts` is how many attempts at its steps were not committed.
+    """
+
+    run: RunSummary
+    steps: tuple[StepSummary, ...] = ()
+    next: int | None = None
+    lost_attempts: int = 0

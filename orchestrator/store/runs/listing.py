@@ -154,7 +154,7 @@ class RunLists:
             ids, looked, cursor = await self._of_lists(which, limit, cursor)
         else:
             cursor = None
-        runs = await self._summaries(ids)
+        runs = await self.summaries(ids)
         return RunPage(runs=runs, next=str(cursor) if cursor else None, looked_at=looked)
 
     async def _of_lists(
@@ -220,7 +220,8 @@ class RunLists:
             for reply in replies
         ]
 
-    async def _summaries(self, run_ids: Sequence[str]) -> tuple[RunSummary, ...]:
+    async def summaries(self, run_ids: Sequence[str]) -> tuple[RunSummary, ...]:
+        """Return the runs that are there, as lists show them."""
         headers = await self._headers(run_ids, _FIELDS)
         sizes = await self._connection.execute_all(
             *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in run_ids)

@@ -41,6 +41,32 @@ class Site:
         finally:
             connection.close()
 
+    def address(self, path: str) -> str:
+        """Return the address of a path of the JSON API."""
+        return f"/api/stepfleet{path}"
+
+    def api(
+        self, path: str, body: Any = None, *, auth: str | None = AUTH, **headers: str
+    ) -> tuple[int, Any]:
+        """Return status and data of the JSON API's answer; a `body` is posted."""
+        known = (
+            {"Authorization": f"Basic {base64.b64encode(auth.encode()).decode()}"} if auth else {}
+        )
+        if body is not None:
+            known["Content-Type"] = "application/json"
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            given = None if body is None else orjson.dumps(body)
+            verb = "GET" if body is None else "POST"
+            connection.request(verb, self.address(path), given, {**known, **headers})
+            response = connection.getresponse()
+            assert response.headers["Content-Type"].startswith("application/json")
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+            assert "Access-Control-Allow-Origin" not in response.headers
+            return response.status, orjson.loads(response.read())
+        finally:
+            connection.close()
+
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Return what Flower knows of tasks."""
         status, body = self.get("/api/tasks")

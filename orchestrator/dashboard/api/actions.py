@@ -1,0 +1,140 @@
+"""What is changed: retry, cancel, pause and resume of a run, a batch, or some of its runs."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tornado import web
+
+from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, MissingError, body_of
+from stepfleet.orchestrator.dashboard.api.records import Action, ActionResult
+from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
+
+log = logging.getLogger(__name__)
+
+VERBS = ("retry", "cancel", "pause", "resume")
+AT_ONCE = 20
+PAGE = 500
+MOST_REFUSED = 20
+_SELECTED = {"status", "stop_reason", "agent", "tenant", "error"}
+_DONE = frozenset(ControlOutcome) - {
+    *(ControlOutcome.UNKNOWN, ControlOutcome.ENDED, ControlOutcome.CHANGED, ControlOutcome.ACTIVE)
+}
+
+
+class ActionHandler(ApiHandler):
+    """An action. It is in the audit stream before it begins, and with its outcome afterwards."""
+
+    noun = ""
+
+    def prepare(self) -> None:
+        """Refuse actions where Flower knows no users."""
+        super().prepare()
+        if not self.is_known:
+            msg = "actions need a password: start Flower with one (--basic-auth USER:PASSWORD)"
+            raise web.HTTPError(403, msg)
+
+    async def post(self, target: str, verb: str) -> None:
+        """Act, and answer with what was done."""
+        try:
+            given = body_of(self.request.body, self.request.headers.get("Content-Type", ""), Action)
+        except ConfigurationError as error:
+            return self.refuse(error, 400)
+        return await self.attempt(lambda: self._audited(target, verb, given))
+
+    async def _audited(self, target: str, verb: str, given: Action) -> ActionResult:
+        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
+        about = (self.user, verb, f"{self.noun} {target}")
+        log.info("%s: %s of %s", *about)
+        await client.audit.note(*about, f"requested {given.to_json()}")
+        try:
+            result = await self.act(target, verb, given)
+        except AgentException as error:
+            await client.audit.note(*about, f"refused: {error.message}")
+            raise
+        await client.audit.note(*about, f"done: {result.to_json()}")
+        return result
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it."""
+        raise NotImplementedError
+
+    def of_run(self, verb: str, given: Action) -> Callable[[str], Awaitable[ControlResult]]:
+        """Return the action on one run."""
+        if given.overrides and verb != "retry":
+            raise ConfigurationError("overrides: only a retry takes them")
+        if verb == "retry":
+            return lambda run_id: self.site.fleet.runs.retry(run_id, **given.overrides)
+        return getattr(self.site.fleet.runs, verb)  # type: ignore[no-any-return]
+
+
+class RunAction(ActionHandler):
+    """An action on a run."""
+
+    noun = "run"
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it. Raises `ConfigurationError`."""
+        if given.where or given.filter or given.cursor:
+            raise ConfigurationError("where, filter and cursor are for batches")
+        act = self.of_run(verb, given)
+        try:
+            await self.site.fleet.runs.timeline(target, limit=1, content=False)
+        except ConfigurationError as error:
+            raise MissingError(error.message) from None
+        result = await act(target)
+        return ActionResult(
+            action=verb,
+            runs=int(result.outcome in _DONE),
+            outcome=result.outcome.value,
+            detail=result.detail or None,
+        )
+
+
+class BatchAction(ActionHandler):
+    """An action on a batch, or on those of its runs that a filter selects."""
+
+    noun = "batch"
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it. Raises `ConfigurationError`."""
+        try:
+            batch = await self.site.fleet.batches.get(target)
+        except ConfigurationError as error:
+            raise MissingError(error.message) from None
+        if given.filter is not None:
+            return await self._selected(target, verb, given, given.filter)
+        if verb == "retry":
+            runs = await batch.retry(where=given.where or (), **given.overrides)
+            return ActionResult(action=verb, runs=runs)
+        if given.overrides or given.where:
+            raise ConfigurationError("where and overrides: only a retry takes them; use filter")
+        return ActionResult(action=verb, runs=await getattr(batch, verb)())
+
+    async def _selected(
+        self, batch: str, verb: str, given: Action, which: dict[str, Any]
+    ) -> ActionResult:
+        if given.where or not which.keys() <= _SELECTED:
+            msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` beside it"
+            raise ConfigurationError(msg)
+        act, limited = self.of_run(verb, given), asyncio.Semaphore(AT_ONCE)
+        refused: dict[str, str] = {}
+
+        async def one(run_id: str) -> int:
+            async with limited:
+                try:
+                    outcome = (await act(run_id)).outcome
+                    why = outcome.value
+                except ConfigurationError as error:
+                    outcome, why = ControlOutcome.UNKNOWN, error.message
+                if outcome not in _DONE and len(refused) < MOST_REFUSED:
+                    refused[run_id] = why
+                return int(outcome in _DONE)
+
+        page = await self.site.fleet.runs.page(
+            batch=batch, limit=PAGE, cursor=given.cursor, **which
+        )
+        done = await asyncio.gather(*(one(run.run_id) for run in page.runs))
+        return ActionResult(action=verb, runs=sum(done), refused=refused, next=page.next)

@@ -1,0 +1,125 @@
+"""What is read: runs, batches, the fleet, costs, and what was done from here."""
+
+from datetime import date
+from typing import Any, ClassVar
+
+from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, whole
+from stepfleet.orchestrator.dashboard.api.records import (
+    AuditEntry,
+    AuditPage,
+    BatchList,
+    BatchReport,
+    FleetReport,
+)
+from stepfleet.orchestrator.records.ledger import Costs
+from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
+
+MOST = 500
+_LIMIT = whole("how many", 1, MOST)
+
+
+class Runs(ReadHandler):
+    """Runs, the newest first."""
+
+    parameters: ClassVar = {
+        "status": Parameter("queued, in_progress, paused, completed, failed, cancelled or stopped"),
+        "stop_reason": Parameter("why runs ended, as error or time_limit"),
+        "agent": Parameter("the whole name of the agent"),
+        "batch": Parameter("the batch's id"),
+        "tenant": Parameter("the whole name; empty for runs without one"),
+        "error": Parameter("a part of the error's text"),
+        "since": Parameter("the earliest creation, as 2026-11-23T08:30Z; without a zone UTC"),
+        "limit": _LIMIT,
+        "cursor": Parameter("the `next` of the page before"),
+    }
+
+    async def found(self, *_: str, **query: Any) -> RunPage:
+        """Return a page."""
+        return await self.site.fleet.runs.page(**query)
+
+
+class Run(ReadHandler):
+    """A run, and a page of its steps."""
+
+    parameters: ClassVar = {
+        "first": whole("the first step", 1, 1_000_000),
+        "limit": whole("how many steps", 1, 100),
+    }
+
+    async def found(self, *path: str, **query: Any) -> RunTimeline:
+        """Return the run."""
+        return await self.site.fleet.runs.timeline(path[0], **query, content=self.shows_content)
+
+
+class BatchesOf(ReadHandler):
+    """The newest batches."""
+
+    parameters: ClassVar = {"limit": _LIMIT}
+
+    async def found(self, *_: str, **query: Any) -> BatchList:
+        """Return the batches."""
+        limit = query.get("limit", 50)
+        return BatchList(batches=tuple(await self.site.fleet.batches.newest(limit)))
+
+
+class OneBatch(ReadHandler):
+    """A batch with its progress, stop reasons, and failures by cause."""
+
+    parameters: ClassVar = {
+        "failures": whole("how many failed runs are read to group them", 0, 5_000)
+    }
+
+    async def found(self, *path: str, **query: Any) -> BatchReport:
+        """Return the batch."""
+        batch = await self.site.fleet.batches.get(path[0])
+        progress, most = await batch.progress(), query.get("failures", 1_000)
+        bad = most and progress.done > progress.completed
+        return BatchReport(
+            progress=progress, failures=await batch.failures(limit=most) if bad else None
+        )
+
+
+class FleetState(ReadHandler):
+    """Workers, the queue, limits, and what is wrong."""
+
+    async def found(self, *_: str, **__: Any) -> FleetReport:
+        """Return the fleet."""
+        fleet = self.site.fleet
+        overview, warnings = await fleet.overview(), await fleet.warnings()
+        unserved = [
+            f"{runs} runs wait for queue {name}: no worker serves it. Fix: start one"
+            for name, runs in overview.unserved.items()
+        ]
+        findings = dict.fromkeys([*overview.troubles, *warnings, *unserved])
+        return FleetReport(
+            overview=overview, limits=tuple(await fleet.limits.use()), findings=tuple(findings)
+        )
+
+
+class CostsOf(ReadHandler):
+    """What model calls have cost."""
+
+    parameters: ClassVar = {
+        "by": Parameter("day, tenant, batch, agent, model, status; several with commas"),
+        "since": Parameter("the first day, as 2026-11-23", date.fromisoformat),
+        "until": Parameter("the last day, as 2026-11-23", date.fromisoformat),
+        "tenant": Parameter("of one tenant; empty for runs without one"),
+        "batch": Parameter("of one batch"),
+        "agent": Parameter("of one agent"),
+    }
+
+    async def found(self, *_: str, **query: Any) -> Costs:
+        """Return the sums."""
+        return await self.site.fleet.costs(query.pop("by", ""), **query)
+
+
+class AuditOf(ReadHandler):
+    """What was done from here, the newest first."""
+
+    parameters: ClassVar = {"limit": _LIMIT}
+
+    async def found(self, *_: str, **query: Any) -> AuditPage:
+        """Return the entries."""
+        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
+        found = await client.audit.newest(query.get("limit", 100))
+        return AuditPage(entries=tuple(AuditEntry(**one) for one in found))

@@ -1,0 +1,84 @@
+"""What the API answers, as records: its OpenAPI document is made from them. Pure."""
+
+from typing import Any
+
+from pydantic import Field
+
+from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.store.admission.limit_settings import LimitUse
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview
+
+
+class Problem(Record):
+    """Why a request was refused: what is wrong, and what to write. `field` is its parameter."""
+
+    error: str
+    field: str | None = None
+
+
+class BatchList(Record):
+    """The newest batches."""
+
+    batches: tuple[BatchProgress, ...]
+
+
+class BatchReport(Record):
+    """A batch: its progress, and its runs that did not complete by cause, where there are any."""
+
+    progress: BatchProgress
+    failures: Failures | None = None
+
+
+class FleetReport(Record):
+    """The fleet. `findings` is what is wrong with it, each with its fix."""
+
+    overview: FleetOverview
+    limits: tuple[LimitUse, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+class Action(Record):
+    """The body of an action. `overrides` are fields of the configuration, for a retry.
+
+    For a batch, `where` selects the runs of a retry as `batch.retry` does, and `filter` (`status`,
+    `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, behind
+    `cursor`. Without them an action concerns the whole batch.
+    """
+
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    where: str | None = None
+    filter: dict[str, str] | None = None
+    cursor: str | None = None
+
+
+class ActionResult(Record):
+    """What an action has done. `runs` is how many runs it concerned; `outcome` that of one run.
+
+    `refused` are runs that were left alone, with the reason, at most 20. `next` is the cursor for
+    the next request where a filter may match more runs.
+    """
+
+    action: str
+    runs: int = 0
+    outcome: str | None = None
+    detail: str | None = None
+    refused: dict[str, str] = Field(default_factory=dict)
+    next: str | None = None
+
+
+class AuditEntry(Record):
+    """An action that somebody took here. `detail` is `requested`, or how it ended."""
+
+    at: str
+    user: str
+    action: str
+    target: str
+    detail: str
+
+
+class AuditPage(Record):
+    """The newest actions."""
+
+    entries: tuple[AuditEntry, ...]

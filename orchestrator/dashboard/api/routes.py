@@ -1,0 +1,131 @@
+"""The addresses of the API, and its description in OpenAPI, made from the records."""
+
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from tornado import web
+
+from stepfleet.orchestrator.dashboard.api.actions import VERBS, BatchAction, RunAction
+from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
+from stepfleet.orchestrator.dashboard.api.reads import (
+    AuditOf,
+    BatchesOf,
+    CostsOf,
+    FleetState,
+    OneBatch,
+    Run,
+    Runs,
+)
+from stepfleet.orchestrator.dashboard.api.records import (
+    Action,
+    ActionResult,
+    AuditPage,
+    BatchList,
+    BatchReport,
+    FleetReport,
+    Problem,
+)
+from stepfleet.orchestrator.records.ledger import Costs
+from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
+
+PREFIX = "/api/stepfleet"
+_ID = "{id}"
+_READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
+    "/runs": (Runs, RunPage),
+    f"/runs/{_ID}": (Run, RunTimeline),
+    "/batches": (BatchesOf, BatchList),
+    f"/batches/{_ID}": (OneBatch, BatchReport),
+    "/fleet": (FleetState, FleetReport),
+    "/costs": (CostsOf, Costs),
+    "/audit": (AuditOf, AuditPage),
+}
+_ACTIONS: dict[str, type[ApiHandler]] = {
+    f"/runs/{_ID}/{{action}}": RunAction,
+    f"/batches/{_ID}/{{action}}": BatchAction,
+}
+
+
+class OpenApi(ApiHandler):
+    """The description of the API."""
+
+    def get(self) -> None:
+        """Answer with the document."""
+        self.finish(document())
+
+
+def api_routes(site: Site) -> list[Any]:
+    """Return the API's addresses."""
+    ids, verbs = r"([^/]{1,200})", "|".join(VERBS)
+    handlers = {path: one for path, (one, _) in _READS.items()} | _ACTIONS
+    patterns = {
+        path.replace(_ID, ids).replace("{action}", f"({verbs})"): one
+        for path, one in handlers.items()
+    }
+    patterns["/openapi.json"] = OpenApi
+    given = {"site": site}
+    return [web.url(f"{PREFIX}{pattern}", one, given) for pattern, one in patterns.items()]
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    answers = [answer for _, answer in _READS.values()]
+    models: list[type[BaseModel]] = [*answers, Action, ActionResult, Problem]
+    _, schemas = models_json_schema(
+        [(model, "serialization") for model in models],
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, Any] = {
+        f"{PREFIX}{path}": {"get": _operation(handler, answer, path)}
+        for path, (handler, answer) in _READS.items()
+    }
+    for path, handler in _ACTIONS.items():
+        operation = _operation(handler, ActionResult, path)
+        operation["requestBody"] = {"content": _json(Action)}
+        paths[f"{PREFIX}{path}"] = {"post": operation}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Stepfleet in Flower", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"]},
+    }
+
+
+def _operation(handler: type[ApiHandler], answer: type[BaseModel], path: str) -> dict[str, Any]:
+    parameters: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "in": "query",
+            "description": one.about,
+            "schema": {"type": one.kind},
+        }
+        for name, one in handler.parameters.items()
+    ]
+    text = {"type": "string"}
+    if _ID in path:
+        parameters.append({"name": "id", "in": "path", "required": True, "schema": text})
+    if "{action}" in path:
+        verbs = {**text, "enum": list(VERBS)}
+        parameters.append({"name": "action", "in": "path", "required": True, "schema": verbs})
+    problems = {
+        str(status): {"description": why, "content": _json(Problem)} for status, why in _WHY
+    }
+    return {
+        "summary": (handler.__doc__ or "").splitlines()[0],
+        "parameters": parameters,
+        "responses": {"200": {"description": "found", "content": _json(answer)}, **problems},
+    }
+
+
+_WHY = (
+    (400, "a parameter is wrong"),
+    (401, "not logged in"),
+    (404, "there is none"),
+    (503, "no Redis"),
+)
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}

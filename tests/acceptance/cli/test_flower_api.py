@@ -1,0 +1,178 @@
+"""The JSON API in Flower: what is read of a working fleet, what is changed, and who may."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from support.deadlines import wait_until
+from support.servers.flower_site import AUTH, LONG, Site, started_flower
+from support.servers.redis_servers import free_port
+from support.workers.command_line import CommandLine
+
+from stepfleet.orchestrator import Agent, Fleet
+from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
+
+pytestmark = pytest.mark.timeout(900)
+
+EVIL = "<img src=x onerror=alert(1)>"
+CONFIG = """
+from stepfleet.orchestrator.dashboard import install
+from stepfleet.orchestrator.settings.settings import load_settings
+
+install(load_settings(redis_url={url!r}))
+"""
+
+
+@pytest.fixture
+def stock(redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    """Start a stock `celery flower` with a `flowerconfig.py`, behind a prefix and a password."""
+    (tmp_path / "flowerconfig.py").write_text(CONFIG.format(url=redis_url))
+    port = free_port()
+    options = (f"--port={port}", "--url_prefix=ops", f"--basic_auth={AUTH}", "--address=127.0.0.1")
+    command = [sys.executable, "-m", "celery", f"--broker={redis_url}", "flower", *options]
+    log = (tmp_path / "flower.log").open("w")
+    with log, subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log) as process:
+        try:
+            site = Prefixed(port)
+            wait_until(lambda: _is_up(port), within=LONG, what="Flower")
+            yield site
+        finally:
+            process.terminate()
+
+
+class Prefixed(Site):
+    """Flower with `--url_prefix=ops`."""
+
+    def address(self, path: str) -> str:
+        """Return the address of a path of the API."""
+        return f"/ops{super().address(path)}"
+
+
+def _is_up(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/ops/healthcheck")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def test_the_runs_that_failed_are_found_and_retried(
+    stock: Site, fleet: Fleet, model: ModelServer, start_worker: Any
+) -> None:
+    """Also what was done is listed, with the user."""
+    mended: list[bool] = []
+
+    def rules(request: RequestRecord) -> Reply | Fault:
+        is_bad = "bad" in request.question and not mended
+        return Fault("unauthorized") if is_bad else Reply(f"SECRET {EVIL}")
+
+    model.follow(rules)
+    agent = Agent("plain", model="openai:gpt-4o-mini")
+    lines = [{"id": f"l{n}", "input": "bad" if n % 4 == 0 else "good"} for n in range(12)]
+    batch = fleet.submit_batch(lines, agent=agent, tenant="acme")
+    start_worker()
+    batch.wait(LONG)
+    status, found = stock.api(f"/runs?status=failed&batch={batch.id}&limit=2")
+    assert status == 200
+    assert [run["line_id"] for run in found["runs"]] == ["l8", "l4"]
+    assert "401" in found["runs"][0]["error"]
+    _, rest = stock.api(f"/runs?status=failed&batch={batch.id}&cursor={found['next']}")
+    assert [run["line_id"] for run in rest["runs"]] == ["l0"]
+    assert len(stock.api("/runs?stop_reason=error&tenant=acme")[1]["runs"]) == 3
+    assert len(stock.api("/runs?agent=plain&status=completed")[1]["runs"]) == 9
+    _, report = stock.api(f"/batches/{batch.id}")
+    (group,) = report["failures"]["groups"]
+    assert (report["progress"]["failed"], group["runs"]) == (3, 3)
+
+    mended.append(True)
+    run_id = found["runs"][0]["run_id"]
+    assert stock.api(f"/runs/{run_id}/retry", {})[1]["outcome"] == "retried"
+    chosen = {"filter": {"status": "failed", "error": "401"}}
+    _, done = stock.api(f"/batches/{batch.id}/retry", chosen)
+    assert (done["runs"], done["refused"], done["next"]) == (2, {}, None)
+    assert batch.wait(LONG).completed == len(lines)
+    _, run = stock.api(f"/runs/{run_id}")
+    assert run["steps"][-1]["text"] == f"SECRET {EVIL}"
+    assert run["run"]["status"] == "completed"
+    _, costs = stock.api("/costs?by=tenant,agent")
+    assert costs["total"]["calls"] >= len(lines)
+    _, state = stock.api("/fleet")
+    assert [one["alive"] for one in state["overview"]["workers"]] == [True]
+    assert [one["batch_id"] for one in stock.api("/batches")[1]["batches"]] == [batch.id]
+    _, audit = stock.api("/audit?limit=2")
+    assert {(one["user"], one["action"]) for one in audit["entries"]} == {("me", "retry")}
+    assert audit["entries"][0]["detail"].startswith("done")
+
+
+def test_strangers_other_sites_and_wrong_requests_are_refused(
+    stock: Site, fleet: Fleet, redis_url: str
+) -> None:
+    run_id = fleet.submit(Agent("clerk", model="openai:none"), EVIL)
+    assert stock.api("/runs", auth=None)[0] == 401
+    assert stock.api("/runs", auth="me:wrong")[0] == 401
+    assert stock.api(f"/runs/{run_id}/cancel", {}, auth=None)[0] == 401
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert stock.api(f"/runs/{run_id}/cancel", {}, **headers)[0] == 403
+    for query, field in (
+        ("status=done", "status"),
+        ("limit=1e9", "limit"),
+        ("limit=%D9%A3", "limit"),
+        ("cursor=%00", "cursor"),
+        ("since=yesterday", "since"),
+        ("error=%FF", "error"),
+        ("error=a&error=b", "error"),
+    ):
+        status, problem = stock.api(f"/runs?{query}")
+        assert (status, problem["field"]) == (400, field), problem
+    assert stock.api("/runs?sort=x")[0] == 400
+    for query in (EVIL, "%", "\\", "' OR 1=1 --", "{s00}", "\r\nSET x y"):
+        text = quote(query, safe="")
+        assert stock.api(f"/runs?error={text}&agent={text}")[1]["runs"] == []
+        assert stock.api(f"/runs/{text}")[0] == 404
+        assert stock.api(f"/batches/{text}/pause", {})[0] == 404
+    bodies: list[Any] = [[], {"all": True}, {"overrides": 1}, {"where": "x"}]
+    for body in bodies:
+        assert stock.api(f"/runs/{run_id}/retry", body)[0] == 400, body
+    assert stock.api(f"/runs/{run_id}/pause", {})[1]["outcome"] == "paused"
+    assert stock.api(f"/runs/{run_id}/resume", {})[1]["outcome"] == "resumed"
+    assert stock.api(f"/runs/{run_id}/cancel", {})[1]["outcome"] == "cancelled"
+    assert stock.api(f"/runs/{run_id}/cancel", {})[1]["outcome"] == "ended"
+    assert stock.api("/runs/no-such-run/cancel", {})[0] == 404
+    status, document = stock.api("/openapi.json")
+    assert (status, document["openapi"]) == (200, "3.1.0")
+    assert _references(document) <= {
+        f"#/components/schemas/{name}" for name in document["components"]["schemas"]
+    }
+
+
+def test_texts_are_hidden_from_strangers_and_where_the_setting_says_so(
+    commands: CommandLine, redis_url: str, fleet: Fleet, model: ModelServer, start_worker: Any
+) -> None:
+    model.follow(lambda _: Reply("SECRET"))
+    start_worker()
+    result = fleet.run_with_steps(Agent("plain", model="openai:gpt-4o-mini"), "x", timeout=LONG)
+    hidden = started_flower(commands, redis_url, STEPFLEET_FLOWER_CONTENT="0")
+    _, found = hidden.api(f"/runs/{result.run_id}")
+    assert (found["run"]["steps"], found["steps"][0]["text"]) == (1, None)
+    is_open = {"FLOWER_UNAUTHENTICATED_API": "true"}
+    site = started_flower(commands, redis_url, auth=None, **is_open)
+    _, found = site.api(f"/runs/{result.run_id}", auth=None)
+    assert (found["run"]["steps"], found["steps"][0]["text"]) == (1, None)
+    assert site.api(f"/runs/{result.run_id}/retry", {}, auth=None)[0] == 403
+
+
+def _references(part: Any) -> set[str]:
+    if isinstance(part, list):
+        return {one for item in part for one in _references(item)}
+    if not isinstance(part, dict):
+        return set()
+    own = {part["$ref"]} if "$ref" in part else set()
+    return own.union(*(_references(item) for item in part.values()))
