@@ -16,9 +16,9 @@ from stepfleet.orchestrator.records.ledger import (
     CostLine,
     Costs,
     LedgerRow,
+    Summing,
     bare_name,
     exact_usd,
-    summed,
 )
 from stepfleet.orchestrator.records.run.facts import OriginKind
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
@@ -74,8 +74,11 @@ async def costs_of(client: Client, by: str | Sequence[str], which: Which) -> Cos
     keys = cost_keys(by)
     ledger = Ledger(client.store.connection, client.store.keys)
     since, until = await _days(client, ledger, which)
-    rows = [row async for row in ledger.rows(since, until) if _is_meant(which, row)]
-    return summed(rows, keys, since, until)
+    sums = Summing(keys)
+    async for row in ledger.rows(since, until):
+        if _is_meant(which, row):
+            sums.add(row)
+    return sums.costs(since, until)
 
 
 async def lines_of_runs(

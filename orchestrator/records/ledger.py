@@ -4,7 +4,7 @@ Pure. Amounts are whole billionths of a dollar inside and `Decimal` outside, so 
 """
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import date, datetime
 from decimal import Decimal
@@ -182,31 +182,40 @@ def value_of(row: LedgerRow, key: CostKey) -> str:
     return str(getattr(row, "state" if key == "status" else key))
 
 
-def summed(rows: Iterable[LedgerRow], by: tuple[CostKey, ...], since: date, until: date) -> Costs:
-    """Return the sums of rows."""
-    groups: dict[tuple[str, ...], dict[str, CallSums]] = {}
-    whole: dict[str, CallSums] = {}
-    guessed: dict[str, int] = {}
-    for row in rows:
-        group = groups.setdefault(tuple(value_of(row, key) for key in by), {})
-        for sums in (group, whole):
+class Summing:
+    """Sums rows by `by`, one after the other: a store may have millions of them."""
+
+    def __init__(self, by: tuple[CostKey, ...]) -> None:
+        self._by = by
+        self._groups: dict[tuple[str, ...], dict[str, CallSums]] = {}
+        self._whole: dict[str, CallSums] = {}
+        self._guessed: dict[str, int] = {}
+
+    def add(self, row: LedgerRow) -> None:
+        """Add a row."""
+        group = self._groups.setdefault(tuple(value_of(row, key) for key in self._by), {})
+        for sums in (group, self._whole):
             sums[row.state] = sums.get(row.state, CallSums()) + row.sums
-        guessed[row.model] = guessed.get(row.model, 0) + row.sums.default_priced
-    found = [
-        _row(dict(zip(by, values, strict=True)), states)
-        for values, states in sorted(groups.items())
-        if any(any(sums.numbers) for sums in states.values())
-    ]
-    if by and by[0] != "day":
-        found.sort(key=lambda row: -(row.usd + row.ambiguous_usd))
-    return Costs(
-        by=by,
-        since=since,
-        until=until,
-        rows=tuple(found) if by else (),
-        total=_row({}, whole),
-        unpriced_models=tuple(sorted(model for model, calls in guessed.items() if calls > 0)),
-    )
+        self._guessed[row.model] = self._guessed.get(row.model, 0) + row.sums.default_priced
+
+    def costs(self, since: date, until: date) -> Costs:
+        """Return the sums of all rows; they are of these days."""
+        by = self._by
+        found = [
+            _row(dict(zip(by, values, strict=True)), states)
+            for values, states in sorted(self._groups.items())
+            if any(any(sums.numbers) for sums in states.values())
+        ]
+        if by and by[0] != "day":
+            found.sort(key=lambda row: -(row.usd + row.ambiguous_usd))
+        return Costs(
+            by=by,
+            since=since,
+            until=until,
+            rows=tuple(found) if by else (),
+            total=_row({}, self._whole),
+            unpriced_models=tuple(sorted(name for name, n in self._guessed.items() if n > 0)),
+        )
 
 
 def exact_usd(nano: int) -> Decimal:

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.store.lua import run_script
 EPOCH = date(1970, 1, 1)
 LONGEST_NAME = 100
 """Characters of a model's name, which its provider chooses."""
-DAYS_AT_ONCE = 4
+DAYS_AT_ONCE = 2
 _SECONDS = 86_400
 _SEPARATOR = "\x1e"
 _NOTHING = UsageStats()
@@ -113,21 +113,27 @@ class Ledger:
         days = [since + timedelta(days=n) for n in range((until - since).days + 1)]
         for first in range(0, len(days), DAYS_AT_ONCE):
             part = days[first : first + DAYS_AT_ONCE]
-            reads = [self._day(day, shard) for day in part for shard in range(self._keys.shards)]
-            for found in await asyncio.gather(*reads):
-                for row in found:
+            places = [(day, shard) for day in part for shard in range(self._keys.shards)]
+            found = await asyncio.gather(*(self._read(*place) for place in places))
+            for (day, _), (stored, lines) in zip(places, found, strict=True):
+                for row in _rows(day, stored, lines):
                     yield row
+                await asyncio.sleep(0)  # what waits beside it has its turn
 
-    async def _day(self, day: date, shard: int) -> list[LedgerRow]:
+    async def _read(self, day: date, shard: int) -> tuple[list[str], list[str]]:
         number = (day - EPOCH).days
         costs = f"{self._keys.tag(shard)}costs"
         keys = [costs, f"{costs}:{number}"]
         stored, lines = await run_script(self._connection, "costs", keys, number)
-        rows = [_row(day, *pair) for pair in zip(stored[::2], stored[1::2], strict=True)]
-        for line in lines:
-            numbers, _, name = line.partition("\n")
-            rows.append(_row(day, name, numbers.partition(" ")[2]))
-        return rows
+        return stored, lines
+
+
+def _rows(day: date, stored: list[str], lines: list[str]) -> Iterator[LedgerRow]:
+    for pair in zip(stored[::2], stored[1::2], strict=True):
+        yield _row(day, *pair)
+    for line in lines:
+        numbers, _, name = line.partition("\n")
+        yield _row(day, name, numbers.partition(" ")[2])
 
 
 def _row(day: date, name: str, numbers: str) -> LedgerRow:
