@@ -17,11 +17,14 @@ from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import BatchInput, Given, InputFormat, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import (
     Batches,
     batch_id_of,
     id_of_keyed_batch,
+    limit_name,
     run_id_of,
 )
 from stepfleet.orchestrator.store.configs import Configs
@@ -53,6 +56,8 @@ class BatchOrder:
     idempotency_key: str | None = None
     skip_invalid: bool = False
     only_new: bool = False
+    limit: Limit | None = None
+    priority: int = NORMAL
     name: str | None = None
     input_format: InputFormat | None = None
     rules: RowRules = field(default_factory=RowRules)
@@ -75,8 +80,11 @@ class Submitted:
 class BatchSubmission:
     """Submits batches to one store."""
 
-    def __init__(self, batches: Batches, configs: Configs, submission: Submission) -> None:
+    def __init__(
+        self, batches: Batches, configs: Configs, submission: Submission, limits: LimitSettings
+    ) -> None:
         self._batches = batches
+        self._limits = limits
         self._configs = configs
         self._submission = submission
 
@@ -160,6 +168,8 @@ class BatchSubmission:
     ) -> Manifest:
         for config in plan.configs:
             await self._configs.save(config)
+        if order.limit:  # before the first run: no call of the batch escapes it
+            await self._limits.begin_with({limit_name(manifest.batch_id): order.limit})
         async with self._seen_alive(manifest.batch_id):
             await self._create_all(order, manifest, drafts)
         await self._batches.seal(manifest.batch_id)
@@ -238,7 +248,7 @@ class BatchSubmission:
         submitted = 0
         try:
             while chunk := await asyncio.to_thread(_take, drafts):
-                runs = [_new_run(manifest, row, draft) for row, draft in chunk]
+                runs = [_new_run(manifest, row, draft, order) for row, draft in chunk]
                 # The first one alone: it loads the script for all others.
                 if not submitted and not in_flight:
                     submitted += await self._create([runs.pop(0)])
@@ -278,7 +288,7 @@ def _size(draft: Draft) -> int:
     return sum(len(one if isinstance(one, str) else str(one)) for one in contents)
 
 
-def _new_run(manifest: Manifest, row: int, draft: Draft) -> NewRun:
+def _new_run(manifest: Manifest, row: int, draft: Draft, order: BatchOrder) -> NewRun:
     config, line = draft.config, draft.line
     return NewRun(
         run_id=run_id_of(manifest.batch_id, row),
@@ -292,4 +302,6 @@ def _new_run(manifest: Manifest, row: int, draft: Draft) -> NewRun:
         overrides=draft.overrides,
         metadata=line.metadata,
         tenant=line.tenant,
+        priority=order.priority,
+        limited=order.limit is not None,
     )

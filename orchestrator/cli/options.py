@@ -71,6 +71,18 @@ Tenant = Annotated[
     str | None,
     typer.Option("--tenant", metavar="NAME", help="Whom the runs are for, in costs and limits."),
 ]
+BatchPriority = Annotated[
+    Literal["high", "normal", "low"] | None,
+    typer.Option("--priority", help="Who goes first where runs wait for limits."),
+]
+BatchLimit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="FIELD=VALUE",
+        help="For the batch alone: in_flight=20, starts_per_minute=300, ...; again for more.",
+    ),
+]
 OnlyNew = Annotated[
     bool,
     typer.Option("--only-new", help="Add the rows that the batch of this file lacks to it."),

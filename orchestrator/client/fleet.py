@@ -13,7 +13,7 @@ from celery import Celery
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.batches.lines import parse_metadata, parse_tenant
+from stepfleet.orchestrator.batches.lines import parse_tenant
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.submit import BatchOrder
@@ -28,6 +28,7 @@ from stepfleet.orchestrator.client.inputs import (
     SubmitOptions,
     messages_of,
     origin_of,
+    placed,
 )
 from stepfleet.orchestrator.client.limits import AsyncFleetLimits
 from stepfleet.orchestrator.client.local import (
@@ -42,6 +43,7 @@ from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
+from stepfleet.orchestrator.limits.limit import batch_limit, priority_of
 from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.messages import Message
@@ -54,8 +56,6 @@ from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
-
-LONGEST_DELAY = 366 * 24 * 3600
 
 
 class AsyncFleet:
@@ -165,45 +165,39 @@ class AsyncFleet:
         self,
         agent: Agent | str,
         input: Input,  # noqa: A002 - the public name
-        *,
-        run_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        delay: float = 0.0,
-        parent: str | None = None,
-        tenant: str | None = None,
-        **overrides: Unpack[RunOverrides],
+        **options: Unpack[SubmitOptions],
     ) -> str:
         """Submit one run and return its id; workers start it after `delay` seconds.
 
         `input` is text, a conversation, another run's result, whose answer becomes the prompt, or
         a dict, worded by the agent's `prompt` (JSON without one).
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
-        costs and limits count it; without one, that of the parent. `overrides` are fields of the
-        agent's configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
+        costs and limits count it; without one, that of the parent. Where runs wait for a limit,
+        those of a higher `priority` go first. Other options are overrides: fields of the agent's
+        configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
-        if not 0 <= delay <= LONGEST_DELAY:
-            msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
-            raise ConfigurationError(msg)
+        place, overrides = placed(options)
         client = await self._session.open()
         config = await client.config_of(agent)
         own = stored_overrides(config, overrides)
-        tenant = parse_tenant(tenant)
-        if parent is not None:
-            tenant = tenant or await client.snapshots.tenant(checked_id(parent))
+        tenant = place.tenant
+        if place.parent is not None:
+            tenant = tenant or await client.snapshots.tenant(checked_id(place.parent))
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
         run = NewRun(
-            run_id=checked_id(run_id),
+            run_id=checked_id(place.run_id),
             agent=config.name,
             config=config.digest,
             messages=messages,
             max_steps=changed.max_steps,
             overrides=own,
-            metadata=parse_metadata(dict(metadata) if metadata else None),
-            parent=parent,
+            metadata=place.metadata,
+            parent=place.parent,
             tenant=tenant,
-            delay=delay,
+            priority=place.priority,
+            delay=place.delay,
             origin=origin_of(input),
         )
         await client.accept([config])
@@ -330,13 +324,15 @@ class AsyncFleet:
         (`tenant=` is that of lines that name none), are OpenAI batch requests, or rows of your
         own: their agent's `prompt` words them, or `input_field` is sent; `id_field` is their id.
         With `only_new`, rows that the newest batch of this file (or of this `name`) and agent
-        lacks are added to that batch. Further options are overrides for all runs. `agent` is for
-        lines that name none; `agents` are further ones as
-        code, other names are those that workers announced. All lines are checked before any
-        becomes a run; `skip_invalid` submits the good ones anyway. The same lines, agents and
-        overrides, or the same `idempotency_key`, are the same batch: submitting again completes
-        an interrupted submission. A few thousand creations are in flight at a time, so memory
-        here stays the same for any number of lines, and a slow Redis slows the submission down.
+        lacks are added to that batch. `limit` is what all its runs may take together: fields of a
+        `Limit` (`in_flight`, `starts_per_minute`, ...); `fleet.limits.set("batch:ID", ...)`
+        changes it later. Runs of a higher `priority` go first where some wait for a limit. Further
+        options are overrides for all runs. `agent` is for lines that name none; `agents` are
+        further ones as code, other names are those that workers announced. All lines are
+        checked before any becomes a run; `skip_invalid` submits the good ones anyway. The same
+        lines, agents and overrides, or the same `idempotency_key`, are the same batch: submitting
+        again completes an interrupted submission. A few thousand creations are in flight at a time,
+        so memory here stays the same for any number of lines, and a slow Redis slows it down.
         `on_progress` receives the number of runs so far. Raises `ConfigurationError` that
         lists the bad lines, `StoreError` when Redis stays out of reach.
         """
@@ -363,6 +359,8 @@ class AsyncFleet:
             input_format=input_format,
             rules=rules,
             only_new=only_new,
+            limit=batch_limit(overrides.pop("limit", None)),
+            priority=priority_of(overrides.pop("priority", None)),
             on_progress=on_progress or (lambda _: None),
         )
         done = await client.batch_submission.submit(order, client.accept)

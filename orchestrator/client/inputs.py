@@ -1,19 +1,23 @@
 """The input of a run: text, a conversation, or the result of another run. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import orjson
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.batches.lines import input_of, parse_input
+from stepfleet.orchestrator.batches.lines import input_of, parse_input, parse_metadata, parse_tenant
 from stepfleet.orchestrator.batches.readers import json_form
 from stepfleet.orchestrator.batches.source import InputFormat
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.limit import Limit, priority_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 
+LONGEST_DELAY = 366 * 24 * 3600
+Priority = Literal["high", "normal", "low"]
 Input = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any] | AgentRunResult
 
 
@@ -25,6 +29,7 @@ class SubmitOptions(RunOverrides, total=False):
     delay: float
     parent: str | None
     tenant: str | None
+    priority: Priority | None
 
 
 class BatchOptions(RunOverrides, total=False):
@@ -35,12 +40,47 @@ class BatchOptions(RunOverrides, total=False):
     input_format: InputFormat | None
     only_new: bool
     tenant: str | None
+    priority: Priority | None
+    limit: Limit | Mapping[str, Any] | None
 
 
 class RunOptions(SubmitOptions, total=False):
     """The options of `run`: those of `submit`, and a timeout in seconds."""
 
     timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """What `submit` is given of a run beside its input and its agent, checked."""
+
+    run_id: str | None
+    metadata: dict[str, Any]
+    delay: float
+    parent: str | None
+    tenant: str | None
+    priority: int
+
+
+def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
+    """Return the options of `submit`, and what is left: the run's overrides.
+
+    Raises `ConfigurationError` that names field and fix.
+    """
+    overrides = dict(options)
+    delay, metadata = overrides.pop("delay", 0.0), overrides.pop("metadata", None)
+    if not 0 <= delay <= LONGEST_DELAY:
+        msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
+        raise ConfigurationError(msg)
+    place = RunPlace(
+        run_id=overrides.pop("run_id", None),
+        metadata=parse_metadata(dict(metadata) if metadata else None),
+        delay=delay,
+        parent=overrides.pop("parent", None),
+        tenant=parse_tenant(overrides.pop("tenant", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+    )
+    return place, overrides
 
 
 def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:

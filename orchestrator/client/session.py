@@ -21,6 +21,7 @@ from stepfleet.orchestrator.client.watching.standstill import Quiet, Standstill
 from stepfleet.orchestrator.client.watching.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
@@ -59,7 +60,10 @@ class Client:
         self.failed = FailedRuns(connection, keys, store.configs)
         self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)
         self.submission = Submission(connection, keys, dispatch, grace=grace)
-        self.batch_submission = BatchSubmission(self.batches, store.configs, self.submission)
+        limits = LimitSettings(connection, keys)
+        self.batch_submission = BatchSubmission(
+            self.batches, store.configs, self.submission, limits
+        )
         self.snapshots = Snapshots(connection, keys, store.configs)
         self.standstill = Standstill(store, brings | {PLAIN_AGENT}, starts_workers=bool(brings))
         self.watch = RunWatch(connection, keys, requests.cancel_unread, self._quiet)

@@ -18,6 +18,9 @@ EACH = (TENANT, BATCH, AGENT, RUN)
 SEPARATOR = "\x1f"
 MOST = 1e12
 LONGEST_NAME = 500
+PRIORITIES = ("high", "normal", "low")
+NORMAL = PRIORITIES.index("normal")
+_CHOICE = "'high', 'normal' or 'low'"
 _NAME = re.compile(r"[^:\s]+:[^\x00-\x1f]+")
 _RATE = Field(default=None, gt=0, le=MOST)
 _MONEY = Field(default=None, gt=0, le=1_000_000)
@@ -121,6 +124,30 @@ def changed(name: str, before: Limit | None, fields: Mapping[str, Any]) -> Limit
     kept = before.model_dump(exclude_unset=True) if before else {}
     merged = {key: value for key, value in {**kept, **fields}.items() if value is not None}
     return limit_of(name, merged)
+
+
+def priority_of(given: Any) -> int:
+    """Return the rank of a priority by its name: 0 goes first. None is normal.
+
+    Raises `ConfigurationError` for what is none.
+    """
+    if given is None:
+        return NORMAL
+    if given not in PRIORITIES:
+        raise ConfigurationError(f"field 'priority' is {ascii(given)[:50]}; write {_CHOICE}")
+    return PRIORITIES.index(given)
+
+
+def batch_limit(given: Any) -> Limit | None:
+    """Return the limit of one batch from fields, or text like 'in_flight=20'; None for nothing.
+
+    Raises `ConfigurationError` as `limit_of` does.
+    """
+    if given is None or isinstance(given, Limit):
+        return given
+    if not isinstance(given, Mapping):
+        given = dict(map(parsed_field, [given] if isinstance(given, str) else given))
+    return limit_of(f"{BATCH}:*", given) if given else None
 
 
 def parsed_field(text: str) -> tuple[str, Any]:

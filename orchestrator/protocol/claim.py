@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import Exhausted
+from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.memory.window import History
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.memory_window import Remembered
@@ -104,6 +105,10 @@ class Claim:
     history: History | None = None
     unpriced: bool = False
     outage: Outage | None = None
+    priority: int = NORMAL
+    """0 goes first where runs wait for limits of the fleet."""
+    limited_by: str = ""
+    """'own' where the run or its batch was submitted with a limit of its own."""
     waited: float = 0.0
     """Seconds for which the step has waited for limits of the fleet."""
     waited_for: str = ""

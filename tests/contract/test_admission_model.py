@@ -89,7 +89,13 @@ class Gate(NamedTuple):
             return
         self.real.granted.clear()
         word = self.real.ask(
-            run, *names, step=step, tenant=tenant, i=tokens, op="again" if head else "ask"
+            run,
+            *names,
+            step=step,
+            tenant=tenant,
+            i=tokens,
+            op="again" if head else "ask",
+            priority=int(run[1:]) % 3,
         )
         if run in model.held and model.held[run][0] < step:
             del model.held[run]  # its settlement was lost: charged as reserved

@@ -32,6 +32,8 @@ def run(
     id_field: options.IdField = None,
     only_new: options.OnlyNew = False,
     tenant: options.Tenant = None,
+    priority: options.BatchPriority = None,
+    limit: options.BatchLimit = None,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -57,6 +59,7 @@ def run(
     from stepfleet.orchestrator.cli.run.run import run_file
 
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
+    form = InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit)
     plan = RunPlan(
         file=file,
         input_name=str(file),
@@ -71,7 +74,7 @@ def run(
         check=not no_check,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
-        form=InputForm(input_format, input_field, id_field, only_new, tenant),
+        form=form,
     )
     return run_file(plan)
 
@@ -120,6 +123,8 @@ def submit(
     id_field: options.IdField = None,
     only_new: options.OnlyNew = False,
     tenant: options.Tenant = None,
+    priority: options.BatchPriority = None,
+    limit: options.BatchLimit = None,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -140,7 +145,7 @@ def submit(
     return submit_file(
         file,
         data,
-        form=InputForm(input_format, input_field, id_field, only_new, tenant),
+        form=InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit),
         agents=agents,
         agent=agent,
         results=ResultOptions(out, output_format, fields, slim, ordered),

@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.lines import format_of, read_object
 from stepfleet.orchestrator.batches.openai_format import plain_config
 from stepfleet.orchestrator.batches.source import BatchInput, InputFormat, open_input
-from stepfleet.orchestrator.client.inputs import BatchOptions
+from stepfleet.orchestrator.client.inputs import BatchOptions, Priority
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.limit import batch_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class InputForm:
     id_field: str | None = None
     only_new: bool = False
     tenant: str | None = None
+    priority: Priority | None = None
+    limit: Sequence[str] | None = None
 
     def open(self, file: Path) -> BatchInput:
         """Open the file."""
@@ -45,6 +48,8 @@ class InputForm:
             id_field=self.id_field,
             only_new=self.only_new,
             tenant=self.tenant,
+            priority=self.priority,
+            limit=batch_limit(self.limit),
         )
 
 

@@ -9,6 +9,7 @@ import orjson
 
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
+from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
@@ -36,6 +37,7 @@ class Request:
     fresh: bool = False
     crashes: int = 0
     lost: bool = False
+    priority: int = NORMAL
 
     def operation(self, op: str) -> Operation:
         """Return the operation `try`, `ask` or `again` of the script."""
@@ -45,9 +47,9 @@ class Request:
             "tenant": self.tenant,
             "names": self.names,
             "amounts": self.amounts.stored(),
-            "fresh": self.fresh,
             **({"crashes": self.crashes} if self.crashes else {}),
             **({"lost": 1} if self.lost and op == "try" else {}),
+            "class": 2 * self.priority + self.fresh,
         }
 
 

@@ -143,6 +143,13 @@ class LimitSettings:
         if texts:
             await self._change(("HSET", self._settings, *texts))
 
+    async def begin_with(self, limits: Mapping[str, Limit]) -> None:
+        """Write limits, but for names that have one already."""
+        known = await self._connection.execute("HMGET", self._settings, *limits)
+        await self.set(
+            {name: limits[name] for name, text in zip(limits, known, strict=True) if text is None}
+        )
+
     async def clear(self, names: Collection[str]) -> int:
         """Remove limits; return how many there were."""
         if not names:

@@ -33,6 +33,11 @@ def id_of_keyed_batch(idempotency_key: str) -> str:
     return batch_id_of(f"key:{idempotency_key}")
 
 
+def limit_name(batch_id: str) -> str:
+    """Return the name of the limit that a batch has to itself."""
+    return f"batch:{batch_id}"
+
+
 def run_id_of(batch_id: str, row: int) -> str:
     """Return the id of a batch's run: no order of runs needs to be stored.
 
@@ -195,6 +200,8 @@ class Batches:
         await self._connection.execute("ZREM", self._all, batch_id)
         await self._connection.execute("DEL", self._keys.manifest(batch_id))
         await self._connection.execute("ZREM", self._sweeps, batch_id)
+        limits = self._keys.of(keys.LIMIT_SETTINGS)
+        await self._connection.execute("HDEL", limits, limit_name(batch_id))
         await self.unflag(batch_id)
 
     async def unflag(self, batch_id: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
     Committed,
@@ -82,6 +83,7 @@ _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
     *("want", "want_note", "tenant", "unpriced", "outage"),
+    *("priority", "limited_by"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -301,6 +303,8 @@ class StepStore:
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,
             tenant=header.get("tenant"),
+            priority=int(header.get("priority") or NORMAL),
+            limited_by=header.get("limited_by") or "",
             unpriced=bool(header.get("unpriced")),
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,

@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
+from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.messages import Message
@@ -29,7 +30,8 @@ from stepfleet.orchestrator.store.records.events import stored_events
 class NewRun:
     """A run to create. `config` is the digest of its stored configuration.
 
-    `delay`: seconds before its first step may start.
+    `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
+    its own.
     """
 
     run_id: str
@@ -46,6 +48,8 @@ class NewRun:
     delay: float = 0.0
     origin: RunOrigin | None = None
     tenant: str | None = None
+    priority: int = NORMAL
+    limited: bool = False
 
 
 class Submission:
@@ -161,6 +165,10 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
         fields["origin"] = run.origin.to_json()
     if run.tenant is not None:
         fields["tenant"] = run.tenant
+    if run.priority != NORMAL:
+        fields["priority"] = run.priority
+    if run.limited:
+        fields["limited_by"] = "own"
     return fields
 
 

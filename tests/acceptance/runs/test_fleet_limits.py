@@ -79,3 +79,22 @@ def test_a_killed_worker_costs_no_capacity_for_longer_than_its_lease(
     assert [one.output for one in results] == ["done"] * 12
     assert sum(len(one.lost_attempts) for one in results) == 4, "those that waited lost nothing"
     wait_until(lambda: left(redis_url) == [0, 0, 0], within=30, what="the settlement of all")
+
+
+def test_a_batch_keeps_to_its_own_limit_from_its_first_call_on(
+    start_worker: Start, redis_url: str
+) -> None:
+    """On workers that know of no limit; another batch beside it is not held up."""
+    with ModelServer(rules) as server, Fleet(redis_url) as fleet:
+        for name in ("w1", "w2"):
+            start_worker(name=name, env={"OPENAI_BASE_URL": server.url})
+        assert fleet.run(AGENT, "warm", timeout=60) == "done"
+        rows = [{"id": f"{n}", "input": f"{n}"} for n in range(20)]
+        batch = fleet.submit_batch(rows, AGENT, limit={"in_flight": 2}, priority="low")
+        assert [one.output for one in batch.results()] == ["done"] * 20
+        assert server.log.most_in_flight == 2
+        name = f"batch:{batch.id}"
+        assert fleet.limits.all()[name].in_flight == 2
+        fleet.limits.set(name, in_flight=50)
+        fleet.submit_batch(rows, AGENT, limit={"in_flight": 2}, priority="low")  # the same again
+        assert fleet.limits.all()[name].in_flight == 50, "what somebody has set since stays"

@@ -110,6 +110,31 @@ def test_begun_runs_come_before_fresh_ones_and_refused_calls_first(gate: Admissi
     assert gate.waiting == 0
 
 
+def test_a_higher_priority_goes_first_and_the_lowest_is_not_left_waiting_for_ever(
+    gate: Admissions,
+) -> None:
+    gate.limit(MODEL, in_flight=1)
+    gate.ask("r0", MODEL)
+    for n in range(8):
+        gate.ask(f"low{n}", MODEL, priority=2, fresh=n > 0)
+    for n in range(30):
+        gate.ask(f"normal{n}", MODEL, fresh=True)
+    for n in range(30):
+        gate.ask(f"high{n}", MODEL, priority=0, fresh=n < 15)
+    order = []
+    run = "r0"
+    while gate.waiting:
+        gate.settle(run)
+        [run] = gate.granted
+        order.append(run)
+    lowest = [at for at, one in enumerate(order) if one.startswith("low")]
+    assert order[0] == "high15", "begun runs come before fresh ones of their priority"
+    assert order[lowest[0]] == "low0"
+    assert lowest[:8] == list(range(7, 64, 8)), "one admission in eight"
+    others = [one.rstrip("0123456789") for one in order if not one.startswith("low")]
+    assert others == ["high"] * 30 + ["normal"] * 30
+
+
 def test_a_flood_delays_others_by_their_share_only(gate: Admissions) -> None:
     gate.limit(MODEL, in_flight=10)
     gate.limit("tenant:big", weight=3)

@@ -26,7 +26,7 @@ def request(run: str, *names: str, step: int = 0, op: str = "ask", **given: Any)
         "agent": "a",
         "tenant": given.get("tenant", ""),
         "names": names,
-        "fresh": given.get("fresh", False),
+        "class": 2 * given.get("priority", 1) + given.get("fresh", False),
         "amounts": amounts,
         **{name: given[name] for name in ("crashes", "lost") if name in given},
     }

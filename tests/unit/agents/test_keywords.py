@@ -23,8 +23,8 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 
 FIELDS = set(AgentConfig.model_fields)
-FORM = {"input_field", "id_field", "input_format", "only_new", "tenant"}
-SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant"}
+FORM = {"input_field", "id_field", "input_format", "only_new", "tenant", "priority", "limit"}
+SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant", "priority"}
 
 
 def own_of(function: Callable[..., Any]) -> set[str]:
@@ -65,7 +65,7 @@ def test_options_are_overrides_and_the_methods_own_arguments() -> None:
     assert set(RunOptions.__annotations__) == overrides | SUBMITTED | {"timeout"}
     assert set(BatchOptions.__annotations__) == overrides | FORM
     assert set(RestoreOptions.__annotations__) == overrides | {"run_id"}
-    assert own_of(AsyncFleet.submit) == {"self", "agent", "input"} | SUBMITTED
+    assert own_of(AsyncFleet.submit) == {"self", "agent", "input"}
     assert own_of(AsyncFleet.run_with_steps) == {"self", "agent", "input", "timeout"}
 
 
@@ -73,7 +73,7 @@ def test_options_are_overrides_and_the_methods_own_arguments() -> None:
     ("function", "expected"),
     [
         (Agent, AgentKeywords),
-        (AsyncFleet.submit, RunOverrides),
+        (AsyncFleet.submit, SubmitOptions),
         (AsyncFleet.submit_batch, BatchOptions),
         (AsyncFleet.run, RunOptions),
         (AsyncFleet.run_with_messages, RunOptions),

@@ -25,7 +25,7 @@ from stepfleet.orchestrator.limits.estimates import (
     reserved,
     total,
 )
-from stepfleet.orchestrator.limits.limit import RUN, limit_of_run, names_of
+from stepfleet.orchestrator.limits.limit import BATCH, RUN, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
@@ -87,14 +87,15 @@ class AdmittedSteps:
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
         gate = self._gate
+        reading = gate.calls.request_grant(hint.run_id) if gate.active else None
+        claim = await self._store.claim(hint, token)
+        if isinstance(claim, Claim) and claim.limited_by:
+            await gate.look_for(f"{BATCH}:{claim.batch_id}")
         if not gate.active:
-            claim = await self._store.claim(hint, token)
             if isinstance(claim, Claim):
                 gate.learning.count(claim.config.model)
             return claim
-        reading = gate.calls.request_grant(hint.run_id)
-        claim = await self._store.claim(hint, token)
-        grant = Grant.loaded(await reading)
+        grant = Grant.loaded(await reading) if reading else None
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
                 await gate.call(await self._unused(hint, claim.why))
@@ -289,7 +290,7 @@ class AdmittedSteps:
             return None, None
         of = (hint or claim.hint, config.name, claim.tenant or "")
         crashes, lost = (0, False) if hint else (claim.crashes, claim.losses.new)
-        return Request(*of, names, amounts, is_first, crashes, lost), None
+        return Request(*of, names, amounts, is_first, crashes, lost, claim.priority), None
 
     def _estimated(self, claim: Claim, prompt: int) -> Spending:
         """Return what a call of so large a prompt is expected to spend."""

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 100
 """Operations of one call: a script must not hold up Redis."""
+MOST_LOOKED_FOR = 1000
 ERRORS = (AgentException, RedisError, OSError)
 
 
@@ -81,6 +82,7 @@ class Gate:
         self._reloads = False
         self._baselines = Baselines(Ledger(*given), opened.settings.ledger_days)
         self._pauses: dict[str, asyncio.Future[str]] = {}
+        self._looked_for: dict[str, asyncio.Task[None]] = {}
         self._dispatch = opened.dispatch
         self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,6 +174,21 @@ class Gate:
         self.has_budgets = any(one.budgets for one in self.limits.values())
         self.has_times = any("active" in field for field in fields)
         self.has_runs = any(kind_of(name) == RUN for name in self.limits)
+
+    async def look_for(self, name: str) -> None:
+        """Read the limits, once, for one that a run was submitted with: it may be new."""
+        if name in self.limits:
+            return
+        looking = self._looked_for.get(name)
+        if looking is None:
+            if len(self._looked_for) >= MOST_LOOKED_FOR:
+                del self._looked_for[next(iter(self._looked_for))]
+            looking = self._looked_for[name] = asyncio.create_task(self.reload())
+        try:
+            await asyncio.shield(looking)
+        except ERRORS as error:  # the next command of the step meets the same trouble
+            log.debug("limits: %s", error)
+            self._looked_for.pop(name, None)
 
     async def aclose(self) -> None:
         """Finish the calls under way."""

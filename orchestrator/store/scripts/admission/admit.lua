@@ -1,7 +1,7 @@
 -- Decides which steps may make their model calls: the only place that does. KEYS[1] the state of the limits;
 -- the other keys, all on its slot, are named after it. ARGV[1] the caller's name, ARGV[2] ms for which a grant
 -- holds without a renewal, ARGV[3] operations (JSON), each {op, ...}:
---   try, ask, again   run, step, agent, tenant, fresh, names, amounts: a grant now, or nothing (try), or a place
+--   try, ask, again   run, step, agent, tenant, class, names, amounts: a grant now, or nothing (try), or a place
 --                     in the line (at its head: again). `names` are the limits of the call, the first is its line
 --                     `crashes` workers were lost with the step; with `lost` the last of them is not charged yet
 --   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back.
@@ -48,7 +48,7 @@ local function ask(op)
   end
   if held and held.step > op.step then return 'stale' end -- a late repetition
   if held then drop(op.run, held.step) end
-  local e = { run = op.run, step = op.step, agent = op.agent, tenant = (string.gsub(op.tenant, SEP, '?')), fresh = op.fresh,
+  local e = { run = op.run, step = op.step, agent = op.agent, tenant = (string.gsub(op.tenant, SEP, '?')), class = op.class,
     names = op.names, amounts = op.amounts, since = now, crashes = op.crashes }
   local line = e.names[1]
   load(e.names)
@@ -148,7 +148,7 @@ local function look_at_grants(state)
       else
         give(held, {})
         set_grant(run, false)
-        wait_in_line({ run = run, step = held.step, agent = held.agent, tenant = held.tenant, fresh = held.fresh,
+        wait_in_line({ run = run, step = held.step, agent = held.agent, tenant = held.tenant, class = held.class,
           names = held.names, amounts = held.amounts, since = now, crashes = held.crashes }, true)
       end
     end

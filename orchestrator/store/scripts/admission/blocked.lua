@@ -18,9 +18,10 @@ local function tenants_key(line) return prefix .. 'tenants:' .. line end
 local function left_key(line) return prefix .. 'left:' .. line end
 local function flows_key(line, tenant) return prefix .. 'flows:' .. line .. SEP .. tenant end
 
--- Steps of one tenant with the same limits, begun or fresh, are one flow: first come, first served.
+-- Steps of one tenant with the same limits and of one class are one flow: first come, first served. Classes: begun and
+-- fresh runs of high priority are 0 and 1, of normal 2 and 3, of low 4 and 5.
 local function flow_of(e)
-  return prefix .. 'flow:' .. (e.fresh and '1' or '0') .. e.names[1] .. SEP .. e.tenant .. SEP .. table.concat(e.names, SEP)
+  return prefix .. 'flow:' .. (e.class or 2) .. e.names[1] .. SEP .. e.tenant .. SEP .. table.concat(e.names, SEP)
 end
 local function class_of(flow) return tonumber(string.sub(flow, #prefix + 6, #prefix + 6)) * CLASS end
 

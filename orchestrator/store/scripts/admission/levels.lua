@@ -9,7 +9,7 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local MOST_LOOKS, MOST_ADMITTED, MOST_LINES = 128, 64, 32
 local MOST_TENANTS, MOST_FLOWS = 32, 12
 local SECOND_LIFE, TURN, SOON, IDLE = 1000, 500, 50, 600000
-local CLASS = 1000000000000000
+local CLASS, FAIR = 1000000000000000, 8
 local SEP = '\31'
 local EACH = { tenant = true, batch = true, agent = true, run = true }
 local KINDS = { requests_per_minute = 'r', tokens_per_minute = 't', input_tokens_per_minute = 'i',

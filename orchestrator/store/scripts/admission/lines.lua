@@ -27,7 +27,7 @@ end
 
 local function grant(e)
   take(e.names, e.amounts)
-  set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, fresh = e.fresh,
+  set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, class = e.class,
     names = e.names, amounts = e.amounts, n = round, till = now + lease, waited = now - e.since, why = e.why,
     crashes = e.crashes })
 end
@@ -90,6 +90,22 @@ local function is_over(flow, flows)
   return true
 end
 
+-- The flows of a tenant, by class. One admission in FAIR begins with the lowest priority that waits: none waits for ever.
+local function flows_of(line, turn)
+  local flows = redis.call('ZRANGE', turn.key, 0, MOST_FLOWS - 1)
+  local s = states[line]
+  if flows[2] and (tonumber(s.turns) or 0) >= FAIR - 1 then
+    local lowest = math.floor(class_of(redis.call('ZRANGE', turn.key, -1, -1)[1]) / CLASS / 2) * 2 * CLASS
+    if class_of(flows[1]) < lowest then
+      local first = redis.call('ZRANGEBYSCORE', turn.key, lowest, '+inf', 'LIMIT', 0, 1)[1]
+      for i = #flows, 1, -1 do if flows[i] == first then table.remove(flows, i) end end
+      table.insert(flows, 1, first)
+      turn.is_fair = true
+    end
+  end
+  return flows
+end
+
 -- Admits the next step of a tenant. Returns the entry; or nil, and whether the whole line is blocked, or has to wait
 -- for the next call.
 local function next_of(line, turn)
@@ -137,6 +153,13 @@ local function why_of(line, e)
   end
 end
 
+local function pass_turn(line, turn)
+  local s = states[line]
+  s.turns = turn.is_fair and 0 or math.min((tonumber(s.turns) or 0) + 1, FAIR)
+  touched[line] = true
+  if turn.is_fair or s.turns == FAIR - 1 then turn.flows, turn.is_fair = nil, nil end
+end
+
 -- Start-time fair queueing: who has had least, by weight, is next. Returns whether there is more to look at.
 local function admit(line)
   load({ line })
@@ -159,11 +182,12 @@ local function admit(line)
     local best = 1
     for i, turn in ipairs(turns) do if turn.v < turns[best].v then best = i end end
     local turn = turns[best]
-    turn.flows = turn.flows or redis.call('ZRANGE', turn.key, 0, MOST_FLOWS - 1) -- begun ones are first
+    turn.flows = turn.flows or flows_of(line, turn)
     local e, ended = next_of(line, turn)
     if e then
       e.why = e.why or why_of(line, e)
       if not e.over then grant(e) end
+      pass_turn(line, turn)
       redis.call('HDEL', waiting_key, e.run)
       count(line, -1)
       was_admitted[e.run] = e.step
@@ -171,7 +195,7 @@ local function admit(line)
       states[line].v = math.max(tonumber(states[line].v) or 0, turn.v)
       if not e.over then turn.v = turn.v + cost_of(line, e.amounts) / weight_of(turn.tenant) end
       latest = math.max(latest, turn.v)
-      if #turn.flows == 0 and redis.call('EXISTS', turn.key) == 0 then
+      if (not turn.flows or #turn.flows == 0) and redis.call('EXISTS', turn.key) == 0 then
         leave(line, turn.tenant, turn.v)
         table.remove(turns, best)
       else
