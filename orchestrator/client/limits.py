@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.client.session import Session
-from stepfleet.orchestrator.limits.limit import Limit, changed
+from stepfleet.orchestrator.limits.limit import Limit
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings, LimitUse
 from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWait
 
@@ -37,10 +37,7 @@ class AsyncFleetLimits:
         `name` is that of a model (`openai:gpt-4o-mini`, `openai:*`), or `tenant:acme`, `batch:*`,
         `agent:clerk`. Raises `ConfigurationError` that names field and fix.
         """
-        settings = await self._settings()
-        limit = changed(name, await settings.one(name), fields)
-        await settings.set({name: limit})
-        return limit
+        return await (await self._settings()).change(name, fields)
 
     async def provide(self, limits: Mapping[str, Limit]) -> None:
         """Set limits as a configuration does: not those that somebody has set by `set`."""

@@ -181,6 +181,10 @@ class AdmissionCalls:
         """Send the question for a run's grant; `Grant.loaded` reads the answer."""
         return self._connection.send("HGET", self._keys.of(keys.LIMIT_GRANTS), run_id)
 
+    async def has_grants(self) -> bool:
+        """Return whether there are grants: without limits nobody settles those that are left."""
+        return bool(await self._connection.execute("EXISTS", self._keys.of(keys.LIMIT_GRANTS)))
+
     async def lost_among(self, run_ids: Sequence[str]) -> list[str]:
         """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`."""
         if not run_ids:

@@ -1,8 +1,10 @@
 """The settings of limits in Redis, and what is used of them."""
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -10,14 +12,18 @@ from pydantic import Field
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.budgets import FIELDS, KINDS, SCALES
-from stepfleet.orchestrator.limits.limit import RUN, Limit, kind_of, limit_of
+from stepfleet.orchestrator.limits.limit import RUN, Limit, changed, kind_of, limit_of
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.ledger import Usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import run_script
+
+log = logging.getLogger(__name__)
 
 VERSION = "version"
+NO_LIMITS: Mapping[str, Limit] = MappingProxyType({})
 PROVIDED = "provided"
 """Marks a limit that comes from a configuration: the next worker's replaces it."""
 LEARNED = "learned"
@@ -101,8 +107,7 @@ class LimitSettings:
 
     async def read(self) -> tuple[str, dict[str, Limit]]:
         """Return the version and the limits. Raises `StoreError`, also for what is no limit."""
-        stored = dict(await self._connection.execute("HGETALL", self._settings))
-        version = stored.pop(VERSION, "")
+        version, stored = await self._texts()
         try:
             limits = {name: _read(name, text) for name, text in stored.items()}
         except (ConfigurationError, ValueError, TypeError) as error:
@@ -110,53 +115,68 @@ class LimitSettings:
             raise StoreError(msg) from None
         return version, dict(sorted(limits.items()))
 
-    async def one(self, name: str) -> Limit | None:
-        """Return the limit of that name; None where there is none, or none that can be read."""
-        text = await self._connection.execute("HGET", self._settings, name)
-        with suppress(ConfigurationError, ValueError, TypeError):
-            return _read(name, text) if text else None
-        return None
+    async def known(self) -> tuple[str, dict[str, Limit]]:
+        """Return what `read` does; a limit that cannot be read has no fields, and is logged."""
+        version, stored = await self._texts()
+        limits = {}
+        for name, text in sorted(stored.items()):
+            limits[name] = (found := _readable(name, text)) or Limit.model_construct()
+            if found is None:
+                log.error("the limit %r cannot be read and lets nobody through: set it", name)
+        return version, limits
 
     async def names(self) -> list[str]:
         """Return the names of all limits."""
         known = await self._connection.execute("HKEYS", self._settings)
         return sorted(name for name in known if name != VERSION)
 
-    async def set(self, limits: Mapping[str, Limit]) -> None:
-        """Write limits, each as a whole. They hold for the next call; learned ones are left out."""
-        given = {name: one for name, one in limits.items() if one.model_fields_set}
-        texts = [part for name, one in given.items() for part in (name, _stored(one))]
-        if texts:
-            await self._forget([name for name, one in limits.items() if not one.budgets])
-            await self._change(("HSET", self._settings, *texts))
+    async def change(self, name: str, fields: Mapping[str, Any]) -> Limit:
+        """Change fields of a limit, also while others change theirs; None takes one away.
+
+        It holds for the next call. Raises `ConfigurationError` that names field and fix.
+        """
+        while True:
+            text = await self._connection.execute("HGET", self._settings, name) or ""
+            limit = changed(name, _readable(name, text), fields)
+            if not limit.budgets:
+                await self._forget([name])
+            if await self._replace([(name, text, _stored(limit))]):
+                return limit
 
     async def provide(self, limits: Mapping[str, Limit]) -> None:
         """Write limits of a configuration, but for names that somebody has set in Redis."""
         if not limits:
             return
         known = await self._connection.execute("HMGET", self._settings, *limits)
-        texts = []
-        for (name, limit), text in zip(limits.items(), known, strict=True):
-            provided = _stored(limit, provided=True)
-            if text != provided and (text is None or _is_replaced(orjson.loads(text))):
-                texts += [name, provided]
-        if texts:
-            await self._change(("HSET", self._settings, *texts))
+        texts = {name: _stored(limit, provided=True) for name, limit in limits.items()}
+        await self._replace(
+            (name, before or "", texts[name])
+            for name, before in zip(limits, known, strict=True)
+            if before != texts[name] and (not before or _is_replaced(before))
+        )
 
-    async def begin_with(self, limits: Mapping[str, Limit]) -> None:
-        """Write limits, but for names that have one already."""
-        known = await self._connection.execute("HMGET", self._settings, *limits)
-        await self.set(
-            {name: limits[name] for name, text in zip(limits, known, strict=True) if text is None}
+    async def begin_with(
+        self, limits: Mapping[str, Limit], configured: Mapping[str, Limit] = NO_LIMITS
+    ) -> None:
+        """Write limits, but for names that have one; those as `configured` are a configuration's.
+
+        Learned ones are left out.
+        """
+        await self._replace(
+            (name, "", _stored(one, provided=configured.get(name) == one))
+            for name, one in limits.items()
+            if one.model_fields_set
         )
 
     async def clear(self, names: Collection[str]) -> int:
         """Remove limits; return how many there were."""
         if not names:
             return 0
-        gone = int(await self._change(("HDEL", self._settings, *names)))
+        gone, _ = await self._connection.execute_all(
+            ("HDEL", self._settings, *names), ("HINCRBY", self._settings, VERSION, 1)
+        )
         await self._forget(names)
-        return gone
+        return int(gone)
 
     async def _forget(self, names: Collection[str]) -> None:
         """Forget what names have spent that have no budgets: the ledger knows, if they get some."""
@@ -210,15 +230,16 @@ class LimitSettings:
                 uses[name] = _budget_uses(limit, *texts)
         return uses
 
-    async def _change(self, command: tuple[Any, ...]) -> Any:
-        reply, _ = await self._connection.execute_all(
-            command, ("HINCRBY", self._settings, VERSION, 1)
-        )
-        return reply
+    async def _texts(self) -> tuple[str, dict[str, str]]:
+        stored = dict(await self._connection.execute("HGETALL", self._settings))
+        return stored.pop(VERSION, ""), stored
 
-
-def _is_replaced(stored: Mapping[str, Any]) -> bool:
-    return bool(stored.get(PROVIDED) or stored.get(LEARNED))
+    async def _replace(self, changes: Iterable[tuple[str, str, str]]) -> int:
+        """Write (name, text that was read, new text) where nobody was faster; return how many."""
+        parts = [part for change in changes for part in change]
+        if not parts:
+            return 0
+        return int(await run_script(self._connection, "replace", [self._settings], *parts))
 
 
 def _stored(limit: Limit, *, provided: bool = False) -> str:
@@ -228,10 +249,25 @@ def _stored(limit: Limit, *, provided: bool = False) -> str:
 
 def _read(name: str, text: str) -> Limit:
     stored = orjson.loads(text)
+    if not isinstance(stored, dict):
+        raise TypeError(f"limit {name!r} is no table of fields")
     # A later release may know more fields; the script reads them all.
     fields = {field: stored[field] for field in Limit.model_fields if field in stored}
     says_something = fields.keys() - {"burst", "on_budget"}
     return limit_of(name, fields) if says_something else Limit.model_construct()
+
+
+def _readable(name: str, text: str) -> Limit | None:
+    with suppress(ConfigurationError, ValueError, TypeError):
+        return _read(name, text) if text else None
+    return None
+
+
+def _is_replaced(text: str) -> bool:
+    with suppress(ValueError):
+        stored = orjson.loads(text)
+        return isinstance(stored, dict) and bool(stored.get(PROVIDED) or stored.get(LEARNED))
+    return False
 
 
 def _budget_uses(limit: Limit, *texts: str | None) -> tuple[BudgetUse, ...]:

@@ -185,6 +185,19 @@ def test_a_grant_that_nobody_renews_is_dispatched_again_then_given_back(gate: Ad
     assert set(gate.granted) == {"next"}
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "7", "[1]", '{"in_flight": "x"}', '{"requests_per_minute": 0}']
+)
+def test_a_limit_that_makes_no_sense_lets_nobody_through(gate: Admissions, text: str) -> None:
+    settings = NO_PREFIX.of(keys.LIMIT_SETTINGS)
+    gate.client.hset(settings, MODEL, text)
+    assert gate.ask("r0", MODEL) == "waits"
+    gate.limit(MODEL, in_flight=1)
+    gate.client.hset(settings, "version", "next")
+    gate.tick(1000)
+    assert "r0" in gate.granted
+
+
 @pytest.mark.parametrize("lost", [keys.LIMIT_STATE, keys.LIMIT_GRANTS])
 def test_calls_in_flight_are_counted_anew_in_a_busy_fleet(gate: Admissions, lost: str) -> None:
     gate.limit(MODEL, in_flight=4)

@@ -86,11 +86,12 @@ class Gate:
         self._dispatch = opened.dispatch
         self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unsent: dict[StepHint, str] = {}
 
     @property
     def active(self) -> bool:
         """Whether there are limits, or steps that wait for some that there were."""
-        return bool(self.limits or self.waiting or self.stranded)
+        return bool(self.limits or self.waiting or self.stranded or self._unsent)
 
     @property
     def estimates_tokens(self) -> bool:
@@ -162,7 +163,7 @@ class Gate:
 
     async def reload(self) -> None:
         """Read the limits. Raises `StoreError`."""
-        version, limits = await self.settings.read()
+        version, limits = await self.settings.known()
         if version != self.version:
             self.version, self.limits = version, limits
             self._summarize()
@@ -216,9 +217,6 @@ class Gate:
     async def _answer(self, pending: list[tuple[Operation, asyncio.Future[str]]]) -> None:
         try:
             answer = await self.calls.call([operation for operation, _ in pending])
-            if answer.admitted:
-                self.crash("limits-admitted")
-                await self._dispatch.publish(answer.admitted)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for _, reply in pending:
                 if not reply.done():
@@ -228,6 +226,23 @@ class Gate:
         for word, (_, reply) in zip(answer.words, pending, strict=True):
             if not reply.done():
                 reply.set_result(word)
+        if answer.admitted:
+            self.crash("limits-admitted")
+            await self._publish(answer.admitted)
+
+    async def publish_again(self) -> None:
+        """Dispatch admitted steps that the broker has not taken before."""
+        unsent, self._unsent = tuple(self._unsent.items()), {}
+        if unsent:
+            await self._publish(unsent)
+
+    async def _publish(self, admitted: Sequence[tuple[StepHint, str]]) -> None:
+        try:
+            await self._dispatch.publish(admitted)
+        except Exception as error:  # noqa: BLE001 - whatever a broker raises
+            level = logging.DEBUG if self._unsent else logging.WARNING
+            log.log(level, "admitted steps wait for the broker: %s", error)
+            self._unsent.update(admitted)
 
     async def _apply(self, answer: Answer) -> None:
         self.waiting = answer.waiting
@@ -239,6 +254,9 @@ class Gate:
                 self.wakes_at = soon
                 self.wake.set()
         self.wiped = bool(self.version and not answer.version)
+        if self.wiped:
+            self.wakes_at = 0.0
+            self.wake.set()
         if answer.version and answer.version != self.version and not self._reloads:
             self._reloads = True
             with contextlib.suppress(*ERRORS):

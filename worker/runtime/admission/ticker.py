@@ -78,6 +78,7 @@ class Ticker:
                 await self._look_at_shelf()
             return
         gate.wakes_at = float("inf")
+        await gate.publish_again()
         if time.monotonic() - self._renewed_at >= self._every:
             self._renewed_at = time.monotonic()
             await self._renew()
@@ -116,7 +117,7 @@ class Ticker:
         log.warning(
             "the limits were wiped in Redis; they are written again from this worker's copy"
         )
-        await self._gate.settings.set(self._gate.limits)
+        await self._gate.settings.begin_with(self._gate.limits, self._configured)
         await self._gate.reload()
 
     async def _look_at_shelf(self) -> None:
@@ -130,7 +131,7 @@ class Ticker:
         self._offset = self._offset + PAGE if any(len(page) == PAGE for page in pages) else 0
         found = [run for page in pages for run in page]
         lost = await gate.calls.lost_among(found)
-        gate.stranded = bool(found)
+        gate.stranded = bool(found) or await gate.calls.has_grants()
         if lost:
             log.warning(
                 "%d runs waited for limits in no line; they are dispatched again", len(lost)

@@ -34,14 +34,18 @@ end
 
 local function soon(ms) if not next_ms or ms < next_ms then next_ms = ms end end
 
--- What a limit measures: rates per ms, calls in flight, ms of burst, and the weight of a tenant.
+local function is_given(value) return value ~= nil and value ~= cjson.null end
+
+-- What a limit measures: rates per ms, calls in flight, ms of burst, and the weight of a tenant. One that somebody has
+-- written wrongly by hand lets nobody through.
 local function measures_of(limit, state)
   local m = { rates = {}, cap = tonumber(limit.in_flight), weight = tonumber(limit.weight) or 1,
     burst = (tonumber(limit.burst) or 1) * 1000 }
   for field, kind in pairs(KINDS) do
     local rate = tonumber(limit[field])
-    if rate then m.rates[kind] = rate / 60000 end
+    if rate and rate > 0 then m.rates[kind] = rate / 60000 elseif is_given(limit[field]) then m.cap = 0 end
   end
+  if limit[1] or not m.cap and is_given(limit.in_flight) then m.cap = 0 end
   local l = state.l or {} -- see learning.lua
   for kind, rate in pairs(l.said or {}) do m.rates[kind] = math.min(m.rates[kind] or rate / 60000, rate / 60000) end
   if l.r then m.rates.r = math.min(m.rates.r or l.r / 60000, l.r / 60000) end

@@ -1,0 +1,65 @@
+"""The settings of limits in Redis: written by several at once, lost, and not to be read."""
+
+import asyncio
+import json
+
+import pytest
+from support.runs.stored_runs import Bench
+
+from stepfleet.orchestrator import ConfigurationError, Limit, StoreError
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.keys import NO_PREFIX
+
+MODEL = "openai:m"
+SETTINGS = NO_PREFIX.of(keys.LIMIT_SETTINGS)
+
+
+def of(desk: Bench) -> LimitSettings:
+    return LimitSettings(desk.opened.connection, desk.opened.keys)
+
+
+async def test_people_who_change_different_fields_at_once_lose_nothing(desk: Bench) -> None:
+    fields = ("requests_per_minute", "tokens_per_minute", "in_flight", "starts_per_minute")
+
+    async def change(field: str) -> None:
+        for number in range(1, 21):
+            await of(desk).change(MODEL, {field: number})
+
+    await asyncio.gather(*map(change, fields))
+    _, limits = await of(desk).read()
+    assert limits[MODEL].model_dump(exclude_unset=True) == dict.fromkeys(fields, 20)
+
+
+async def test_a_limit_that_cannot_be_read_keeps_its_name_until_it_is_set(desk: Bench) -> None:
+    for text in ("{nonsense", "[1]", "7", '{"in_flight": "many"}'):
+        await desk.opened.connection.execute("HSET", SETTINGS, MODEL, text)
+        await of(desk).provide({MODEL: Limit(in_flight=9)})
+        _, limits = await of(desk).known()
+        assert list(limits) == [MODEL], "steps still name it, and wait"
+        with pytest.raises(StoreError, match="limits set"):
+            await of(desk).read()
+        with pytest.raises(ConfigurationError, match="in_flight"):
+            await of(desk).change(MODEL, {"in_flight": 0})
+    await of(desk).change(MODEL, {"in_flight": 3})
+    assert (await of(desk).read())[1] == {MODEL: Limit(in_flight=3)}
+
+
+async def test_lost_limits_come_back_as_what_they_were(desk: Bench) -> None:
+    configured, by_hand = Limit(in_flight=1), Limit(in_flight=2)
+    await of(desk).provide({MODEL: configured})
+    await of(desk).change("openai:x", {"in_flight": 2})
+    before, limits = await of(desk).read()
+    await desk.opened.connection.execute("DEL", SETTINGS)
+    await of(desk).change("openai:y", {"in_flight": 5})
+    assert (await of(desk).version()) != before, "a version never comes twice"
+    await of(desk).begin_with({**limits, "openai:y": configured}, {MODEL: configured})
+    newer = Limit(in_flight=7)
+    await of(desk).provide(dict.fromkeys((MODEL, "openai:x", "openai:y"), newer))
+    assert (await of(desk).read())[1] == {
+        MODEL: newer,  # still a configuration's
+        "openai:x": by_hand,
+        "openai:y": Limit(in_flight=5),  # somebody was faster
+    }
+    stored = await desk.opened.connection.execute("HGET", SETTINGS, MODEL)
+    assert json.loads(stored)["provided"]

@@ -1,0 +1,32 @@
+"""Admitted steps reach their queue, also where that takes no messages at first."""
+
+from support.runs.stored_runs import Bench
+
+from stepfleet.orchestrator.limits.estimates import Amounts
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.store.admission.calls import GRANTED, TICK, Request
+from stepfleet.worker.runtime.admission.gate import Gate
+
+MODEL = "openai:m"
+
+
+async def test_what_the_queue_refuses_is_dispatched_when_it_takes_messages_again(
+    desk: Bench,
+) -> None:
+    store = desk.opened
+    queue = store.dispatch.key_of(store.dispatch.queue)
+    gate = Gate(store, "w1")
+    await gate.settings.change(MODEL, {"in_flight": 3})
+    await store.connection.execute("SET", queue, "no list")  # every push fails
+    for number in range(3):
+        request = Request(StepHint(f"r{number}", 0), "a", "", (MODEL,), Amounts())
+        assert await gate.call(request.operation("ask")) == GRANTED
+        await gate.call(TICK)
+    await gate.publish_again()
+    assert gate.active, "somebody comes back"
+    await store.connection.execute("DEL", queue)
+    await gate.publish_again()
+    assert await store.connection.execute("LLEN", queue) == 3
+    await gate.publish_again()
+    assert await store.connection.execute("LLEN", queue) == 3, "once"
+    await gate.aclose()
