@@ -10,7 +10,11 @@ The service enforces token buckets (burst: two seconds) and answers 429 above. E
 alone, with so much time on an idle machine with two cores:
 
 `requests`, `tokens`  the fleet knows the limit; 65 s for each number of workers with 600 runs
-`unknown`             it learns the limit from 429s and headers; as long
+`unknown`, `blind`    it learns the limit from 429s and headers, or from 429s alone; as long, and
+                      fair with 1,200 runs
+`changed`, `changed_blind`   the same, with a limit that the service halves after 30 s and doubles
+                      60 s later: the seconds after which 95% of the new allowance are used over
+                      10 s, with less than 5% refused; four minutes
 `tenants`             ten runs of one tenant alone, and beside a flood of another; a minute
 `cost`                the same runs without limits, and under limits for which nobody waits; 30 s
 `waiting`             the cost of a step while 50, and while 50,000 wait for its limit; 30 s, and
@@ -37,17 +41,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agents import runner
-from limit_scenes import peers, waiting
+from agents import runner, silent
+from limit_scenes import changed, peers, waiting
 from limit_scenes.service_log import BURST, MINUTE, calls_of, figures
 from limit_scenes.waiting import MODEL
 from loads import Running, Setup, fleet, lines
 from processes import until
 from reports import Column, Report, begin, finish, parser, show
 
+from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.store.keys import WORKERS
 
-SCENES = ("requests", "tokens", "unknown", "tenants", "cost", "waiting", "peers")
+LIMITED = ("requests", "tokens", "unknown", "blind")
+CHANGED = ("changed", "changed_blind")
+SCENES = (*LIMITED, *CHANGED, "tenants", "cost", "waiting", "peers")
 STEPS = 5
 SMALL_RUNS = 10
 LONGEST = 3600.0
@@ -101,10 +108,15 @@ def configured(known: dict[str, Any]) -> dict[str, str]:
     return {"STEPFLEET_LIMITS": json.dumps(known)} if known else {}
 
 
-def work(on: Running, runs: int, tenant: str | None = None) -> float:
+def agent_of(scene: str) -> Agent:
+    """Return the scene's agent: its service states limits in headers, or does not."""
+    return silent if "blind" in scene else runner
+
+
+def work(on: Running, runs: int, tenant: str | None = None, agent: Agent = runner) -> float:
     """Submit runs and wait until all have completed; return the seconds."""
     started = time.monotonic()
-    batch = on.client.submit_batch(lines(runs, STEPS), agent=runner, tenant=tenant)
+    batch = on.client.submit_batch(lines(runs, STEPS), agent=agent, tenant=tenant)
     end = until(lambda: batch.progress().done == runs, within=LONGEST)
     if (progress := batch.progress()).completed != runs:
         raise RuntimeError(f"only {progress.completed} of {runs} runs completed: {progress}")
@@ -116,13 +128,22 @@ def measure_limit(args: argparse.Namespace, scene: str, workers: int) -> dict[st
     tokens = scene == "tokens"
     per_minute = args.rpm * TOKENS_PER_CALL if tokens else args.rpm
     field = "tokens_per_minute" if tokens else "requests_per_minute"
-    known = {} if scene == "unknown" else {MODEL: {field: per_minute}}
+    known = {MODEL: {field: per_minute}} if scene in {"requests", "tokens"} else {}
     with tempfile.TemporaryDirectory(prefix="sf-limits-") as folder:
         log = Path(folder) / "calls.jsonl"
         with limited(args, workers, {"tpm" if tokens else "rpm": per_minute}, known, log) as on:
-            seconds = work(on, args.runs)
+            seconds = work(on, args.runs, agent=agent_of(scene))
         found = figures(calls_of(log), per_minute, tokens=tokens)
     return {"scene": scene, "workers": workers, "runs": args.runs, "seconds": seconds, **found}
+
+
+def measure_change(args: argparse.Namespace, scene: str, workers: int) -> dict[str, Any]:
+    """Measure how the fleet follows a limit that is halved, then doubled."""
+    with tempfile.TemporaryDirectory(prefix="sf-limits-") as folder:
+        log = Path(folder) / "calls.jsonl"
+        with limited(args, workers, {"rpm": args.rpm}, {}, log) as on:
+            found = changed.measure(on, agent_of(scene), args.rpm, log)
+    return {"scene": scene, "workers": workers, **found}
 
 
 def measure_tenants(args: argparse.Namespace, workers: int) -> dict[str, Any]:
@@ -172,9 +193,10 @@ def main() -> None:
     args = arguments()
     report = begin("limits", args)
     for _ in range(args.repeat):
-        for scene in (one for one in args.only if one in ("requests", "tokens", "unknown")):
+        for scene in (one for one in args.only if one in LIMITED + CHANGED):
+            measure = measure_limit if scene in LIMITED else measure_change
             for workers in args.workers:
-                report.add(measure_limit(args, scene, workers))
+                report.add(measure(args, scene, workers))
         if "tenants" in args.only:
             report.add(measure_tenants(args, args.workers[0]))
         if "cost" in args.only:
@@ -194,7 +216,7 @@ def print_tables(report: Report) -> None:
     of = {scene: [row for row in report.rows if row["scene"] == scene] for scene in SCENES}
     show(
         "One limit (goals: used >= 0.95, refused < 0.01, unknown 0.05; overshoot <= 0.02)",
-        of["requests"] + of["tokens"] + of["unknown"],
+        [row for scene in LIMITED for row in of[scene]],
         ("scene", "workers"),
         [
             Column("scene", "scene"),
@@ -204,6 +226,20 @@ def print_tables(report: Report) -> None:
             Column("overshoot", "overshoot", 3, spread=True),
             Column("calls", "calls", 0),
             Column("seconds", "seconds", 1),
+        ],
+    )
+    show(
+        "A limit that changes (goal: back within 120 s, no failed run)",
+        [row for scene in CHANGED for row in of[scene]],
+        ("scene", "workers"),
+        [
+            Column("scene", "scene"),
+            Column("workers", "workers"),
+            Column("halved s", "halved", 1, spread=True),
+            Column("doubled s", "doubled", 1, spread=True),
+            Column("refused", "refused", 4, spread=True),
+            Column("failed", "failed", 0),
+            Column("calls", "calls", 0),
         ],
     )
     show(

@@ -63,8 +63,8 @@ class StreamsText(Protocol):
 class Watch(Protocol):
     """Learns of the limits of models, by their full names, and holds back what would be refused."""
 
-    def holds(self, model: str) -> bool:
-        """Return whether no call is to be made now."""
+    async def may_call(self, model: str) -> bool:
+        """Wait until a call may be made; False: none is to be made now."""
 
     def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
         """Note the headers of an answer over HTTP, which took so long."""
@@ -148,9 +148,10 @@ class Models:
         if llm is None:
             llm, name = self.resolve(model)
             request = request.model_copy(update={"model": name})
-        watch, sent = self.watch, asyncio.get_running_loop().time()
-        if watch is not None and watch.holds(model):
+        watch = self.watch
+        if watch is not None and not await watch.may_call(model):
             raise _held_back(model)
+        sent = asyncio.get_running_loop().time()
         try:
             return await _guarded(llm, request, on_text)
         except ModelError as error:

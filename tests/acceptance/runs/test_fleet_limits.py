@@ -10,9 +10,16 @@ from redis import Redis
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import Fleet, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, RateLimit, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import (
+    Fault,
+    ModelServer,
+    RateLimit,
+    Reply,
+    RequestRecord,
+    ToolCallReply,
+)
 
 Start = Callable[..., FleetWorker]
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]
@@ -51,6 +58,25 @@ def test_a_fleet_uses_its_allowance_and_is_not_refused(start_worker: Start, redi
     waited = [step for one in results for step in one.steps if step.waited_seconds]
     assert {step.waited_for for step in waited} == {"requests per minute of openai:scripted"}
     assert not any(one.lost_attempts for one in results)
+
+
+def test_a_limit_that_nobody_has_configured_is_learned(start_worker: Start, redis_url: str) -> None:
+    """LLM-15, ERR-22: few calls are refused; a run that is refused for ever ends by its time."""
+    with ModelServer(rules, limits=RateLimit(requests=1200)) as server, Fleet(redis_url) as fleet:
+        server.fail(Fault("rate_limited", retry_after=0.1), key="never", attempt=None)
+        start_worker(env={"OPENAI_BASE_URL": server.url, "STEPFLEET_SLOTS": "200"})
+        never = fleet.submit(AGENT, "never", model="openai:other", time_limit=2)
+        batch = fleet.submit_batch([{"id": f"{n}", "input": f"{n}"} for n in range(RUNS)], AGENT)
+        results = list(batch.results())
+        ended = fleet.runs.wait(never, timeout=60)
+        known = {one.name: one for one in fleet.limits.use()}
+        statuses = [one.status for one in server.requests if one.key != "never"]
+    assert [one.output for one in results] == ["done"] * RUNS
+    assert statuses.count(200) == 2 * RUNS
+    assert statuses.count(429) < RUNS / 2, "without a limit most first calls are refused"
+    assert known["openai:scripted"].learned == {"requests_per_minute": 1200}
+    assert known["openai:scripted"].limit is None
+    assert ended.stop_reason is StopReason.TIME_LIMIT
 
 
 def test_a_killed_worker_costs_no_capacity_for_longer_than_its_lease(

@@ -92,8 +92,6 @@ class AdmittedSteps:
         if isinstance(claim, Claim) and claim.limited_by:
             await gate.look_for(f"{BATCH}:{claim.batch_id}")
         if not gate.active:
-            if isinstance(claim, Claim):
-                gate.learning.count(claim.config.model)
             return claim
         grant = Grant.loaded(await reading) if reading else None
         if isinstance(claim, Refusal):
@@ -106,10 +104,7 @@ class AdmittedSteps:
         request, over = self._request(claim)
         if over is not None:
             return replace(claim, exhausted=over)
-        if request is None:
-            gate.learning.count(claim.config.model)
-            return claim
-        return await self._admitted(claim, request, grant)
+        return claim if request is None else await self._admitted(claim, request, grant)
 
     async def _unused(self, hint: StepHint, why: Refused) -> Operation:
         """Return what ends the grant of a step that nobody may take; a committed one was paid."""

@@ -108,15 +108,21 @@ class Gate:
 
     def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
         """Note what an answer's headers state of its model's limits; `seconds` it took."""
+        self.learning.answered(model)
         if found := standings(headers):
             is_limited = model in self.limits
             given = self.learning.stated(model, found, seconds, is_limited=is_limited)
             if given is not None:
                 self.end([given])
 
-    def holds(self, model: str) -> bool:
-        """Return whether a model without a limit has just refused calls."""
-        return self.learning.holds(model)
+    async def may_call(self, model: str) -> bool:
+        """Wait for a model's turn, where nothing is known of it; False: it has just refused."""
+        if self.learning.holds(model):
+            return False
+        if model in self.limits or (turn := self.learning.turn(model)) is None:
+            return True
+        await turn
+        return not (model in self.limits or self.learning.holds(model))
 
     def note_refusal(self, model: str, retry_after: float | None, seconds: float) -> None:
         """Have the whole fleet wait for a model that has refused; one without a limit gets one."""

@@ -3,12 +3,14 @@
 Decides what of it the fleet has to know; most answers change nothing, and cost no command.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.models.rate_headers import Standing
 from stepfleet.orchestrator.store.admission.calls import Operation
+from stepfleet.worker.runtime.admission.ramp import Ramp
 
 WINDOW = 10.0
 FRESH = 1.0
@@ -26,10 +28,11 @@ class Sent:
     began: float
     calls: int = 0
     before: int = 0
+    ramp: Ramp | None = None
 
 
 class Learning:
-    """Counts calls of models without a limit, and compares headers. `clock`: monotonic seconds."""
+    """Counts and paces calls of models without a limit. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,17 +47,20 @@ class Learning:
         """Whether an answer has stated a limit of tokens."""
         return any(said.keys() - {"r"} for said in self._said.values())
 
-    def count(self, model: str) -> None:
-        """Note a call that is made without a grant."""
+    def turn(self, model: str) -> "asyncio.Future[None] | None":
+        """Note a call that is made without a grant; return what it waits for, None for nothing."""
         now, sent = self._clock(), self._sent.get(model)
-        if sent is None:
+        if sent is None or now - sent.began >= 2 * WINDOW:
             if len(self._sent) >= MOST_MODELS:
                 self._sent.clear()
-            sent = self._sent[model] = Sent(now)
-        if now - sent.began >= WINDOW:
-            sent.before = sent.calls if now - sent.began < 2 * WINDOW else 0
-            sent.calls, sent.began = 0, now
+            sent = self._sent[model] = Sent(now, ramp=Ramp(self._clock))
+        elif now - sent.began >= WINDOW:
+            sent.before, sent.calls, sent.began = sent.calls, 0, now
         sent.calls += 1
+        if sent.ramp is None or sent.ramp.is_over:
+            sent.ramp = None
+            return None
+        return sent.ramp.turn()
 
     def holds(self, model: str) -> bool:
         """Return whether calls of a model without a limit are held back, since it refuses them."""
@@ -71,6 +77,8 @@ class Learning:
                 self._held.clear()
             self._held[model] = self._clock() + HOLD
         if sent := self._sent.pop(model, None):
+            if sent.ramp is not None:
+                sent.ramp.end()
             calls, seconds = sent.calls, self._clock() - sent.began
             if sent.before:
                 calls, seconds = calls + sent.before, seconds + WINDOW
@@ -79,6 +87,11 @@ class Learning:
             found["said"] = said
             self._stated[model] = said, self._clock()
         return found
+
+    def answered(self, model: str) -> None:
+        """Note an answer of a model without a limit: more may follow."""
+        if (sent := self._sent.get(model)) is not None and sent.ramp is not None:
+            sent.ramp.answers += 1
 
     def stated(
         self, model: str, found: Mapping[str, Standing], seconds: float, *, is_limited: bool

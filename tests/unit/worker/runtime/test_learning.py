@@ -1,5 +1,7 @@
 """What a worker learns of the limits of models, and when it is worth a word to the fleet."""
 
+import asyncio
+
 from stepfleet.orchestrator.models.rate_headers import Standing
 from stepfleet.worker.runtime.admission.learning import HOLD, MOST_MODELS, Learning
 
@@ -15,11 +17,11 @@ class Clock:
         return self.now
 
 
-def test_calls_without_a_grant_are_reported_once() -> None:
+async def test_calls_without_a_grant_are_reported_once() -> None:
     clock = Clock()
     learning = Learning(clock)
     for _ in range(20):
-        learning.count(MODEL)
+        learning.turn(MODEL)
         clock.now += 0.7
     found = learning.refused(MODEL, is_limited=False)
     assert found["sent"] == 20
@@ -59,25 +61,46 @@ def test_headers_are_sent_when_they_change_something() -> None:
     assert halved["said"] == {"r": 300}
 
 
-def test_a_model_without_a_limit_gets_one_where_little_is_left() -> None:
+async def test_a_model_without_a_limit_gets_one_where_little_is_left() -> None:
     learning = Learning(Clock())
     scarce = {"r": Standing(600, 2, 1.0)}
     made = learning.stated(MODEL, scarce, 0.1, is_limited=False)
     assert made is not None
     assert made["make"]
     for _ in range(5):
-        learning.count("openai:wrong")
+        learning.turn("openai:wrong")
     wrong = {"r": Standing(1, 0, 60.0)}
     assert learning.stated("openai:wrong", wrong, 0.1, is_limited=False) is None, (
         "five calls were answered in this window"
     )
 
 
-def test_names_of_models_take_no_memory_for_ever() -> None:
+async def test_names_of_models_take_no_memory_for_ever() -> None:
     learning = Learning(Clock())
     for number in range(3 * MOST_MODELS):
         name = f"openai:{number}"
-        learning.count(name)
+        learning.turn(name)
         learning.stated(name, {"t": Standing(5)}, 0.1, is_limited=True)
         learning.refused(name, is_limited=False)
     assert all(len(one) <= MOST_MODELS for one in vars(learning).values() if isinstance(one, dict))
+
+
+async def test_a_thousand_first_calls_do_not_go_out_together() -> None:
+    clock = Clock()
+    learning = Learning(clock)
+    turns = [learning.turn(MODEL) for _ in range(1000)]
+    assert turns.count(None) == 32
+    clock.now += 0.1
+    await asyncio.sleep(0.05)
+    assert 40 <= sum(turn is None or turn.done() for turn in turns) <= 60
+    learning.answered(MODEL)
+    learning.refused(MODEL, is_limited=False)
+    assert all(turn is None or turn.done() for turn in turns), "they see that it is held back"
+
+
+async def test_calls_of_a_model_that_answers_are_not_paced_any_more() -> None:
+    clock = Clock()
+    learning = Learning(clock)
+    learning.turn(MODEL)
+    clock.now += 3.1
+    assert all(learning.turn(MODEL) is None for _ in range(1000))
