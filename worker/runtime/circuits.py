@@ -76,7 +76,7 @@ class CircuitBreaker:
             log.warning("%s is out: calls wait for it (%s)", service, error.message)
         self._open[of] = Circuit(name=service, reason=error.message)
         self._unwritten.add(of)
-        await self._write()
+        await self._write(of)  # not those of others that fail at this moment: each writes its own
         return of
 
     async def answered(self, service: str) -> None:
@@ -109,7 +109,7 @@ class CircuitBreaker:
 
     async def look(self) -> None:
         """Read the circuits, probe those whose time it is, and wake who waits for a closed one."""
-        await self._write()
+        await self._write(*self._unwritten)
         found = await self._store.read()
         for of, circuit in list(self._open.items()):
             # The store has lost it, or forgot it while this worker was away: nobody may wait on.
@@ -135,9 +135,9 @@ class CircuitBreaker:
         self._allowed[of] = 1
         await self._store.change("idle", of)
 
-    async def _write(self) -> None:
+    async def _write(self, *opened: str) -> None:
         """Let the fleet know what this worker has opened; a later look repeats what fails."""
-        for of in list(self._unwritten):
+        for of in opened:
             with suppress(*_ERRORS):
                 if circuit := self._open.get(of):
                     await self._store.open(circuit.name, circuit.reason)

@@ -263,3 +263,20 @@ async def test_an_answer_does_not_wait_for_the_runs_that_its_circuit_wakes(
         async with asyncio.timeout(5):
             await hands.breaker.answered(SERVICE)
         go_on.set()
+
+
+async def test_services_that_fail_at_once_are_written_once_each(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = Circuits.open
+
+    async def counted(store: Circuits, name: str, reason: str) -> None:
+        written.append(name)
+        await write(store, name, reason)
+
+    async with fleet_of(redis_url, out()) as (_, hands):
+        monkeypatch.setattr(Circuits, "open", counted)
+        names = [f"service {number}" for number in range(30)]
+        await asyncio.gather(*(hands.breaker.failed(name, "r", out()) for name in names))
+    assert sorted(written) == sorted(names)
