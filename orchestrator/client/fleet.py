@@ -173,8 +173,9 @@ class AsyncFleet:
         a dict, worded by the agent's `prompt` (JSON without one).
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
         costs and limits count it; without one, that of the parent. Where runs wait for a limit,
-        those of a higher `priority` go first. Other options are overrides: fields of the agent's
-        configuration for this run. Submitting a `run_id` (UUID) again changes nothing.
+        those of a higher `priority` go first. `budget` is the run's, as `{"usd": 0.5}`. Other
+        options are overrides: fields of the agent's configuration for this run. Submitting a
+        `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
         place, overrides = placed(options)
@@ -198,10 +199,13 @@ class AsyncFleet:
             tenant=tenant,
             priority=place.priority,
             delay=place.delay,
+            limited=place.budget is not None,
             origin=origin_of(input),
         )
         await client.accept([config])
         await client.store.configs.save(config)
+        if place.budget:
+            await self.limits.submitted(run.run_id, place.budget)
         if await client.submission.create(run):
             await client.submission.publish([run])
         return run.run_id
@@ -359,7 +363,7 @@ class AsyncFleet:
             input_format=input_format,
             rules=rules,
             only_new=only_new,
-            limit=batch_limit(overrides.pop("limit", None)),
+            limit=batch_limit(overrides.pop("limit", None), overrides.pop("budget", None)),
             priority=priority_of(overrides.pop("priority", None)),
             on_progress=on_progress or (lambda _: None),
         )

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.batches.lines import input_of, parse_input, parse_me
 from stepfleet.orchestrator.batches.readers import json_form
 from stepfleet.orchestrator.batches.source import InputFormat
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.limits.limit import Limit, priority_of
+from stepfleet.orchestrator.limits.limit import Limit, budget_of, priority_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -30,6 +30,7 @@ class SubmitOptions(RunOverrides, total=False):
     parent: str | None
     tenant: str | None
     priority: Priority | None
+    budget: Mapping[str, Any] | None
 
 
 class BatchOptions(RunOverrides, total=False):
@@ -42,6 +43,7 @@ class BatchOptions(RunOverrides, total=False):
     tenant: str | None
     priority: Priority | None
     limit: Limit | Mapping[str, Any] | None
+    budget: Mapping[str, Any] | None
 
 
 class RunOptions(SubmitOptions, total=False):
@@ -60,6 +62,7 @@ class RunPlace:
     parent: str | None
     tenant: str | None
     priority: int
+    budget: Limit | None = None
 
 
 def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
@@ -79,6 +82,7 @@ def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
         parent=overrides.pop("parent", None),
         tenant=parse_tenant(overrides.pop("tenant", None)),
         priority=priority_of(overrides.pop("priority", None)),
+        budget=budget_of("run:*", overrides.pop("budget", None)),
     )
     return place, overrides
 

@@ -39,6 +39,10 @@ class AsyncFleetLimits:
         """
         return await (await self._settings()).change(name, fields)
 
+    async def submitted(self, run_id: str, limit: Limit) -> None:
+        """Set the budget of a new run, unless it has one; it goes after the run's end."""
+        await (await self._settings()).submitted(f"run:{run_id}", limit)
+
     async def provide(self, limits: Mapping[str, Limit]) -> None:
         """Set limits as a configuration does: not those that somebody has set by `set`."""
         await (await self._settings()).provide(limits)

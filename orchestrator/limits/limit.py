@@ -109,6 +109,23 @@ def limit_of(name: str, given: Any) -> Limit:
     return found
 
 
+def budget_of(name: str, given: Any) -> Limit | None:
+    """Return the budget of one batch or run, from fields. Raises `ConfigurationError`."""
+    if given is None:
+        return None
+    allowed = _OF_RUNS if kind_of(name) == RUN else _BUDGETS | {"on_budget"}
+    if not isinstance(given, Mapping) or not given.keys() - {"on_budget"}:
+        raise ConfigurationError("field 'budget': write {\"usd\": 5} or other budgets")
+    for field in given:
+        if field not in allowed:
+            fix = meant(str(field), allowed) or f"; write one of {', '.join(sorted(allowed))}"
+            raise ConfigurationError(f"field 'budget': {field!r} is no budget{fix}")
+    try:
+        return limit_of(name, dict(given))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"field 'budget': {str(error).partition(': ')[2]}") from None
+
+
 def limits_from(given: Any) -> dict[str, Limit]:
     """Return limits by name, from a mapping. Raises `ConfigurationError` as `limit_of` does."""
     if not isinstance(given, Mapping):
@@ -138,11 +155,14 @@ def priority_of(given: Any) -> int:
     return PRIORITIES.index(given)
 
 
-def batch_limit(given: Any) -> Limit | None:
+def batch_limit(given: Any, budget: Any = None) -> Limit | None:
     """Return the limit of one batch from fields, or text like 'in_flight=20'; None for nothing.
 
-    Raises `ConfigurationError` as `limit_of` does.
+    `budget` has further fields. Raises `ConfigurationError` as `limit_of` does.
     """
+    if (own := budget_of(f"{BATCH}:*", budget)) is not None:
+        limit = batch_limit(given)
+        return changed(f"{BATCH}:*", limit, own.model_dump(exclude_unset=True))
     if given is None or isinstance(given, Limit):
         return given
     if not isinstance(given, Mapping):

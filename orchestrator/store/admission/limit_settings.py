@@ -28,6 +28,10 @@ PROVIDED = "provided"
 """Marks a limit that comes from a configuration: the next worker's replaces it."""
 LEARNED = "learned"
 """Marks the limit of a model that has none configured: what is known of it is in its state."""
+SUBMITTED = "submitted"
+"""When the run was submitted that a limit belongs to (ms): it goes with that."""
+SETTLED_MS = 600_000
+ENDED = frozenset({"completed", "failed", "cancelled"})
 
 
 class BudgetUse(Record):
@@ -95,6 +99,7 @@ class LimitSettings:
 
     def __init__(self, connection: Connection, found: Keys) -> None:
         self._connection = connection
+        self._found = found
         self._settings = found.of(keys.LIMIT_SETTINGS)
         self._state = found.of(keys.LIMIT_STATE)
         self._lines = found.of(keys.LIMIT_LINES)
@@ -140,7 +145,7 @@ class LimitSettings:
             limit = changed(name, _readable(name, text), fields)
             if not limit.budgets:
                 await self._forget([name])
-            if await self._replace([(name, text, _stored(limit))]):
+            if await self._replace([(name, text, _stored(limit, **_marks(text)))]):
                 return limit
 
     async def provide(self, limits: Mapping[str, Limit]) -> None:
@@ -167,6 +172,27 @@ class LimitSettings:
             for name, one in limits.items()
             if one.model_fields_set
         )
+
+    async def submitted(self, name: str, limit: Limit) -> bool:
+        """Write the limit of a new run, unless there is one; return whether it did."""
+        now = (await self._connection.now()).timestamp()
+        text = _stored(limit, **{SUBMITTED: round(now * 1000)})
+        return bool(await self._replace([(name, "", text)]))
+
+    async def sweep(self, at: str) -> str:
+        """Remove limits of runs that have ended, some at a time; return where to go on.
+
+        Those of runs that a budget has stopped stay as long as these do: they may be retried.
+        """
+        at, page = await self._connection.execute("HSCAN", self._settings, at, "COUNT", 200)
+        now = (await self._connection.now()).timestamp() * 1000
+        found = {name: _marks(text).get(SUBMITTED, 0) for name, text in dict(page).items()}
+        runs = [name for name, begun in found.items() if 0 < begun < now - SETTLED_MS]
+        headers = (self._found.run(name.partition(":")[2]) for name in runs)
+        states = await self._connection.execute_all(*(("HGET", key, "status") for key in headers))
+        gone = [name for name, one in zip(runs, states, strict=True) if one is None or one in ENDED]
+        await self.clear(gone)
+        return str(at)
 
     async def clear(self, names: Collection[str]) -> int:
         """Remove limits; return how many there were."""
@@ -242,9 +268,17 @@ class LimitSettings:
         return int(await run_script(self._connection, "replace", [self._settings], *parts))
 
 
-def _stored(limit: Limit, *, provided: bool = False) -> str:
-    fields = limit.model_dump(exclude_unset=True)
-    return orjson.dumps({**fields, PROVIDED: 1} if provided else fields).decode()
+def _stored(limit: Limit, **marks: int) -> str:
+    own = {name: int(mark) for name, mark in marks.items() if mark}
+    return orjson.dumps({**limit.model_dump(exclude_unset=True), **own}).decode()
+
+
+def _marks(text: str | None) -> dict[str, int]:
+    """Return whose limit it is, as far as that can be read."""
+    with suppress(ValueError, AttributeError):
+        found = orjson.loads(text or "{}").get(SUBMITTED)
+        return {SUBMITTED: int(found)} if found else {}
+    return {}
 
 
 def _read(name: str, text: str) -> Limit:

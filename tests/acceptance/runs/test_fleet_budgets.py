@@ -117,3 +117,19 @@ def test_held_runs_go_on_when_the_budget_is_raised(
     assert [one.output for one in results] == ["done"] * 20
     waits = {step.waited_for for one in results for step in one.steps if step.waited_seconds}
     assert "usd of tenant:acme" in waits
+
+
+def test_a_batch_and_a_run_have_budgets_of_their_own(
+    start_worker: Start, redis_url: str, env: dict[str, str]
+) -> None:
+    """They hold from the first call, in a fleet that had no limits, and go when they are over."""
+    with ModelServer(rules) as server, Fleet(redis_url) as fleet:
+        start_worker(env=env | {"OPENAI_BASE_URL": server.url})
+        batch = fleet.submit_batch(lines(10), AGENT, budget={"calls": 6})
+        run = fleet.run_with_steps(AGENT, "one", budget={"calls": 1}, tenant="b")
+        results = list(batch.results())
+        assert len(server.requests) == 7
+        assert (run.stop_reason, len(run.steps)) == ("guard", 1)
+        assert {f"batch:{batch.id}", f"run:{run.run_id}"} == set(fleet.limits.all())
+    assert sum(len(one.steps) for one in results) == 6
+    assert "guard" in [one.stop_reason for one in results]

@@ -23,8 +23,17 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 
 FIELDS = set(AgentConfig.model_fields)
-FORM = {"input_field", "id_field", "input_format", "only_new", "tenant", "priority", "limit"}
-SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant", "priority"}
+FORM = {
+    "input_field",
+    "id_field",
+    "input_format",
+    "only_new",
+    "tenant",
+    "priority",
+    "limit",
+    "budget",
+}
+SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant", "priority", "budget"}
 
 
 def own_of(function: Callable[..., Any]) -> set[str]:

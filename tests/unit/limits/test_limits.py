@@ -1,10 +1,13 @@
 """Limits as values: their names and fields, which apply to a step, what a call reserves."""
 
+import re
 from functools import partial
+from typing import Any
 
 import pytest
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import (
     FIRST_OUTPUT,
     Amounts,
@@ -14,7 +17,9 @@ from stepfleet.orchestrator.limits.estimates import (
 )
 from stepfleet.orchestrator.limits.limit import (
     Limit,
+    budget_of,
     changed,
+    limit_of,
     limits_from,
     names_of,
     parsed_field,
@@ -81,3 +86,30 @@ def test_the_size_of_answers_is_learned_for_each_agent() -> None:
         learned.learn("a", 10)
     assert learned.of("a") < 15
     assert learned.of("b") == FIRST_OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "fix"),
+    [
+        ("batch:*", {"usdd": 5}, "field 'budget': 'usdd' is no budget; did you mean 'usd'?"),
+        ("batch:*", {"usd": -1}, "field 'usd': input should be greater than 0"),
+        ("batch:*", {"on_budget": "hold"}, 'write {"usd": 5}'),
+        ("batch:*", 5, 'write {"usd": 5}'),
+        ("run:*", {"usd_per_day": 5}, "'usd_per_day' is no budget"),
+        ("batch:*", {"in_flight": 5}, "'in_flight' is no budget"),
+        ("batch:*", {"usd": 5, "on_budget": "wait"}, "on_budget"),
+    ],
+)
+def test_a_budget_that_is_none_is_named_with_its_fix(name: str, given: Any, fix: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(fix)):
+        budget_of(name, given)
+
+
+def test_a_run_compares_its_own_totals_with_its_budget() -> None:
+    limit = limit_of("run:*", {"usd": 0.01, "calls": 3})
+    before = Spending(nano=9_000_000, tokens=10, calls=2)
+    assert limit.exceeded("run:1", before, Spending(nano=1_000_000, calls=1)) is None
+    over = limit.exceeded("run:1", before, Spending(nano=1_000_001, calls=1))
+    assert over is not None
+    assert "usd of run:1: 0.009 USD of the budget of 0.01 USD" in over.evaluation().reason
+    assert limit.exceeded("run:1", Spending(calls=3), Spending(calls=1)) is not None

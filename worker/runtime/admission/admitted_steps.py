@@ -90,7 +90,8 @@ class AdmittedSteps:
         reading = gate.calls.request_grant(hint.run_id) if gate.active else None
         claim = await self._store.claim(hint, token)
         if isinstance(claim, Claim) and claim.limited_by:
-            await gate.look_for(f"{BATCH}:{claim.batch_id}")
+            own = f"{BATCH}:{claim.batch_id}" if claim.batch_id else f"{RUN}:{claim.run_id}"
+            await gate.look_for(own)
         if not gate.active:
             return claim
         grant = Grant.loaded(await reading) if reading else None

@@ -44,6 +44,7 @@ class Ticker:
         self._renewed_at = time.monotonic()
         self._looked_at = float("-inf")
         self._offset = 0
+        self._swept = "0"
 
     async def prepare(self) -> None:
         """Write the limits of the settings, and read all. Raises `StoreError`."""
@@ -128,6 +129,8 @@ class Ticker:
         pages = await opened.connection.execute_all(
             *(("ZRANGEBYSCORE", key, SHELVED, "+inf", "LIMIT", self._offset, PAGE) for key in due)
         )
+        if gate.limits:
+            self._swept = await gate.settings.sweep(self._swept)
         self._offset = self._offset + PAGE if any(len(page) == PAGE for page in pages) else 0
         found = [run for page in pages for run in page]
         lost = await gate.calls.lost_among(found)

@@ -6,7 +6,7 @@
 -- the ledger has: what is settled before that is in the ledger already.
 local QUOTAS = { u = 'usd', k = 'tokens', n = 'calls', a = 'active_seconds' }
 local QUOTA_KINDS, SCALE = { 'u', 'k', 'n', 'a' }, { u = 1000000000, k = 1, n = 1, a = 1000 }
-local DAY_MS, DAYS_KEPT, IDLE_DAYS = 86400000, 3, 2
+local DAY_MS, DAYS_KEPT, IDLE_DAYS, NOTHING = 86400000, 3, 2, '0 0 0 0'
 local HAS_LEDGER = { tenant = true, batch = true, agent = true }
 local today = math.floor(now / DAY_MS)
 local spent_key, reserved_key = prefix .. 'spent', prefix .. 'reserved'
@@ -141,8 +141,11 @@ local function look_at_budgets(state, size)
   for i = 1, #page[2], 2 do
     local on = tonumber(string.match(page[2][i + 1], '%d+$'))
     if string.match(page[2][i], '^batch:') and on and on + IDLE_DAYS < today then
-      redis.call('HDEL', spent_key, page[2][i])
-      redis.call('HDEL', reserved_key, page[2][i])
+      local held = redis.call('HGET', reserved_key, page[2][i]) or NOTHING
+      if held == NOTHING and not budgets[page[2][i]] then
+        redis.call('HDEL', spent_key, page[2][i])
+        redis.call('HDEL', reserved_key, page[2][i])
+      end
     end
   end
 end
