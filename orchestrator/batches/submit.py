@@ -5,7 +5,15 @@ Submitting the same thing again finds the batch and completes it; nothing happen
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,6 +49,8 @@ _CANCELLED = (
 CHUNK_BYTES = 1_000_000
 """Runs that are created together have so much text at most, or are one."""
 CHUNKS_IN_FLIGHT = 4
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between looks for room, where the number of active runs is limited."""
 
 OnProgress = Callable[[int], None]
 
@@ -247,7 +257,7 @@ class BatchSubmission:
         in_flight: set[asyncio.Task[int]] = set()
         submitted = 0
         try:
-            while chunk := await asyncio.to_thread(_take, drafts):
+            while chunk := await asyncio.to_thread(_take, drafts, await self._room(in_flight)):
                 runs = [_new_run(manifest, row, draft, order) for row, draft in chunk]
                 # The first one alone: it loads the script for all others.
                 if not submitted and not in_flight:
@@ -267,6 +277,23 @@ class BatchSubmission:
                 task.cancel()
             await asyncio.gather(*in_flight, return_exceptions=True)
 
+    async def _room(self, in_flight: Collection[asyncio.Task[int]]) -> int:
+        """Return how many runs may be created now, as soon as there are some."""
+        room = await self._submission.room()
+        if room is None:
+            return CHUNK
+        if in_flight:  # those are not counted yet
+            await asyncio.wait(in_flight)
+            room = await self._submission.room()
+        pause = FIRST_PAUSE
+        while not room:
+            if pause == FIRST_PAUSE:
+                log.warning("as many runs are active as max_active_runs allows: waiting for room")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            room = await self._submission.room()
+        return min(room, CHUNK)
+
     async def _create(self, runs: Sequence[NewRun]) -> int:
         created = await self._submission.create_all(runs)
         fresh = [run for run, is_new in zip(runs, created, strict=True) if is_new]
@@ -274,10 +301,10 @@ class BatchSubmission:
         return len(runs)
 
 
-def _take(drafts: Iterator[tuple[int, Draft]]) -> list[tuple[int, Draft]]:
+def _take(drafts: Iterator[tuple[int, Draft]], most: int) -> list[tuple[int, Draft]]:
     taken: list[tuple[int, Draft]] = []
     left = CHUNK_BYTES
-    while left > 0 and len(taken) < CHUNK and (one := next(drafts, None)):
+    while left > 0 and len(taken) < most and (one := next(drafts, None)):
         taken.append(one)
         left -= _size(one[1])
     return taken

@@ -202,6 +202,7 @@ class AsyncFleet:
             limited=place.budget is not None,
             origin=origin_of(input),
         )
+        await client.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
         if place.budget:

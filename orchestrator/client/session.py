@@ -59,7 +59,9 @@ class Client:
         self.audit = Audit(connection, keys)
         self.failed = FailedRuns(connection, keys, store.configs)
         self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)
-        self.submission = Submission(connection, keys, dispatch, grace=grace)
+        self.submission = Submission(
+            connection, keys, dispatch, grace=grace, most=settings.max_active_runs
+        )
         limits = LimitSettings(connection, keys)
         self.batch_submission = BatchSubmission(
             self.batches, store.configs, self.submission, limits

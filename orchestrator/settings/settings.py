@@ -62,7 +62,8 @@ class Settings(BaseSettings):
     `grace` is the wait of a ready run before it is checked again; `drain` is the time that a
     stopping worker gives its steps. `hold_after` runs of a batch that end in a row with the same
     permanent error hold it (0: never). `circuit_after` failures of a model's service in a row open
-    its circuit (0: never): steps then wait for it, `outage_patience` at most. `retention` is how
+    its circuit (0: never): steps then wait for it, `outage_patience` at most. Submitters wait while
+    `max_active_runs` have not ended. `retention` is how
     long ended runs are kept; `ledger_days` how long the sums of their costs are.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
     small, tasks of your own may not be. `cache_bytes` bounds the
@@ -100,6 +101,7 @@ class Settings(BaseSettings):
     poison_limit: int = Field(default=3, ge=1)
     hold_after: int = Field(default=10, ge=0)
     circuit_after: int = Field(default=5, ge=0)
+    max_active_runs: int | None = Field(default=None, ge=1)
     outage_patience: float = Field(default=DAY, ge=0, le=LONGEST_SECONDS)
     rescue_interval: float = Field(default=2.0, gt=0, le=DAY)
     drain: float = Field(default=20.0, ge=0, le=7 * DAY)

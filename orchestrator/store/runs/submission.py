@@ -53,15 +53,36 @@ class NewRun:
 
 
 class Submission:
-    """Writes new runs."""
+    """Writes new runs. `most` runs may be active in the whole fleet; None for any number."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, dispatch: Dispatch, *, grace: float
+        self,
+        connection: Connection,
+        keys: Keys,
+        dispatch: Dispatch,
+        *,
+        grace: float,
+        most: int | None = None,
     ) -> None:
         self._connection = connection
+        self._due = [keys.due(shard) for shard in range(keys.shards)]
+        self._most = most
         self._scripts = RunScripts(connection, keys, dispatch.queue_key)
         self._dispatch = dispatch
         self._grace = grace
+
+    async def room(self) -> int | None:
+        """Return how many runs may be created now; None for any number. Raises `StoreError`."""
+        if self._most is None:
+            return None
+        sizes = await self._connection.execute_all(*(("ZCARD", key) for key in self._due))
+        return max(self._most - sum(map(int, sizes)), 0)
+
+    async def require_room(self) -> None:
+        """Raise `StoreError` while as many runs are active as there may be."""
+        if await self.room() == 0:
+            msg = f"max_active_runs is {self._most:,}, and as many are active: submit it later"
+            raise StoreError(msg)
 
     async def create(self, run: NewRun, made: str | None = None) -> bool:
         """Create a run and make its first step due; return False if it was there already.

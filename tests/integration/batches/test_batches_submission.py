@@ -337,3 +337,34 @@ async def test_a_delayed_run_is_due_later_and_has_no_message_yet(
     due = await desk.due(run_id)
     assert due is not None
     assert before + 599 < due / 1000 < after + 601
+
+
+async def active_runs(desk: Bench) -> list[str]:
+    """Return the runs that have not ended, of all shards."""
+    keys = desk.opened.keys
+    pages = (("ZRANGE", keys.due(shard), 0, -1) for shard in range(keys.shards))
+    found = await desk.opened.connection.execute_all(*pages)
+    return [run_id for page in found for run_id in page]
+
+
+async def test_a_flood_waits_for_room_and_is_whole_in_the_end(
+    redis_url: str, questions: Callable[[int], Path]
+) -> None:
+    """DIST-15: never more runs are active than the fleet may have; single runs are refused."""
+    limited = load_settings(redis_url=redis_url, max_active_runs=20)
+    most = refused = 0
+    async with AsyncFleet(settings=limited) as fleet, bench(redis_url) as desk:
+        submitting = asyncio.create_task(fleet.submit_batch(questions(70), AGENT))
+        while (active := await active_runs(desk)) or not submitting.done():
+            most = max(most, len(active))
+            if len(active) == 20:
+                with pytest.raises(StoreError, match="max_active_runs is 20"):
+                    await fleet.submit(AGENT, "one more")
+                refused += 1
+            if len(active) == 20 or submitting.done():
+                for run_id in active[:15]:
+                    await fleet.runs.cancel(run_id)
+        progress = await (await submitting).progress()
+    assert most == 20
+    assert refused >= 3
+    assert (progress.total, progress.cancelled, progress.open) == (70, 70, 0)
