@@ -7,7 +7,7 @@ python benchmarks/limits.py --only waiting --waiting 50 50000 --wipe
 python benchmarks/limits.py --only peers --runs 600
 
 The service enforces token buckets (burst: two seconds) and answers 429 above. Each scene runs
-alone, with so much time on an idle machine with two cores:
+alone; about so much time (on a busy machine with two cores):
 
 `requests`, `tokens`  the fleet knows the limit; 65 s for each number of workers with 600 runs
 `unknown`, `blind`    it learns the limit from 429s and headers, or from 429s alone; as long, and
@@ -18,8 +18,7 @@ alone, with so much time on an idle machine with two cores:
 `tenants`             ten runs of one tenant alone, and beside a flood of another; a minute
 `cost`                the same runs without limits, and under limits for which nobody waits; 30 s
 `waiting`             the cost of a step while 50, and while 50,000 wait for its limit; 30 s, and
-                      three minutes with 50,000; with `--wipe`, which loses the line once, as
-                      many more
+                      five minutes with 50,000; three more with `--wipe`, which loses the line
 `peers`               the service of `requests` before Inspect's adaptive connections and LiteLLM's
                       router, each in one process; one to three minutes each (`--peer-seconds`),
                       and a minute to make their environments (uv and the package index)
