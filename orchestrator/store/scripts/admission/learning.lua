@@ -69,7 +69,7 @@ end
 local function decide(l)
   local w, had = l.w, l.w.had or math.huge
   l.r, l.top = w.had, w.top
-  if w.n >= RARE and w.ms <= w.gone / 5 then return end
+  if w.n >= RARE * w.x and w.ms <= w.gone / 5 then return end
   if w.n >= ENOUGH and w.gone >= 1000 and (w.gone <= SHORT or not w.had) then
     l.top = math.min(w.n / w.gone * 60000, had)
     l.r, l.k = math.max(l.top * MEASURED, (w.had or 0) * LEAST_OF), 0
@@ -86,7 +86,7 @@ end
 local function begin_wave(name, ms)
   local l = states[name].l
   local had = math.min(l.r or math.huge, ceiling(name))
-  l.w = { n = l.n, gone = now - l.from, ms = ms, had = had < math.huge and had or nil, top = l.top, at = now }
+  l.w = { n = l.n, x = 1, gone = now - l.from, ms = ms, had = had < math.huge and had or nil, top = l.top, at = now }
   if l.n >= ENOUGH and now - l.from >= 1000 then l.n, l.from = 0, now end
 end
 
@@ -117,7 +117,7 @@ local function throttled(op)
     ms = ms or math.min(250 * 2 ^ s.waves, 30000)
     if not is_first or not (is_open or l.said) then begin_wave(name, ms) end
   elseif l.w then
-    l.w.n = l.w.n - 1
+    l.w.n, l.w.x = l.w.n - 1, l.w.x + 1
   end
   if l.w then decide(l) end
   if is_open and not l.top and now - l.at < UNAWARE then start(name, op) end
