@@ -72,6 +72,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "LastError": {"type": "tool", "code": "TOOL_EXECUTION_ERROR", "message": "no", "step": 2},
     "Limit": {"requests_per_minute": 3000, "in_flight": 5},
     "BudgetUse": {"field": "usd", "budget": "5", "spent": "1.25", "reserved": "0", "left": "3.75"},
+    "LimitState": {"name": "openai:m", "waiting": 3},
+    "LimitWait": {"seconds": 1.5, "waits_for": "calls in flight of openai:m"},
     "LimitUse": {"name": "openai:m", "limit": {"in_flight": 5}, "in_flight": 3},
     "LLMResponse": {"content": "hi"},
     "Message": {"role": "user", "content": [{"text": "hi"}]},
