@@ -43,7 +43,7 @@ from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
-from stepfleet.orchestrator.limits.limit import batch_limit, priority_of
+from stepfleet.orchestrator.limits.limit import BATCH, own_limit, priority_of
 from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.messages import Message
@@ -173,8 +173,8 @@ class AsyncFleet:
         a dict, worded by the agent's `prompt` (JSON without one).
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
         costs and limits count it; without one, that of the parent. Where runs wait for a limit,
-        those of a higher `priority` go first. `budget` is the run's, as `{"usd": 0.5}`. Other
-        options are overrides: fields of the agent's configuration for this run. Submitting a
+        those of a higher `priority` go first. `limit` has budgets of the run, as `{"usd": 0.5}`.
+        Other options are overrides: fields of the agent's configuration for this run. Submitting a
         `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
@@ -199,14 +199,14 @@ class AsyncFleet:
             tenant=tenant,
             priority=place.priority,
             delay=place.delay,
-            limited=place.budget is not None,
+            limited=place.limit is not None,
             origin=origin_of(input),
         )
         await client.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
-        if place.budget:
-            await self.limits.submitted(run.run_id, place.budget)
+        if place.limit:
+            await self.limits.submitted(run.run_id, place.limit)
         if await client.submission.create(run):
             await client.submission.publish([run])
         return run.run_id
@@ -364,7 +364,7 @@ class AsyncFleet:
             input_format=input_format,
             rules=rules,
             only_new=only_new,
-            limit=batch_limit(overrides.pop("limit", None), overrides.pop("budget", None)),
+            limit=own_limit(BATCH, overrides.pop("limit", None)),
             priority=priority_of(overrides.pop("priority", None)),
             on_progress=on_progress or (lambda _: None),
         )

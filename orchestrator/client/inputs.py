@@ -11,7 +11,7 @@ from stepfleet.orchestrator.batches.lines import input_of, parse_input, parse_me
 from stepfleet.orchestrator.batches.readers import json_form
 from stepfleet.orchestrator.batches.source import InputFormat
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.limits.limit import Limit, budget_of, priority_of
+from stepfleet.orchestrator.limits.limit import RUN, Limit, own_limit, priority_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -30,7 +30,7 @@ class SubmitOptions(RunOverrides, total=False):
     parent: str | None
     tenant: str | None
     priority: Priority | None
-    budget: Mapping[str, Any] | None
+    limit: Limit | Mapping[str, Any] | None
 
 
 class BatchOptions(RunOverrides, total=False):
@@ -43,7 +43,6 @@ class BatchOptions(RunOverrides, total=False):
     tenant: str | None
     priority: Priority | None
     limit: Limit | Mapping[str, Any] | None
-    budget: Mapping[str, Any] | None
 
 
 class RunOptions(SubmitOptions, total=False):
@@ -62,7 +61,7 @@ class RunPlace:
     parent: str | None
     tenant: str | None
     priority: int
-    budget: Limit | None = None
+    limit: Limit | None = None
 
 
 def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
@@ -82,7 +81,7 @@ def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
         parent=overrides.pop("parent", None),
         tenant=parse_tenant(overrides.pop("tenant", None)),
         priority=priority_of(overrides.pop("priority", None)),
-        budget=budget_of("run:*", overrides.pop("budget", None)),
+        limit=own_limit(RUN, overrides.pop("limit", None)),
     )
     return place, overrides
 

@@ -21,6 +21,7 @@ LONGEST_NAME = 500
 PRIORITIES = ("high", "normal", "low")
 NORMAL = PRIORITIES.index("normal")
 _CHOICE = "'high', 'normal' or 'low'"
+_FIELDS = "fields with numbers, as in_flight=20 or usd=5"
 _NAME = re.compile(r"[^:\s]+:[^\x00-\x1f]+")
 _RATE = Field(default=None, gt=0, le=MOST)
 _MONEY = Field(default=None, gt=0, le=1_000_000)
@@ -109,23 +110,6 @@ def limit_of(name: str, given: Any) -> Limit:
     return found
 
 
-def budget_of(name: str, given: Any) -> Limit | None:
-    """Return the budget of one batch or run, from fields. Raises `ConfigurationError`."""
-    if given is None:
-        return None
-    allowed = _OF_RUNS if kind_of(name) == RUN else _BUDGETS | {"on_budget"}
-    if not isinstance(given, Mapping) or not given.keys() - {"on_budget"}:
-        raise ConfigurationError("field 'budget': write {\"usd\": 5} or other budgets")
-    for field in given:
-        if field not in allowed:
-            fix = meant(str(field), allowed) or f"; write one of {', '.join(sorted(allowed))}"
-            raise ConfigurationError(f"field 'budget': {field!r} is no budget{fix}")
-    try:
-        return limit_of(name, dict(given))
-    except ConfigurationError as error:
-        raise ConfigurationError(f"field 'budget': {str(error).partition(': ')[2]}") from None
-
-
 def limits_from(given: Any) -> dict[str, Limit]:
     """Return limits by name, from a mapping. Raises `ConfigurationError` as `limit_of` does."""
     if not isinstance(given, Mapping):
@@ -155,19 +139,18 @@ def priority_of(given: Any) -> int:
     return PRIORITIES.index(given)
 
 
-def batch_limit(given: Any, budget: Any = None) -> Limit | None:
-    """Return the limit of one batch from fields, or text like 'in_flight=20'; None for nothing.
+def own_limit(kind: str, given: Any) -> Limit | None:
+    """Return the limit that a batch or a run (`kind`) is submitted with; None for nothing.
 
-    `budget` has further fields. Raises `ConfigurationError` as `limit_of` does.
+    It is given as fields, or as text like 'in_flight=20'. Raises `ConfigurationError` as `limit_of`
+    does.
     """
-    if (own := budget_of(f"{BATCH}:*", budget)) is not None:
-        limit = batch_limit(given)
-        return changed(f"{BATCH}:*", limit, own.model_dump(exclude_unset=True))
-    if given is None or isinstance(given, Limit):
-        return given
-    if not isinstance(given, Mapping):
-        given = dict(map(parsed_field, [given] if isinstance(given, str) else given))
-    return limit_of(f"{BATCH}:*", given) if given else None
+    if not isinstance(given, Limit | Mapping | None):
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts):
+            raise ConfigurationError(f"field 'limit' is {ascii(given)[:50]}; write {_FIELDS}")
+        given = dict(map(parsed_field, texts))
+    return limit_of(f"{kind}:*", given) if given else None
 
 
 def parsed_field(text: str) -> tuple[str, Any]:

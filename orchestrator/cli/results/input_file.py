@@ -21,7 +21,7 @@ from stepfleet.orchestrator.batches.openai_format import plain_config
 from stepfleet.orchestrator.batches.source import BatchInput, InputFormat, open_input
 from stepfleet.orchestrator.client.inputs import BatchOptions, Priority
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.limits.limit import batch_limit
+from stepfleet.orchestrator.limits.limit import BATCH, own_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class InputForm:
             only_new=self.only_new,
             tenant=self.tenant,
             priority=self.priority,
-            limit=batch_limit(self.limit),
+            limit=own_limit(BATCH, self.limit),
         )
 
 

@@ -125,8 +125,8 @@ def test_a_batch_and_a_run_have_budgets_of_their_own(
     """They hold from the first call, in a fleet that had no limits, and go when they are over."""
     with ModelServer(rules) as server, Fleet(redis_url) as fleet:
         start_worker(env=env | {"OPENAI_BASE_URL": server.url})
-        batch = fleet.submit_batch(lines(10), AGENT, budget={"calls": 6})
-        run = fleet.run_with_steps(AGENT, "one", budget={"calls": 1}, tenant="b")
+        batch = fleet.submit_batch(lines(10), AGENT, limit={"calls": 6})
+        run = fleet.run_with_steps(AGENT, "one", limit={"calls": 1}, tenant="b")
         results = list(batch.results())
         assert len(server.requests) == 7
         assert (run.stop_reason, len(run.steps)) == ("guard", 1)

@@ -31,9 +31,8 @@ FORM = {
     "tenant",
     "priority",
     "limit",
-    "budget",
 }
-SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant", "priority", "budget"}
+SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant", "priority", "limit"}
 
 
 def own_of(function: Callable[..., Any]) -> set[str]:

@@ -17,11 +17,11 @@ from stepfleet.orchestrator.limits.estimates import (
 )
 from stepfleet.orchestrator.limits.limit import (
     Limit,
-    budget_of,
     changed,
     limit_of,
     limits_from,
     names_of,
+    own_limit,
     parsed_field,
 )
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -89,20 +89,23 @@ def test_the_size_of_answers_is_learned_for_each_agent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "fix"),
+    ("kind", "given", "fix"),
     [
-        ("batch:*", {"usdd": 5}, "field 'budget': 'usdd' is no budget; did you mean 'usd'?"),
-        ("batch:*", {"usd": -1}, "field 'usd': input should be greater than 0"),
-        ("batch:*", {"on_budget": "hold"}, 'write {"usd": 5}'),
-        ("batch:*", 5, 'write {"usd": 5}'),
-        ("run:*", {"usd_per_day": 5}, "'usd_per_day' is no budget"),
-        ("batch:*", {"in_flight": 5}, "'in_flight' is no budget"),
-        ("batch:*", {"usd": 5, "on_budget": "wait"}, "on_budget"),
+        ("batch", {"usdd": 5}, "did you mean 'usd'?"),
+        ("batch", {"usd": -1}, "field 'usd': input should be greater than 0"),
+        ("batch", {"on_budget": "hold"}, "it limits nothing"),
+        ("batch", 5, "field 'limit' is 5; write fields with numbers"),
+        ("batch", ["in_flight=many"], "'many' is no number"),
+        ("run", {"usd_per_day": 5}, "field 'usd_per_day': a run has"),
+        ("run", {"in_flight": 5}, "field 'in_flight': a run has"),
+        ("batch", {"usd": 5, "on_budget": "wait"}, "on_budget"),
     ],
 )
-def test_a_budget_that_is_none_is_named_with_its_fix(name: str, given: Any, fix: str) -> None:
+def test_a_limit_of_its_own_that_is_none_is_named_with_its_fix(
+    kind: str, given: Any, fix: str
+) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(fix)):
-        budget_of(name, given)
+        own_limit(kind, given)
 
 
 def test_a_run_compares_its_own_totals_with_its_budget() -> None:
