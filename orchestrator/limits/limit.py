@@ -70,19 +70,6 @@ class Limit(Record):
         """The fields that are budgets, of those that are set."""
         return _BUDGETS & self.model_fields_set
 
-    def exceeded(self, name: str, before: Spending, wanted: Spending) -> Exhausted | None:
-        """Return the budget in all that a call would exceed; None where there is room."""
-        spent, more = before.stored(), wanted.stored()
-        for kind, field in KINDS.items():
-            budget = getattr(self, field)
-            if budget is None:
-                continue
-            most = round(budget * SCALES[kind])
-            numbers = (spent.get(kind, 0), more.get(kind, 0))
-            if numbers[0] >= most or sum(numbers) > most:
-                return Exhausted.of(name, kind, most, *numbers)
-        return None
-
 
 Limits = Mapping[str, Limit]
 _BUDGETS = frozenset(FIELDS.values())
@@ -108,6 +95,20 @@ def limit_of(name: str, given: Any) -> Limit:
         fix = f"a run has {', '.join(sorted(_OF_RUNS))} only"
         raise ConfigurationError(f"limit {name!r}: field {wrong[0]!r}: {fix}")
     return found
+
+
+def exceeded(limit: Limit, name: str, before: Spending, wanted: Spending) -> Exhausted | None:
+    """Return the budget in all that a call would exceed; None where there is room."""
+    spent, more = before.stored(), wanted.stored()
+    for kind, field in KINDS.items():
+        budget = getattr(limit, field)
+        if budget is None:
+            continue
+        most = round(budget * SCALES[kind])
+        numbers = (spent.get(kind, 0), more.get(kind, 0))
+        if numbers[0] >= most or sum(numbers) > most:
+            return Exhausted.of(name, kind, most, *numbers)
+    return None
 
 
 def limits_from(given: Any) -> dict[str, Limit]:

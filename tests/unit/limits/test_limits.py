@@ -18,6 +18,7 @@ from stepfleet.orchestrator.limits.estimates import (
 from stepfleet.orchestrator.limits.limit import (
     Limit,
     changed,
+    exceeded,
     limit_of,
     limits_from,
     names_of,
@@ -111,8 +112,8 @@ def test_a_limit_of_its_own_that_is_none_is_named_with_its_fix(
 def test_a_run_compares_its_own_totals_with_its_budget() -> None:
     limit = limit_of("run:*", {"usd": 0.01, "calls": 3})
     before = Spending(nano=9_000_000, tokens=10, calls=2)
-    assert limit.exceeded("run:1", before, Spending(nano=1_000_000, calls=1)) is None
-    over = limit.exceeded("run:1", before, Spending(nano=1_000_001, calls=1))
+    assert exceeded(limit, "run:1", before, Spending(nano=1_000_000, calls=1)) is None
+    over = exceeded(limit, "run:1", before, Spending(nano=1_000_001, calls=1))
     assert over is not None
     assert "usd of run:1: 0.009 USD of the budget of 0.01 USD" in over.evaluation().reason
-    assert limit.exceeded("run:1", Spending(calls=3), Spending(calls=1)) is not None
+    assert exceeded(limit, "run:1", Spending(calls=3), Spending(calls=1)) is not None

@@ -25,7 +25,7 @@ from stepfleet.orchestrator.limits.estimates import (
     reserved,
     total,
 )
-from stepfleet.orchestrator.limits.limit import BATCH, RUN, limit_of_run, names_of
+from stepfleet.orchestrator.limits.limit import BATCH, RUN, exceeded, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
@@ -277,7 +277,7 @@ class AdmittedSteps:
             amounts = replace(amounts, spending=self._estimated(claim, prompt))
         if own is not None and amounts.spending is not None:
             before, name = spent_by(state), f"{RUN}:{claim.run_id}"
-            if (over := own.exceeded(name, before, amounts.spending)) is not None:
+            if (over := exceeded(own, name, before, amounts.spending)) is not None:
                 if own.on_budget != HOLD:
                     return None, over
                 names = (*(names or (f"{RUN}:*",)), name)
