@@ -126,7 +126,8 @@ def _random_id() -> str:
 
 def _celerys_own_message(queue: str, task: str, args: list[Any]) -> dict[str, Any]:
     app = Celery("stepfleet", broker="memory://", set_as_current=False)
-    with app.connection_for_write() as connection:
+    # Named here too: CELERY_BROKER_URL, which `celery --broker` sets, overrides that of the app.
+    with app.connection_for_write("memory://") as connection:
         channel = connection.default_channel
         app.send_task(
             task,

@@ -4,6 +4,7 @@ import base64
 import json
 from typing import Any
 
+import pytest
 import redis
 
 from stepfleet.orchestrator.protocol.claim import StepHint
@@ -98,3 +99,15 @@ def test_a_signed_message_equals_what_celery_sends_with_the_signature(redis_url:
 
 def test_without_keys_nothing_is_signed() -> None:
     assert HEADER not in StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+
+
+def test_making_a_message_touches_no_broker_that_the_environment_names(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`celery --broker` sets it; a message taken from that queue would be somebody's hint."""
+    monkeypatch.setenv("CELERY_BROKER_URL", redis_url)
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.lpush("stepfleet", "of somebody else")
+        StepMessages("stepfleet")
+        assert client.lrange("stepfleet", 0, -1) == ["of somebody else"]
+        assert client.keys("*") == ["stepfleet"]

@@ -81,7 +81,7 @@ def test_the_runs_that_failed_are_found_and_retried(
     start_worker()
     batch.wait(LONG)
     status, found = stock.api(f"/runs?status=failed&batch={batch.id}&limit=2")
-    assert status == 200
+    assert status == 200, found
     assert [run["line_id"] for run in found["runs"]] == ["l8", "l4"]
     assert "401" in found["runs"][0]["error"]
     _, rest = stock.api(f"/runs?status=failed&batch={batch.id}&cursor={found['next']}")
