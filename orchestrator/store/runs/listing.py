@@ -34,7 +34,7 @@ LOOKS = 250
 """Runs of a shard that one call of the script looks at: less than a millisecond of Redis."""
 ROUNDS = 8
 ROWS = 2_000
-ROUNDS_OF_ROWS = 4
+MOST_ROWS = 8_000
 LONGEST_ERROR = 500
 LARGEST_STATE = 65_536
 """Bytes of a stored state that is read for a list."""
@@ -182,7 +182,9 @@ class RunLists:
         equal = orjson.dumps({name: value for name, value in wanted.items() if value is not None})
         place = (cursor.place, cursor.run_id) if cursor else ("", "")
         error = (which.error or "").lower()
-        given = (most, max(LOOKS, most), which.since_ms, *place, error, equal, *which.lists)
+        # Runs are spread over the shards; where one has all of them, a few rounds find them.
+        part = 8 + max(most * 3 // self._keys.shards, most // 6)
+        given = (part, max(LOOKS, part), which.since_ms, *place, error, equal, *which.lists)
         # One after the other: between two of them Redis serves the fleet.
         return [
             _Found.of(await run_script(self._connection, "list", [self._keys.due(shard)], *given))
@@ -196,8 +198,10 @@ class RunLists:
         ids: list[str] = []
         end = first = min(cursor.place, batch.rows) if cursor else batch.rows
         fields = ("status", "stop_reason", "agent", "tenant", "error", "created")
-        for _ in range(ROUNDS_OF_ROWS):
-            rows = range(end - 1, max(end - ROWS, 0) - 1, -1)
+        at_once = limit
+        while first - end < MOST_ROWS:
+            rows = range(end - 1, max(end - at_once, 0) - 1, -1)
+            at_once = min(at_once * 4, ROWS)
             named = [run_id_of(batch.batch_id, row) for row in rows]
             for row, run_id, header in zip(
                 rows, named, await self._headers(named, fields), strict=True

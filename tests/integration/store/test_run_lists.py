@@ -120,13 +120,13 @@ async def test_thousands_of_runs_are_read_once_each_and_the_newest_first(
 async def test_a_page_looks_at_a_bounded_number_of_runs_and_says_where_to_go_on(
     desk: Bench, fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepfleet.orchestrator.store.runs.listing.LOOKS", 5)
+    monkeypatch.setattr("stepfleet.orchestrator.store.runs.listing.LOOKS", 9)
     for n in range(2_000):
         await put(desk, f"r{n:04}", "completed", 1_000 + n, agent="rare" if n == 3 else "a")
     found = await pages(fleet, agent="rare", limit=3)
     assert ids(found) == ["r0003"]
-    assert len(found) > 2
-    assert max(page.looked_at for page in found) <= 8 * 5 * desk.opened.keys.shards
+    assert len(found) > 1
+    assert max(page.looked_at for page in found) <= 8 * 9 * desk.opened.keys.shards
 
 
 async def test_a_batch_is_listed_by_its_rows_also_without_lists(
