@@ -134,4 +134,4 @@ def test_the_keys_of_a_store_at_work_are_those_that_the_architecture_lists(
 def shape_of(key: str) -> str:
     """Return a key without ids and hash tags."""
     key = re.sub(r"\{[^}]*\}", "{}", key)
-    return re.sub(r"(:run:|:batch:)[^:]+", r"\1*", key)
+    return re.sub(r"(:run:|:runs:|:batch:)[^:]+", r"\1*", key)

@@ -22,6 +22,14 @@ FAILED: dict[str, Any] = {
     "text": "no such product 'x'",
     "cause": {"kind": "tool", "tool": "stock", "text": "no such product"},
 }
+SUMMARY = {
+    "run_id": "r1",
+    "agent": "clerk",
+    "status": "completed",
+    "created": NOW,
+    "updated": NOW,
+    "tokens": 12,
+}
 GIVEN: dict[str, dict[str, Any]] = {
     "Action": {"tool_name": "look", "tool_call_id": "c1", "arguments": {"a": 1}},
     "AgentCheckpoint": {
@@ -71,6 +79,9 @@ GIVEN: dict[str, dict[str, Any]] = {
     "FinalAnswer": {"answer": "Oslo", "structured": {"city": "Oslo"}},
     "LastError": {"type": "tool", "code": "TOOL_EXECUTION_ERROR", "message": "no", "step": 2},
     "Limit": {"requests_per_minute": 3000, "in_flight": 5},
+    "RunSummary": SUMMARY,
+    "RunTimeline": {"run": SUMMARY, "steps": ({"step": 1, "model": "m"},)},
+    "StepSummary": {"step": 1, "type": "action", "started_at": NOW, "tool_calls": ()},
     "BudgetUse": {"field": "usd", "budget": "5", "spent": "1.25", "reserved": "0", "left": "3.75"},
     "LimitState": {"name": "openai:m", "waiting": 3},
     "LimitWait": {"seconds": 1.5, "waits_for": "calls in flight of openai:m"},
