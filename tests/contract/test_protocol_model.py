@@ -33,7 +33,7 @@ OPERATIONS = {
     "wake",
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
-SELDOM = 10
+SELDOM = 4
 SOAK = settings(GATE, max_examples=5_000, stateful_step_count=100, derandomize=False)
 
 
