@@ -166,3 +166,30 @@ def test_what_nobody_holds_is_not_reserved(gate: Admissions) -> None:
     gate.tick(1000)
     assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == 0
     assert gate.ask("r1", ACME, u=USD) == "granted"
+
+
+@pytest.mark.parametrize("lost", [keys.LIMIT_STATE, keys.LIMIT_GRANTS, keys.LIMIT_RESERVED])
+def test_what_is_reserved_is_counted_anew_in_a_busy_fleet(gate: Admissions, lost: str) -> None:
+    gate.limit(ACME, usd=1, on_budget="hold")
+    based(gate)
+    gate.ask("other", MODEL)  # there is always some grant
+    words = [gate.ask(f"r{at}", ACME, u=3 * USD // 10) for at in range(5)]
+    assert words == ["granted"] * 3 + ["waits"] * 2
+    before = set(gate.granted) - {"other"}
+    if lost == keys.LIMIT_GRANTS:
+        gate.client.hdel(NO_PREFIX.of(lost), "r0", "r1")
+        before -= {"r0", "r1"}
+    else:
+        gate.client.delete(NO_PREFIX.of(lost))
+    reserved = 0
+    for _ in range(4 * LEASE // 1000):
+        for run in {*before, *gate.granted}:
+            gate.call({"op": "renew", "run": run, "step": 0})
+        gate.tick(1000)
+        reserved = gate.numbers(keys.LIMIT_RESERVED, ACME)[0]
+        assert lost != keys.LIMIT_STATE or reserved == 9 * USD // 10, "no reservation is lost"
+    held = set(gate.client.hkeys(NO_PREFIX.of(keys.LIMIT_GRANTS))) - {"other"}
+    assert reserved == len(held) * 3 * USD // 10
+    assert len(held) == (5 if lost == keys.LIMIT_RESERVED else 3), (
+        "lost grants make room for others"
+    )

@@ -116,7 +116,7 @@ local function look_at_levels(state, size)
     if at and (s.f or 0) > 0 and (size == 0 or s.n ~= round) then
       load({ name })
       touched[name], freed[name] = true, true
-      if size == 0 then states[name].f, states[name].c = 0, 0 end
+      if size == 0 then states[name].f, states[name].c, states[name].h = 0, 0, nil end
     elseif at and (s.f or 0) == 0 and now - at > IDLE and not (states[name] or s).l and not s.spent and (tonumber(s.cool) or 0) < now then
       redis.call('HDEL', KEYS[1], name)
     end

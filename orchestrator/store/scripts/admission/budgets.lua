@@ -55,8 +55,34 @@ function budget.read()
     local b = budgets[name]
     b.missing = not all[i] and b.has_ledger
     b.spent = { all = numbers_of(all[i]), day = numbers_of(day[i]) }
-    b.reserved = numbers_of(reserved[i])
+    b.reserved = numbers_of(b.counted or reserved[i])
+    if b.counted and text_of(b.reserved) ~= (reserved[i] or NOTHING) then
+      changed_budgets[name], freed[name] = true, true
+    end
   end
+end
+
+-- What grants hold is counted anew in the rounds of the calls in flight: `h` is what this one has confirmed, nil where
+-- the round had begun before the name's level or its budget. What no grant has confirmed was left over.
+function budget.recount(name, n, is_next)
+  local b, s = budgets[name], states[name]
+  if not b or b.is_run then
+    s.h = nil
+    return
+  end
+  b.counted = n and (is_next and s.h or not is_next and NOTHING) or nil
+  s.h, touched[name] = n and NOTHING, true
+end
+
+function budget.confirm(name, amounts, sign)
+  local b, s = budgets[name], states[name]
+  if not s.h or not b or b.is_run then return end
+  local held = numbers_of(s.h)
+  for _, kind in ipairs(QUOTA_KINDS) do
+    held[kind] = math.max(held[kind] + sign * (tonumber(amounts[kind]) or 0), 0)
+    if b.reserved[kind] < held[kind] then b.reserved[kind], changed_budgets[name] = held[kind], true end
+  end
+  s.h = text_of(held)
 end
 
 -- Which budget of a limit has no room for a call: its code, whether only what others hold is in the way, and numbers.

@@ -71,6 +71,7 @@ local function recount(name)
   local s = states[name]
   if s.n == round then return end
   local left = s.n == own.before and s.c or 0
+  budget.recount(name, s.n, s.n == own.before)
   if s.n and left ~= (s.f or 0) then s.f, freed[name] = left, true end
   s.n, s.c = round, 0
 end
@@ -106,8 +107,8 @@ local function load(names, of_settings, of_state)
     if l and l.of ~= redis.sha1hex(texts[name]) then states[name].l = nil end -- somebody has set or cleared the limit
     measures[name] = measures_of(limit, states[name])
     refill(name)
-    recount(name)
     budget.note(name, limit)
+    recount(name)
   end
   budget.read()
   return found[2 * asked + 1], known[asked + 2]
@@ -166,6 +167,7 @@ local function take(names, amounts)
     if s.l then s.l.n = s.l.n + 1 end
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(amounts, kind) end
     budget.reserve(name, amounts, 1)
+    budget.confirm(name, amounts, 1)
     touched[name] = true
   end
 end
@@ -175,7 +177,10 @@ local function give(grant, used, spent, apart)
   load(grant.names)
   for _, name in ipairs(grant.names) do
     local s, m = states[name], measures[name]
-    if grant.n == round then s.c = math.max((s.c or 0) - 1, 0) end
+    if grant.n == round then
+      s.c = math.max((s.c or 0) - 1, 0)
+      budget.confirm(name, grant.amounts, -1)
+    end
     s.f = math.max((s.f or 0) - 1, s.c or 0)
     for kind in pairs(m.rates) do
       local back = amount(grant.amounts, kind) - amount(used, kind)

@@ -8,6 +8,7 @@ local function confirm(run, held)
     local s = states[name]
     s.c = (s.c or 0) + 1
     s.f = math.max(s.f or 0, s.c)
+    budget.confirm(name, held.amounts, 1)
     touched[name] = true
   end
   held.n = round
