@@ -151,7 +151,10 @@ def own_limit(kind: str, given: Any) -> Limit | None:
         if not isinstance(texts, list | tuple) or not all(isinstance(one, str) for one in texts):
             raise ConfigurationError(f"field 'limit' is {ascii(given)[:50]}; write {_FIELDS}")
         given = dict(map(parsed_field, texts))
-    return limit_of(f"{kind}:*", given) if given else None
+    try:
+        return limit_of(f"{kind}:*", given) if given else None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"field 'limit': {str(error).partition(': ')[2]}") from None
 
 
 def parsed_field(text: str) -> tuple[str, Any]:

@@ -8,7 +8,11 @@ from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ConfigurationError, Limit, StoreError
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.admission.limit_settings import (
+    SETTLED_MS,
+    SUBMITTED,
+    LimitSettings,
+)
 from stepfleet.orchestrator.store.keys import NO_PREFIX
 
 MODEL = "openai:m"
@@ -63,3 +67,23 @@ async def test_lost_limits_come_back_as_what_they_were(desk: Bench) -> None:
     }
     stored = await desk.opened.connection.execute("HGET", SETTINGS, MODEL)
     assert json.loads(stored)["provided"]
+
+
+async def test_the_limit_of_a_run_goes_some_time_after_its_end(desk: Bench) -> None:
+    """Those of others stay: of a run that goes on, of a new one, and what somebody has set."""
+    ended, begun, fresh, by_hand = [f"run:{await desk.create()}" for _ in range(4)]
+    execute, settings = desk.opened.connection.execute, of(desk)
+    for name in (ended, begun, fresh, "run:gone"):
+        assert await settings.submitted(name, Limit(usd=1))
+    await settings.change(by_hand, {"usd": 1})
+    for name in (ended, begun, "run:gone"):
+        stored = json.loads(await execute("HGET", SETTINGS, name))
+        stored[SUBMITTED] -= SETTLED_MS
+        await execute("HSET", SETTINGS, name, json.dumps(stored))
+    for name in (ended, fresh, by_hand):
+        await desk.control.cancel_unread(name.removeprefix("run:"), "")
+    before, at = await settings.version(), "0"
+    while (at := await settings.sweep(at)) != "0":
+        pass
+    assert set(await settings.names()) == {begun, fresh, by_hand}
+    assert await settings.version() != before, "workers read it again"

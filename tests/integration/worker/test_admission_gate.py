@@ -1,5 +1,7 @@
 """Admitted steps reach their queue, also where that takes no messages at first."""
 
+import asyncio
+
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator.limits.estimates import Amounts
@@ -29,4 +31,32 @@ async def test_what_the_queue_refuses_is_dispatched_when_it_takes_messages_again
     assert await store.connection.execute("LLEN", queue) == 3
     await gate.publish_again()
     assert await store.connection.execute("LLEN", queue) == 3, "once"
+    await gate.aclose()
+
+
+async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
+    desk: Bench,
+) -> None:
+    """Of many calls refused at once each finds the limit that the first refusal has made."""
+    gate = Gate(desk.opened, "w1")
+    found: list[bool] = []
+
+    async def refused() -> None:
+        gate.note_refusal("openai:m", 1.0, 0.0)
+        await gate.paused("openai:m")
+        found.append("openai:m" in gate.limits)
+
+    reads = gate.reload
+    begun = asyncio.Event()
+
+    async def slow() -> None:
+        begun.set()
+        await asyncio.sleep(0.05)
+        await reads()
+
+    gate.reload = slow  # type: ignore[method-assign]
+    first = asyncio.create_task(refused())
+    await begun.wait()
+    await asyncio.gather(first, *(refused() for _ in range(3)))
+    assert found == [True] * 4
     await gate.aclose()

@@ -213,6 +213,8 @@ class AdmittedSteps:
 
     async def _held_back(self, claim: Claim) -> Committed:
         """Release a step whose call was not sent, and have it wait."""
+        for model in claim.config.models:  # until the limit is known that its refusal has made
+            await self._gate.paused(model)
         done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
         request, _ = self._request(claim)
         if request is not None and done.applied and done.status == "in_progress":

@@ -79,7 +79,7 @@ class Gate:
         """Whether the limits that this process knows are gone from Redis."""
         self.crash = crash
         self.learning = Learning(time.monotonic)
-        self._reloads = False
+        self._reloading: asyncio.Task[None] | None = None
         self._baselines = Baselines(Ledger(*given), opened.settings.ledger_days)
         self._pauses: dict[str, asyncio.Future[str]] = {}
         self._looked_for: dict[str, asyncio.Task[None]] = {}
@@ -263,11 +263,15 @@ class Gate:
         if self.wiped:
             self.wakes_at = 0.0
             self.wake.set()
-        if answer.version and answer.version != self.version and not self._reloads:
-            self._reloads = True
-            with contextlib.suppress(*ERRORS):
-                await self.reload()
-            self._reloads = False
+        if answer.version and answer.version != self.version:
+            await self._reload_together()
+
+    async def _reload_together(self) -> None:
+        """Read the limits, or wait for those who read them: steps go on with what is known then."""
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self.reload())
+        with contextlib.suppress(*ERRORS):
+            await asyncio.shield(self._reloading)
 
 
 def _received(reply: "asyncio.Future[str]") -> None:
