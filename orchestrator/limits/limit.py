@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -16,14 +17,14 @@ TENANT, BATCH, AGENT, RUN = "tenant", "batch", "agent", "run"
 EACH = (TENANT, BATCH, AGENT, RUN)
 """With `*` as the name of one of these, the limit holds for each of them by itself."""
 SEPARATOR = "\x1f"
-MOST = 1e12
+LEAST, MOST = 1e-3, 1e12
 LONGEST_NAME = 500
 PRIORITIES = ("high", "normal", "low")
 NORMAL = PRIORITIES.index("normal")
 _CHOICE = "'high', 'normal' or 'low'"
 _FIELDS = "fields with numbers, as in_flight=20 or usd=5"
-_NAME = re.compile(r"[^:\s]+:[^\x00-\x1f]+")
-_RATE = Field(default=None, gt=0, le=MOST)
+_NAME = re.compile(r"[^:\s\ud800-\udfff]+:[^\x00-\x1f\ud800-\udfff]+")
+_RATE = Field(default=None, ge=LEAST, le=MOST)
 _MONEY = Field(default=None, gt=0, le=1_000_000)
 _COUNT = Field(default=None, gt=0, le=MOST)
 
@@ -87,7 +88,7 @@ def limit_of(name: str, given: Any) -> Limit:
     try:
         found = given if isinstance(given, Limit) else Limit.model_validate(given)
     except ValidationError as error:
-        text = explain_invalid(error, record=Limit)
+        text = explain_invalid(error, record=Limit).removeprefix("field '<root>': value error, ")
         raise ConfigurationError(f"limit {name!r}: {text}") from None
     if "weight" in found.model_fields_set and kind_of(name) != TENANT:
         raise ConfigurationError(f"limit {name!r}: field 'weight' is for tenants only")
@@ -167,10 +168,12 @@ def parsed_field(text: str) -> tuple[str, Any]:
         raise ConfigurationError(f"{text!r}: write {field}=NUMBER, or {field}= to take it away")
     if field == "on_budget":
         return field, value or None
-    try:
-        return field, json.loads(value.replace("_", "")) if value else None
-    except ValueError:
-        raise ConfigurationError(f"{text!r}: {value!r} is no number") from None
+    number = None
+    with suppress(ValueError):
+        number = json.loads(value.replace("_", "")) if value else None
+    if (value and not isinstance(number, int | float)) or isinstance(number, bool):
+        raise ConfigurationError(f"{text!r}: {value!r} is no number")
+    return field, number
 
 
 def kind_of(name: str) -> str:

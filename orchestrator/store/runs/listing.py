@@ -181,7 +181,7 @@ class RunLists:
         wanted = {name: getattr(which, name) for name in ("agent", "tenant")}
         equal = orjson.dumps({name: value for name, value in wanted.items() if value is not None})
         place = (cursor.place, cursor.run_id) if cursor else ("", "")
-        error = (which.error or "").lower()
+        error = (which.error or "").encode().lower().decode()  # ASCII alone, as Redis does
         # Runs are spread over the shards; where one has all of them, a few rounds find them.
         part = 8 + max(most * 3 // self._keys.shards, most // 6)
         given = (part, max(LOOKS, part), which.since_ms, *place, error, equal, *which.lists)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis
-from support.runs.admissions import LEASE, Admissions
+from support.runs.admissions import LEASE, Admissions, request
 
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import NO_PREFIX
@@ -136,6 +136,9 @@ def test_each_lost_worker_is_charged_once(gate: Admissions) -> None:
         assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == USD // 10
     assert ask("r1", crashes=1, lost=1) == "granted"
     assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == 4 * USD // 10
+    again = request("r1", ACME, op="try", u=USD // 10, crashes=2, lost=1)
+    gate.call({"op": "lost", "run": "r1", "step": 0, "crashes": 2}, again)  # as a worker sends it
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == 5 * USD // 10
 
 
 def test_sums_are_exact(gate: Admissions) -> None:

@@ -92,6 +92,14 @@ async def test_a_page_shows_what_a_run_has_done(desk: Bench, fleet: AsyncFleet) 
     assert ids(await pages(fleet, tenant="")) == [bad]
 
 
+async def test_a_part_of_an_error_is_found_whatever_its_case(
+    desk: Bench, fleet: AsyncFleet
+) -> None:
+    await put(desk, "r1", "error", 1_000, error="Boom: no route to Évry")
+    for part in ("boom", "Boom", "BOOM: No", "Évry"):
+        assert ids(await pages(fleet, error=part)) == ["r1"]
+
+
 async def test_thousands_of_runs_are_read_once_each_and_the_newest_first(
     desk: Bench, fleet: AsyncFleet
 ) -> None:

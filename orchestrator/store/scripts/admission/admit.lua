@@ -27,7 +27,8 @@
 -- Invariants: a run has one grant, or one place in a line, of one step; who is in neither asks again when dispatched.
 
 -- Lost workers may have paid for a step's call: each counts once, as it was estimated. The grant was for the last of
--- them: the call in its place needs another one.
+-- them: the call in its place needs another one, and its request does not charge the loss again.
+local charged = {}
 local function lost(op)
   local held = grant_of(op.run)
   if not held or held.step ~= op.step then return 'none' end
@@ -35,6 +36,7 @@ local function lost(op)
   if times <= 0 then return 'none' end
   load(held.names)
   for _, name in ipairs(held.names) do budget.spend(name, held.amounts, times - 1) end
+  charged[op.run] = true
   return drop(op.run, op.step)
 end
 
@@ -52,7 +54,7 @@ local function ask(op)
     names = op.names, amounts = op.amounts, since = now, crashes = op.crashes }
   local line = e.names[1]
   load(e.names)
-  if op.lost then
+  if op.lost and not charged[op.run] then
     for _, name in ipairs(e.names) do budget.spend(name, e.amounts) end
   end
   local over = budget.over(e.names, e.amounts)

@@ -47,7 +47,7 @@ local function matches(list, id)
   for i, name in ipairs(names) do
     if (h[3 + i] or '') ~= wanted[name] then return false end
   end
-  return ARGV[6] == '' or string.find(h[3] or '', ARGV[6], 1, true) ~= nil
+  return ARGV[6] == '' or string.find(string.lower(h[3] or ''), ARGV[6], 1, true) ~= nil
 end
 
 local lists = {}
