@@ -19,6 +19,8 @@ alone; about so much time (on a busy machine with two cores):
 `cost`                the same runs without limits, and under limits for which nobody waits; 30 s
 `waiting`             the cost of a step while 50, and while 50,000 wait for its limit; 30 s, and
                       five minutes with 50,000; three more with `--wipe`, which loses the line
+`budget`              a tenant's budget of `--usd` over `--budget-workers`, one of which is killed:
+                      what is spent, beside the ledger and the service's log; two minutes
 `peers`               the service of `requests` before Inspect's adaptive connections and LiteLLM's
                       router, each in one process; one to three minutes each (`--peer-seconds`),
                       and a minute to make their environments (uv and the package index)
@@ -41,19 +43,18 @@ from pathlib import Path
 from typing import Any
 
 from agents import runner, silent
-from limit_scenes import changed, peers, waiting
+from limit_scenes import budget, changed, peers, waiting
 from limit_scenes.service_log import BURST, MINUTE, calls_of, figures
+from limit_scenes.tables import CHANGED, LIMITED, TABLES
 from limit_scenes.waiting import MODEL
 from loads import Running, Setup, fleet, lines
 from processes import until
-from reports import Column, Report, begin, finish, parser, show
+from reports import Report, begin, finish, parser, show
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.store.keys import WORKERS
 
-LIMITED = ("requests", "tokens", "unknown", "blind")
-CHANGED = ("changed", "changed_blind")
-SCENES = (*LIMITED, *CHANGED, "tenants", "cost", "waiting", "peers")
+SCENES = (*LIMITED, *CHANGED, "tenants", "cost", "waiting", "budget", "peers")
 STEPS = 5
 SMALL_RUNS = 10
 LONGEST = 3600.0
@@ -74,6 +75,8 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--waiting", nargs="*", type=int, default=[50, 50_000], help="steps in line")
     made.add_argument("--measured", type=int, default=2000, help="steps measured, for `waiting`")
     made.add_argument("--wipe", action="store_true", help="lose the line after `waiting`")
+    made.add_argument("--usd", type=float, default=5.0, help="the budget, for `budget`")
+    made.add_argument("--budget-workers", type=int, default=8, help="workers, for `budget`")
     made.add_argument("--peers", nargs="*", choices=list(peers.PEERS), default=list(peers.PEERS))
     made.add_argument("--peer-seconds", type=float, default=300.0, help="most for each peer")
     return made.parse_args()
@@ -204,6 +207,10 @@ def main() -> None:
                 report.add(measure_cost(args, known, name))
         for size in args.waiting if "waiting" in args.only else ():
             report.add(waiting.measure(size, args.measured, wipe=args.wipe))
+        if "budget" in args.only:
+            with tempfile.TemporaryDirectory(prefix="sf-limits-") as folder:
+                job = (args.budget_workers, args.usd, args.latency, Path(folder))
+                report.add(budget.measure(*job))
         if "peers" in args.only:
             measure_peers(args, report)
     print_tables(report)
@@ -212,89 +219,9 @@ def main() -> None:
 
 def print_tables(report: Report) -> None:
     """Print a table for each kind of scene."""
-    of = {scene: [row for row in report.rows if row["scene"] == scene] for scene in SCENES}
-    show(
-        "One limit (goals: used >= 0.95, refused < 0.01, unknown 0.05; overshoot <= 0.02)",
-        [row for scene in LIMITED for row in of[scene]],
-        ("scene", "workers"),
-        [
-            Column("scene", "scene"),
-            Column("workers", "workers"),
-            Column("used", "used", 3, spread=True),
-            Column("refused", "refused", 4, spread=True),
-            Column("overshoot", "overshoot", 3, spread=True),
-            Column("calls", "calls", 0),
-            Column("seconds", "seconds", 1),
-        ],
-    )
-    show(
-        "A limit that changes (goal: back within 120 s, no failed run)",
-        [row for scene in CHANGED for row in of[scene]],
-        ("scene", "workers"),
-        [
-            Column("scene", "scene"),
-            Column("workers", "workers"),
-            Column("halved s", "halved", 1, spread=True),
-            Column("doubled s", "doubled", 1, spread=True),
-            Column("refused", "refused", 4, spread=True),
-            Column("failed", "failed", 0),
-            Column("calls", "calls", 0),
-        ],
-    )
-    show(
-        "Ten runs of a small tenant (goal: ratio 1.2 at most)",
-        of["tenants"],
-        ("scene", "workers"),
-        [
-            Column("flood", "runs"),
-            Column("alone s", "alone", 1, spread=True),
-            Column("beside s", "beside", 1, spread=True),
-            Column("ratio", "ratio", 2, spread=True),
-            Column("flood left", "flood_left", 0),
-        ],
-    )
-    show(
-        "Cost of a step (goal: with ample limits 1.1 times that without)",
-        of["cost"],
-        ("scene", "limits"),
-        [
-            Column("limits", "limits"),
-            Column("worker CPU ms", "worker_ms", 3, spread=True),
-            Column("Redis CPU ms", "redis_ms", 3, spread=True),
-            Column("commands", "commands", 2, spread=True),
-        ],
-    )
-    show(
-        "Steps that wait (goal: the same cost of a step, within 20%)",
-        of["waiting"],
-        ("scene", "waiting"),
-        [
-            Column("waiting", "waiting", 0),
-            Column("worker CPU ms", "worker_ms", 3, spread=True),
-            Column("Redis CPU ms", "redis_ms", 3, spread=True),
-            Column("commands", "commands", 1, spread=True),
-            Column("slowest ms", "slowest_ms", 1),
-            Column("bytes/waiting", "bytes", 0),
-            Column("to enter: commands", "enter_commands", 1),
-            Column("s", "enter_seconds", 0),
-            Column("rebuilt s", "rebuild_seconds", 0),
-        ],
-    )
-    show(
-        "Peers, one process each (goal: ahead of them in what is used and in what is refused)",
-        of["peers"],
-        ("scene", "what"),
-        [
-            Column("what", "what"),
-            Column("used", "used", 3, spread=True),
-            Column("refused", "refused", 4, spread=True),
-            Column("overshoot", "overshoot", 3, spread=True),
-            Column("in all", "whole", 3, spread=True),
-            Column("calls", "calls", 0),
-            Column("seconds", "seconds", 1),
-            Column("done", "ended"),
-        ],
-    )
+    for one in TABLES:
+        rows = [row for scene in one.scenes for row in report.rows if row["scene"] == scene]
+        show(one.title, rows, one.by, one.columns)
 
 
 if __name__ == "__main__":

@@ -41,28 +41,32 @@ class Amounts:
         return stored if self.before is None else stored | {"own": self.before.stored()}
 
 
-class OutputEstimates:
-    """Learns how many tokens the answers of each agent have: about their upper quartile."""
+class AgentEstimates:
+    """Learns a number of the calls of each agent, as their output tokens: about its upper quartile.
 
-    def __init__(self) -> None:
+    `first` is expected of an agent of which nothing is known.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
         self._known: dict[str, float] = {}
 
-    def learn(self, agent: str, tokens: int) -> None:
-        """Note the size of an answer."""
+    def learn(self, agent: str, number: int) -> None:
+        """Note the number of a call."""
         known = self._known.get(agent)
         if known is None:
             if len(self._known) >= MOST_AGENTS:
                 self._known.clear()
-            self._known[agent] = float(tokens)
+            self._known[agent] = float(number)
             return
-        step = PACE * max(known, tokens, 1.0)
+        step = PACE * max(known, number, 1.0)
         self._known[agent] = max(
-            0.0, known + (step * QUANTILE if tokens > known else -step * (1 - QUANTILE))
+            0.0, known + (step * QUANTILE if number > known else -step * (1 - QUANTILE))
         )
 
     def of(self, agent: str) -> int:
-        """Return the expected size of the agent's next answer."""
-        return round(self._known.get(agent, FIRST_OUTPUT))
+        """Return the number that is expected of the agent's next call."""
+        return round(self._known.get(agent, self._first))
 
 
 def reserved(

@@ -19,6 +19,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -245,6 +246,10 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise ConfigurationError(f"settings: {explain_invalid(error)}") from None
+    except SettingsError as error:  # a variable whose text is no JSON; others are read as they are
+        name = re.search(r'field "(\w+)"', str(error))
+        variable = f"STEPFLEET_{name[1].upper()}" if name else "a variable STEPFLEET_..."
+        raise ConfigurationError(f"{variable} is no JSON: correct it, or unset it") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{Path(CONFIG_FILE).name}: {error}") from None
 

@@ -10,8 +10,8 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import (
     FIRST_OUTPUT,
+    AgentEstimates,
     Amounts,
-    OutputEstimates,
     charged,
     reserved,
 )
@@ -78,7 +78,7 @@ def test_providers_differ_in_what_their_rates_count() -> None:
 
 
 def test_the_size_of_answers_is_learned_for_each_agent() -> None:
-    learned = OutputEstimates()
+    learned = AgentEstimates(FIRST_OUTPUT)
     assert learned.of("a") == FIRST_OUTPUT
     for at in range(400):
         learned.learn("a", 100 if at % 4 else 1000)

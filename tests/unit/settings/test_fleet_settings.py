@@ -32,6 +32,13 @@ def test_a_setting_that_cannot_be_is_told_with_its_name(
         load_settings()
 
 
+@pytest.mark.parametrize("text", ["", "{", "none"])
+def test_a_variable_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("STEPFLEET_LIMITS", text)
+    with pytest.raises(ConfigurationError, match="STEPFLEET_LIMITS is no JSON"):
+        load_settings()
+
+
 def test_what_is_no_setting_in_the_file_is_told_with_what_may_be_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

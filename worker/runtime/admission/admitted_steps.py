@@ -19,8 +19,9 @@ from stepfleet.orchestrator.limits.budgets import (
     spent_by,
 )
 from stepfleet.orchestrator.limits.estimates import (
+    FIRST_OUTPUT,
+    AgentEstimates,
     Amounts,
-    OutputEstimates,
     charged,
     reserved,
     total,
@@ -57,6 +58,7 @@ from stepfleet.orchestrator.store.admission.calls import (
 from stepfleet.orchestrator.store.admission.limit_settings import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.runtime.admission.prompts import Prompts
 from stepfleet.worker.runtime.admission.spending import (
     Price,
     spent_by_answer,
@@ -64,6 +66,7 @@ from stepfleet.worker.runtime.admission.spending import (
 )
 from stepfleet.worker.step import CANCELLED
 
+FIRST_MILLISECONDS = 250
 TOOL_SECONDS = 0.25
 """So long a call may stay in flight behind its answer; tools that take longer hold no limit."""
 _RELEASED = partial(Verdict, Move.RELEASE)
@@ -81,8 +84,9 @@ class AdmittedSteps:
         self._store = store
         self._gate = gate
         self._price = price
-        self._outputs = OutputEstimates()
-        self._durations = OutputEstimates()
+        self._outputs = AgentEstimates(FIRST_OUTPUT)
+        self._durations = AgentEstimates(FIRST_MILLISECONDS)
+        self._prompts = Prompts()
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
@@ -176,6 +180,7 @@ class AdmittedSteps:
             return await self._held_back(claim)
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
+        self._learn(claim, verdict)  # before the next step is expected to take as much
         following = self._following(claim, verdict)
         again = following is not None and bool(verdict.refused)
         if again:
@@ -191,7 +196,6 @@ class AdmittedSteps:
                 gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
             gate.forget(claim.hint)
             return done
-        self._learn(claim, verdict)
         gate.end(self._ending(claim, verdict))
         gate.forget(claim.hint)
         if following is not None and done.status == "in_progress":
@@ -264,8 +268,9 @@ class AdmittedSteps:
         if not names and own is None:
             return None, None
         state = state or claim.state
-        if prompt is None:
-            prompt = _tokens(state.messages, gate)
+        whole = prompt is None
+        counted = _tokens(state.messages, gate) if prompt is None else prompt
+        prompt = self._prompts.expect(config.name, hint or claim.hint, counted, whole=whole)
         is_first = hint is None and claim.state.step_count == 0
         amounts = reserved(
             config.model,
@@ -368,6 +373,8 @@ class AdmittedSteps:
         result = verdict.logged.result if verdict.logged else None
         if result is not None and result.usage is not None and result.usage.completion_tokens:
             self._outputs.learn(claim.config.name, result.usage.completion_tokens)
+            if self._gate.estimates_tokens and result.usage.llm_calls == 1:
+                self._prompts.learn(claim.config.name, claim.hint, result.usage.prompt_tokens)
         if result is not None and self._gate.has_times:
             self._durations.learn(claim.config.name, round(result.duration_ms))
 
