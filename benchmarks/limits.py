@@ -15,7 +15,8 @@ alone; about so much time (on a busy machine with two cores):
 `changed`, `changed_blind`   the same, with a limit that the service halves after 30 s and doubles
                       60 s later: the seconds after which 95% of the new allowance are used over
                       10 s, with less than 5% refused; four minutes
-`tenants`             ten runs of one tenant alone, and beside a flood of another; a minute
+`tenants`             ten runs of one tenant alone, while a flood of another comes in, and
+                      once it is in line; a minute and a half
 `cost`                the same runs without limits, and under limits for which nobody waits; 30 s
 `waiting`             the cost of a step while 50, and while 50,000 wait for its limit; 30 s, and
                       five minutes with 50,000; three more with `--wipe`, which loses the line
@@ -157,6 +158,9 @@ def measure_tenants(args: argparse.Namespace, workers: int) -> dict[str, Any]:
             alone = work(on, SMALL_RUNS, "small")
             flood = on.client.submit_batch(lines(args.flood, STEPS), agent=runner, tenant="flood")
             until(lambda: flood.progress().steps >= 2 * args.rpm / MINUTE, within=LONGEST)
+            coming = work(on, SMALL_RUNS, "small")
+            goal = 0.9 * (args.flood - flood.progress().done)
+            until(lambda: waiting.in_line(on.store) >= goal, within=LONGEST)
             beside = work(on, SMALL_RUNS, "small")
             left = args.flood - flood.progress().done
             flood.cancel()
@@ -165,6 +169,7 @@ def measure_tenants(args: argparse.Namespace, workers: int) -> dict[str, Any]:
         "workers": workers,
         "runs": args.flood,
         "alone": alone,
+        "coming": coming,
         "beside": beside,
         "ratio": beside / alone,
         "flood_left": left,

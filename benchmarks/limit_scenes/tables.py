@@ -54,6 +54,7 @@ TABLES = (
         (
             Column("flood", "runs"),
             Column("alone s", "alone", 1, spread=True),
+            Column("flood comes s", "coming", 1, spread=True),
             Column("beside s", "beside", 1, spread=True),
             Column("ratio", "ratio", 2, spread=True),
             Column("flood left", "flood_left", 0),

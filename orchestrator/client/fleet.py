@@ -333,13 +333,12 @@ class AsyncFleet:
         `Limit` (`in_flight`, `starts_per_minute`, ...); `fleet.limits.set("batch:ID", ...)`
         changes it later. Runs of a higher `priority` go first where some wait for a limit. Further
         options are overrides for all runs. `agent` is for lines that name none; `agents` are
-        further ones as code, other names are those that workers announced. All lines are
-        checked before any becomes a run; `skip_invalid` submits the good ones anyway. The same
-        lines, agents and overrides, or the same `idempotency_key`, are the same batch: submitting
-        again completes an interrupted submission. A few thousand creations are in flight at a time,
-        so memory here stays the same for any number of lines, and a slow Redis slows it down.
-        `on_progress` receives the number of runs so far. Raises `ConfigurationError` that
-        lists the bad lines, `StoreError` when Redis stays out of reach.
+        further ones as code, others are those of workers. All lines are checked before any becomes
+        a run; `skip_invalid` submits the good ones anyway. The same lines, agents and overrides, or
+        the same `idempotency_key`, are the same batch: submitting again completes an interrupted
+        submission. Memory here is the same for any number of lines. `on_progress` receives the
+        number of runs so far. Raises `ConfigurationError` that lists the bad lines, `StoreError`
+        when Redis stays out of reach.
         """
         client = await self._session.open()
         known = {key: one.config for key, one in (agents or {}).items()}

@@ -47,9 +47,8 @@ def run(
 ) -> int:
     """Run a file of inputs: Redis, workers, progress and results, all in one command.
 
-    Uses the Redis in STEPFLEET_REDIS_URL, or starts a private one in the data folder. Results
-    are written as runs end. One file is one batch: Ctrl-C pauses it in good order, the same
-    command resumes it and adds the missing results. Once it is done, only --again runs it anew.
+    Uses the Redis in STEPFLEET_REDIS_URL, or a private one. One file is one batch: Ctrl-C pauses,
+    the same command goes on.
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
     from stepfleet.orchestrator.cli.local.simulation import simulated_as
@@ -59,7 +58,6 @@ def run(
     from stepfleet.orchestrator.cli.run.run import run_file
 
     simulated = simulated_as(simulate, simulate_latency, simulate_faults)
-    form = InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit)
     plan = RunPlan(
         file=file,
         input_name=str(file),
@@ -74,7 +72,7 @@ def run(
         check=not no_check,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
-        form=form,
+        form=InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit),
     )
     return run_file(plan)
 

@@ -138,6 +138,19 @@ def test_a_rate_without_headers_comes_to_what_the_provider_allows(
     assert accepted > 0.95 * 150
 
 
+def test_few_refusals_pause_calls_and_leave_a_rate_that_somebody_has_set(gate: Admissions) -> None:
+    """Estimates of tokens err a little; one refusal is no reason to call ever more slowly."""
+    gate.limit(MODEL, tokens_per_minute=300_000)
+    for _ in range(5):
+        refuse(gate, ms=1000)
+    assert rate(gate) is None
+    assert gate.ask("r0", MODEL) == "waits"
+    gate.tick(1100)
+    assert "r0" in gate.granted
+    refuse(gate, ms=1000)  # the sixth
+    assert rate(gate) is not None, "many within a minute: the provider allows less"
+
+
 def test_a_provider_that_refuses_all_is_asked_ever_more_seldom(gate: Admissions) -> None:
     gate.limit(MODEL, requests_per_minute=6000)
     flood(gate, 50)

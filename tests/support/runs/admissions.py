@@ -1,11 +1,15 @@
 """The admission script on a real Redis, with a clock that tests set."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from redis import Redis
+from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.store import keys, lua
 from stepfleet.orchestrator.store.keys import NO_PREFIX
@@ -122,3 +126,37 @@ class Admissions:
         """Return the script's own count."""
         state = self.client.hget(NO_PREFIX.of(keys.LIMIT_STATE), name)
         return int(orjson.loads(state).get("f", 0)) if state else 0
+
+
+def search(
+    server: RedisServer,
+    play: Callable[[Admissions, list[Any]], None],
+    operations: st.SearchStrategy[list[Any]],
+    examples: int,
+    change: Callable[[str], str] | None = None,
+) -> None:
+    """Play generated operations on the script, or on a changed copy of it."""
+    with Redis.from_url(server.url, decode_responses=True) as client:
+        real = Admissions(client)
+        if change:
+            real.script = client.register_script(change(str(real.script.script)))
+
+        @settings(
+            max_examples=examples,
+            database=None,
+            derandomize=True,
+            report_multiple_bugs=False,
+            phases=[Phase.generate] if change else list(Phase),
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(operations)
+        def example(found: list[Any]) -> None:
+            play(real, found)
+
+        example()
+
+
+def seeded(old: str, new: str) -> Callable[[str], str]:
+    """Return what puts a bug into the script; it has to fit."""
+    assert old in lua.text("admit"), "the script has changed: so does the seeded bug"
+    return lambda text: text.replace(old, new, 1)

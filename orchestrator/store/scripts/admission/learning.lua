@@ -6,6 +6,7 @@
 local new_version
 local MARK = '{"learned":1}'
 local FEW, RARE = 3, 25
+local TRUSTED, MINUTE = 5, 60000
 local ENOUGH, SHORT, CUT_EVERY, FORGET = 10, 15000, 15000, 3600000
 local MEASURED, PROBED, BLIND, LEAST_OF, LEAST, SLOW = 0.97, 0.95, 0.8, 0.3, 1, 60
 local UNAWARE = 5000 -- ms in which workers that do not know of a new limit may still call
@@ -98,6 +99,16 @@ local function start(name, op)
   l.r = math.max((l.sent - l.lost) / l.secs * 60, SLOW)
 end
 
+-- Whether a refusal is one of few in a minute under a limit that somebody has set: estimates of tokens err a little. Then
+-- the fleet pauses, and its rate stays.
+local function is_trusted(name)
+  local l = states[name].l
+  if configured[name].learned then return false end
+  if now - (l.since or 0) > MINUTE then l.since, l.few = now, 0 end
+  l.few = l.few + 1
+  return l.few <= TRUSTED
+end
+
 -- The provider has refused a call, which was sent `age` ms ago. Refusals of calls that were sent before one pause are one
 -- wave. Without a wish of the provider the pauses grow while it lets nothing pass.
 local function throttled(op)
@@ -109,17 +120,18 @@ local function throttled(op)
   local is_first = not s.l or s.l.wave == 0
   local l = s.l or begin_learning(name)
   local is_wave = is_first or (cool <= now and now - (tonumber(op.age) or 0) >= l.wave)
-  local is_open, ms = ceiling(name) == math.huge, tonumber(op.ms)
+  local is_open, ms = configured[name].learned and ceiling(name) == math.huge, tonumber(op.ms)
+  local trusted = is_trusted(name)
   l.n = math.max(l.n - 1, 0)
   if is_wave then
     local is_vain = l.n <= FEW or (l.w and l.w.n <= FEW)
     s.waves = is_vain and now - cool < 60000 and (tonumber(s.waves) or 0) + 1 or 1
     ms = ms or math.min(250 * 2 ^ s.waves, 30000)
-    if not is_first or not (is_open or l.said) then begin_wave(name, ms) end
+    if not trusted and (not is_first or not (is_open or l.said)) then begin_wave(name, ms) end
   elseif l.w then
     l.w.n, l.w.x = l.w.n - 1, l.w.x + 1
   end
-  if l.w then decide(l) end
+  if l.w and not trusted then decide(l) end
   if is_open and not l.top and now - l.at < UNAWARE then start(name, op) end
   s.cool = math.max(cool, now + math.min(ms or 0, 3600000))
   if is_wave then l.from = l.from + math.max(s.cool - now - 1000, 0) end
