@@ -186,7 +186,7 @@ class LoopServices:
             renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
             isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
         gate = self._gate = Gate(opened, f"{process_name()}:{id(self):x}", self._crash)
-        ticker = Ticker(opened, store, gate, settings.limits)
+        ticker = Ticker(opened, store, gate, leases)
         await ticker.prepare()
         circuits = None
         if self._consumes and settings.circuit_after:

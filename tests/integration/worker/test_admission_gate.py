@@ -1,13 +1,16 @@
 """Admitted steps reach their queue, also where that takes no messages at first."""
 
 import asyncio
+import time
 
-from support.runs.stored_runs import Bench
+from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.admission.calls import GRANTED, TICK, Request
+from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.runtime.admission.ticker import Ticker
 
 MODEL = "openai:m"
 
@@ -60,3 +63,29 @@ async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
     await asyncio.gather(first, *(refused() for _ in range(3)))
     assert found == [True] * 4
     await gate.aclose()
+
+
+async def test_a_grant_is_renewed_while_its_step_is_held_here_and_no_longer(redis_url: str) -> None:
+    """Redis may give the step to another; where its hint is lost then, it is dispatched again."""
+    async with bench(redis_url, lease=1.0) as desk:
+        gate, leases = Gate(desk.opened, "w1"), Leases(time.monotonic)
+        await gate.settings.change(MODEL, {"in_flight": 1})
+        ticker = Ticker(desk.opened, desk.steps, gate, leases)
+        await ticker.prepare()
+        claim = await desk.claim(await desk.create())
+        first = Request(claim.hint, "plain", "", (MODEL,), Amounts())
+        assert await gate.call(first.operation("try")) == GRANTED
+        gate.use(first)
+        with leases.hold(claim):
+            until = time.monotonic() + 3.0
+            while time.monotonic() < until:
+                await ticker.turn()
+                await asyncio.sleep(0.05)
+            assert claim.run_id in gate.held
+        before = await desk.queued()
+        async with asyncio.timeout(30):
+            while await desk.queued() == before:
+                await ticker.turn()
+                await asyncio.sleep(0.05)
+        assert claim.run_id not in gate.held
+        await gate.aclose()

@@ -27,6 +27,8 @@ from stepfleet.orchestrator import Agent, Fleet
 from stepfleet.worker.testing import Faults, Reply, RequestRecord, ToolCallReply
 
 LEASE = 2.0
+PLACES = ("waiting", "grants")
+"""Where a run is that waits for limits, or has a grant."""
 WORKER = {
     "STEPFLEET_LEASE": str(LEASE),
     "STEPFLEET_GRACE": "1",
@@ -196,7 +198,9 @@ class ChaosRun:
                     header = client.hgetall(f"{tag}run:{run_id}")
                     shown = {name: value for name, value in header.items() if len(value) < 80}
                     journal = client.hgetall(f"{tag}run:{run_id}:journal")
-                    lines.append(f"{run_id} due {score:.0f}\n  {shown}\n  {journal}")
+                    places = [client.hget(f"sf:{{limits}}:{one}", run_id) for one in PLACES]
+                    lines.append(f"{run_id} due {score:.0f}\n  {shown}\n  {journal}\n  {places}")
+            lines.append(f"limits {client.hgetall('sf:{limits}:state')}")
         return "\n".join(lines)
 
     def _all_ended(self) -> bool:

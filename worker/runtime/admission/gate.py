@@ -50,6 +50,8 @@ class UsedGrant:
     names: tuple[str, ...] = ()
     spending: Spending = NOTHING
     """What it has reserved of the budgets of `names`."""
+    is_left: bool = False
+    """Whether its step was not held here at the last look."""
 
 
 class Gate:
@@ -223,12 +225,12 @@ class Gate:
     async def _answer(self, pending: list[tuple[Operation, asyncio.Future[str]]]) -> None:
         try:
             answer = await self.calls.call([operation for operation, _ in pending])
+            await self._apply(answer)
         except Exception as error:  # noqa: BLE001 - each caller gets it
             for _, reply in pending:
                 if not reply.done():
                     reply.set_exception(error)
             return
-        await self._apply(answer)
         for word, (_, reply) in zip(answer.words, pending, strict=True):
             if not reply.done():
                 reply.set_result(word)
@@ -263,8 +265,9 @@ class Gate:
         if self.wiped:
             self.wakes_at = 0.0
             self.wake.set()
-        if answer.version and answer.version != self.version:
-            await self._reload_together()
+        for _ in range(2):  # those who read them already may have read an older version
+            if answer.version and answer.version != self.version:
+                await self._reload_together()
 
     async def _reload_together(self) -> None:
         """Read the limits, or wait for those who read them: steps go on with what is known then."""

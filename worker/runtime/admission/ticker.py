@@ -8,12 +8,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping
 
-from stepfleet.orchestrator.limits.limit import Limit
 from stepfleet.orchestrator.store.admission.calls import DONE, TICK, renewing
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.admission.gate import ERRORS, Gate
 
@@ -31,15 +30,17 @@ PAGE = 100
 
 
 class Ticker:
-    """The background task of one event loop's gate. `configured` are the limits of its settings."""
+    """The background task of one event loop's gate: `leases` has the steps that it executes.
 
-    def __init__(
-        self, opened: OpenStore, store: StepStore, gate: Gate, configured: Mapping[str, Limit]
-    ) -> None:
+    The limits of the settings are in `opened`.
+    """
+
+    def __init__(self, opened: OpenStore, store: StepStore, gate: Gate, leases: Leases) -> None:
         self._opened = opened
         self._store = store
         self._gate = gate
-        self._configured = configured
+        self._leases = leases
+        self._configured = opened.settings.limits
         self._every = opened.settings.lease / RENEWALS_PER_LEASE
         self._renewed_at = time.monotonic()
         self._looked_at = float("-inf")
@@ -106,7 +107,16 @@ class Ticker:
         await asyncio.sleep(LEAST_SECONDS)
 
     async def _renew(self) -> None:
-        """Renew the grants that are used here; those that somebody has settled are forgotten."""
+        """Renew the grants that are used here; those that somebody has settled are forgotten.
+
+        So are those whose steps were taken from this process: whoever has them now uses theirs.
+        """
+        for used in list(self._gate.held.values()):
+            lease = self._leases.steps.get(used.hint.run_id)
+            is_left = lease is None or lease.claim.hint != used.hint
+            if is_left and used.is_left:  # twice: its claim may just have been answered
+                self._gate.forget(used.hint)
+            used.is_left = is_left
         hints = [used.hint for used in self._gate.held.values()]
         words = await asyncio.gather(*(self._gate.call(renewing(hint)) for hint in hints))
         for hint, word in zip(hints, words, strict=True):
