@@ -37,7 +37,21 @@ def measure(on: Running, agent: Agent, rpm: float, log: Path) -> dict[str, Any]:
         "doubled": _back_after(calls, doubled, rpm),
         "refused": sum(call.refused for call in calls) / len(calls),
         "calls": len(calls),
+        "by_window": _by_window(calls, rpm),
     }
+
+
+def _by_window(calls: Sequence[Call], per_minute: float) -> list[tuple[float, float]]:
+    """Return for each window the share of the whole allowance used, and the share refused."""
+    windows: dict[int, list[bool]] = {}
+    for call in calls:
+        windows.setdefault(int((call.at - calls[0].at) // WINDOW), []).append(call.refused)
+    whole = per_minute * WINDOW / MINUTE
+    return [
+        (round(refused.count(False) / whole, 3), round(sum(refused) / len(refused), 3))
+        for _, refused in sorted(windows.items())
+    ]
+
 
 
 def _set_limit(on: Running, per_minute: float) -> float:
@@ -46,7 +60,7 @@ def _set_limit(on: Running, per_minute: float) -> float:
     request = urllib.request.Request(url, body, method="PUT")  # noqa: S310 - our own server
     with urllib.request.urlopen(request) as answer:  # noqa: S310
         answer.read()
-    return time.time()
+    return time.monotonic()
 
 
 def _back_after(calls: Sequence[Call], since: float, per_minute: float) -> float:

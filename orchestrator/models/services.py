@@ -106,6 +106,8 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     prefix, _, name = model.partition(":")
     if not prefix or not name:
         return f"{model!r} must name its provider; write 'openai:{model.strip(':')}'"
+    if len(model) > LONGEST_MODEL or not model.isprintable():
+        return f"{model[:60]!r}: write at most {LONGEST_MODEL} characters, all of them printable"
     service = SERVICES.get(prefix)
     if service is None:
         near = difflib.get_close_matches(prefix, SERVICES, 1)
@@ -125,6 +127,7 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+LONGEST_MODEL = 500
 MOST_MODELS = 8
 _OF_ONE_SERVICE = ("base_url", "api_key_env", "organization")
 

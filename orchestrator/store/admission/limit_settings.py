@@ -1,5 +1,6 @@
 """The settings of limits in Redis, and what is used of them."""
 
+import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -83,6 +84,8 @@ _SHORT = {
     "f": "calls in flight",
     "w": "a look into the ledger for the budgets",
 }
+PARSED_AT_ONCE = 500
+"""Limits that are read before others of the event loop have a turn."""
 MOST_SHOWN = 1000
 """Names with budgets of which one call shows the use."""
 
@@ -105,6 +108,7 @@ class LimitSettings:
         self._lines = found.of(keys.LIMIT_LINES)
         self._spent = found.of(keys.LIMIT_SPENT)
         self._reserved = found.of(keys.LIMIT_RESERVED)
+        self._parsed: dict[str, tuple[str, Limit | None]] = {}
 
     async def version(self) -> str:
         """Return what changes with every change of a limit; "" where none was ever set."""
@@ -123,11 +127,17 @@ class LimitSettings:
     async def known(self) -> tuple[str, dict[str, Limit]]:
         """Return what `read` does; a limit that cannot be read has no fields, and is logged."""
         version, stored = await self._texts()
+        before, self._parsed = self._parsed, {}
         limits = {}
-        for name, text in sorted(stored.items()):
-            limits[name] = (found := _readable(name, text)) or Limit.model_construct()
+        for number, (name, text) in enumerate(sorted(stored.items())):
+            if number % PARSED_AT_ONCE == PARSED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            old = before.get(name)
+            found = old[1] if old and old[0] == text else _readable(name, text)
             if found is None:
                 log.error("the limit %r cannot be read and lets nobody through: set it", name)
+            limits[name] = found or Limit.model_construct()
+            self._parsed[name] = (text, found)
         return version, limits
 
     async def names(self) -> list[str]:

@@ -89,3 +89,16 @@ async def test_a_grant_is_renewed_while_its_step_is_held_here_and_no_longer(redi
                 await asyncio.sleep(0.05)
         assert claim.run_id not in gate.held
         await gate.aclose()
+
+
+async def test_a_change_of_one_limit_leaves_the_others_as_they_are_read(desk: Bench) -> None:
+    """Thousands of runs may have limits of their own, and each new one changes the version."""
+    gate = Gate(desk.opened, "w1")
+    for number in range(3):
+        await gate.settings.change(f"tenant:t{number}", {"in_flight": 3})
+    await gate.reload()
+    before = gate.limits
+    await gate.settings.change("tenant:t1", {"in_flight": 4})
+    await gate.reload()
+    assert gate.limits["tenant:t1"].in_flight == 4
+    assert [gate.limits[name] is before[name] for name in sorted(before)] == [True, False, True]

@@ -20,6 +20,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "providers.md"
         ("openai:o", {"reasoning_budget": 0}, "openai takes no 'reasoning_budget'"),
         ("bedrock:amazon.nova-2", {"reasoning_budget": 9}, "'reasoning_budget' is for Claude's"),
         ("bedrock:anthropic.claude-opus-5", {"seed": 1}, "bedrock takes no 'seed'"),
+        ("openai:a\x1fb", {}, "write at most 500 characters, all of them printable"),
+        ("openai:" + "a" * 500, {}, "write at most 500 characters"),
         ("openai-responses:o", {"stop": ["x"]}, "openai-responses takes no 'stop'"),
     ],
 )

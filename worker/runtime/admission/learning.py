@@ -35,6 +35,8 @@ class Learning:
     """Counts and paces calls of models without a limit. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        self.workers = 1
+        """How many there are in the fleet."""
         self._clock = clock
         self._sent: dict[str, Sent] = {}
         self._said: dict[str, dict[str, float]] = {}
@@ -53,7 +55,7 @@ class Learning:
         if sent is None or now - sent.began >= 2 * WINDOW:
             if len(self._sent) >= MOST_MODELS:
                 self._sent.clear()
-            sent = self._sent[model] = Sent(now, ramp=Ramp(self._clock))
+            sent = self._sent[model] = Sent(now, ramp=Ramp(self._clock, self.workers))
         elif now - sent.began >= WINDOW:
             sent.before, sent.calls, sent.began = sent.calls, 0, now
         sent.calls += 1

@@ -1,7 +1,8 @@
 """The first calls of a model of which nothing is known: ever more at once, and not a thousand.
 
 A thousand calls that are sent together are refused together where the provider has a limit. The
-first refusal takes a round trip to come; until then a process sends few enough.
+first refusal takes a round trip to come; until then the fleet sends few enough: its workers share
+one ramp by their number.
 """
 
 import asyncio
@@ -9,16 +10,18 @@ from collections import deque
 from collections.abc import Callable
 
 AT_ONCE, PER_SECOND, PER_ANSWER = 32, 200.0, 4
-"""Calls at the beginning; by time, linear and squared: a thousand after 1.8 s; and by answers."""
+"""Calls of all workers at the beginning; by time, linear and squared: a thousand after 1.8 s; and
+by answers."""
 SECONDS = 3.0
 TICK = 0.02
 
 
 class Ramp:
-    """The ramp of one model in one event loop. `clock`: monotonic seconds."""
+    """The ramp of one model in one of `workers`. `clock`: monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], workers: int = 1) -> None:
         self._clock = clock
+        self._share = 1 / max(workers, 1)
         self._began = clock()
         self._sent = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -50,7 +53,8 @@ class Ramp:
         gone = self._clock() - self._began
         if gone > SECONDS:
             return float("inf")
-        return AT_ONCE + PER_SECOND * (gone + gone * gone) + PER_ANSWER * self.answers
+        by_time = (AT_ONCE + PER_SECOND * (gone + gone * gone)) * self._share
+        return max(by_time, 1.0) + PER_ANSWER * self.answers
 
     def _release(self) -> None:
         while self._waiting and self._sent < self._allowed():

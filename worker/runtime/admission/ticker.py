@@ -9,6 +9,7 @@ import logging
 import random
 import time
 
+from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.calls import DONE, TICK, renewing
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.steps import StepStore
@@ -74,6 +75,7 @@ class Ticker:
         """Do what is due now. Raises `StoreError`."""
         gate = self._gate
         if not gate.active and not gate.held:
+            await self._count_workers()
             if await gate.settings.version() != gate.version:
                 await gate.reload()
             if time.monotonic() - self._looked_at >= SHELF_SECONDS:
@@ -131,10 +133,15 @@ class Ticker:
         await self._gate.settings.begin_with(self._gate.limits, self._configured)
         await self._gate.reload()
 
+    async def _count_workers(self) -> None:
+        known = await self._opened.connection.execute("HLEN", self._opened.keys.of(keys.WORKERS))
+        self._gate.learning.workers = int(known)
+
     async def _look_at_shelf(self) -> None:
         """Dispatch runs that were put away and are in no line: the limits' keys were lost."""
         opened, gate = self._opened, self._gate
         self._looked_at = time.monotonic()
+        await self._count_workers()
         due = [opened.keys.due(shard) for shard in range(opened.keys.shards)]
         pages = await opened.connection.execute_all(
             *(("ZRANGEBYSCORE", key, SHELVED, "+inf", "LIMIT", self._offset, PAGE) for key in due)

@@ -104,3 +104,14 @@ async def test_calls_of_a_model_that_answers_are_not_paced_any_more() -> None:
     learning.turn(MODEL)
     clock.now += 3.1
     assert all(learning.turn(MODEL) is None for _ in range(1000))
+
+
+async def test_workers_share_one_ramp() -> None:
+    """Each sends its part, so that many send no more than one."""
+    clock = Clock()
+    first = {}
+    for workers in (1, 4, 100):
+        learning = Learning(clock)
+        learning.workers = workers
+        first[workers] = sum(learning.turn(MODEL) is None for _ in range(1000))
+    assert first == {1: 32, 4: 8, 100: 1}
