@@ -53,7 +53,6 @@ def _by_window(calls: Sequence[Call], per_minute: float) -> list[tuple[float, fl
     ]
 
 
-
 def _set_limit(on: Running, per_minute: float) -> float:
     body = json.dumps({"requests": per_minute, "burst": BURST}).encode()
     url = f"{on.model.url.removesuffix('/v1')}/limits"

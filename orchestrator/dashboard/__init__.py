@@ -1,4 +1,4 @@
-"""Flower with access control, bounded memory, a page about refused messages, and a JSON API."""
+"""Flower with access control, bounded memory, pages of runs, batches and the fleet, and an API."""
 
 from typing import TYPE_CHECKING
 
@@ -7,16 +7,23 @@ if TYPE_CHECKING:
 
 
 def install(settings: "Settings | None" = None, *, content: bool = True) -> None:
-    """Add Stepfleet's JSON API to Flower: call it in `flowerconfig.py` of a stock `celery flower`.
+    """Add Stepfleet's pages and API to a stock `celery flower`: call it in its `flowerconfig.py`.
 
     The fleet is that of `settings`, by default of the environment. Texts of models and tools are
     shown to users who have logged in; without `content` to nobody. Raises `ConfigurationError`.
     """
     from flower.urls import handlers  # noqa: PLC0415 - needs the extra `flower`
+    from flower.urls import settings as of_flower  # noqa: PLC0415 - as above
 
     from stepfleet.orchestrator.client.fleet import AsyncFleet  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.dashboard.api.handling import Site  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.dashboard.api.routes import api_routes  # noqa: PLC0415 - as above
+    from stepfleet.orchestrator.dashboard.web.pages import (  # noqa: PLC0415 - as above
+        Templates,
+        page_routes,
+    )
 
+    of_flower["template_loader"] = Templates(of_flower["template_path"])
     # Before the last one, which answers 404 to everything.
-    handlers[-1:-1] = api_routes(Site(AsyncFleet(settings=settings), content))
+    site = Site(AsyncFleet(settings=settings), content)
+    handlers[-1:-1] = page_routes(site) + api_routes(site)

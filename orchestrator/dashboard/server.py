@@ -18,7 +18,8 @@ from tornado.web import ErrorHandler
 from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
 from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.dashboard.api.routes import api_routes
-from stepfleet.orchestrator.dashboard.pages import Pages, Read, routes
+from stepfleet.orchestrator.dashboard.quarantine import Read, quarantine_routes
+from stepfleet.orchestrator.dashboard.web.pages import Templates, page_routes
 from stepfleet.orchestrator.errors import ConfigurationError
 
 MAX_TASKS = 10_000
@@ -73,9 +74,9 @@ def serve(
     _configure(address)
     # Tornado uses the thread's loop, which Python no longer creates by itself.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    pages = Pages(str(settings["template_path"]))
+    pages = Templates(str(settings["template_path"]), "quarantine")
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
-    flower.add_handlers(".*", [*routes(read), *api_routes(site)])
+    flower.add_handlers(".*", [*quarantine_routes(read), *page_routes(site), *api_routes(site)])
     try:
         port = flower.start_http_server()
     except OSError as error:

@@ -1,16 +1,14 @@
-"""Our pages in Flower: refused messages, without their contents, and metrics behind a password."""
+"""Refused messages in Flower, without their contents; and its metrics, behind a password."""
 
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from flower.api import BaseApiHandler
 from flower.views import BaseHandler
 from flower.views.monitor import Metrics
 from tornado import web
-from tornado.template import Loader, Template
 
 from stepfleet.orchestrator.store.fleet.quarantine import reasons
 
@@ -20,34 +18,16 @@ SHOWN = 100
 Read = Callable[[], list[dict[str, Any]]]
 """Returns the facts of the messages, the newest first; may block."""
 
-_OWN = Path(__file__).parent / "templates"
 _LATEST = 4_102_444_800.0  # the year 2100: the time comes from a message and may be anything
-_TAB = b"""
-        <li class="nav-item">
-          <a class="nav-link{% if active_tab == 'quarantine' %} active{% end %}"
-            href="{{ reverse_url('quarantine') }}">Quarantine</a>
-        </li>
-      </ul>"""
 
 
-def routes(read: Read) -> list[Any]:
+def quarantine_routes(read: Read) -> list[Any]:
     """Return the pages' addresses."""
     return [
         web.url("/quarantine", QuarantinePage, {"read": read}, name="quarantine"),
         web.url("/api/quarantine", QuarantineApi, {"read": read}),
         web.url("/metrics", GuardedMetrics),
     ]
-
-
-class Pages(Loader):
-    """Flower's templates and ours; our tab comes after Flower's own."""
-
-    def _create_template(self, name: str) -> Template:
-        own = _OWN / name
-        text = own.read_bytes() if own.is_file() else (Path(self.root) / name).read_bytes()
-        if name == "navbar.html":
-            text = text.replace(b"\n      </ul>", _TAB, 1)
-        return Template(text, name=name, loader=self)
 
 
 class QuarantinePage(BaseHandler):

@@ -1,0 +1,96 @@
+"""The pages: a skeleton each, filled by a module of its own from the JSON API."""
+
+from pathlib import Path
+from typing import Any
+
+from flower.views import BaseHandler
+from tornado import web
+from tornado.template import Loader, Template
+
+from stepfleet.orchestrator.dashboard.api.handling import Site
+from stepfleet.orchestrator.dashboard.api.routes import PREFIX
+from stepfleet.orchestrator.dashboard.web.live import Live, Topics
+
+OWN = Path(__file__).parents[1]
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
+    "base-uri 'none'"
+)
+"""No script and no style but from files of this server."""
+TABS = ("runs", "batches", "fleet", "costs")
+_TAB = """
+        <li class="nav-item">
+          <a class="nav-link{{% if active_tab == '{0}' %}} active{{% end %}}"
+            {{% if active_tab == '{0}' %}}aria-current="page"{{% end %}}
+            href="{{{{ reverse_url('{0}') }}}}">{1}</a>
+        </li>"""
+_PAGES = {
+    "/runs": ("runs", "runs"),
+    "/runs/[^/]{1,200}": ("run", "runs"),
+    "/batches": ("batches", "batches"),
+    "/batches/[^/]{1,200}": ("batch", "batches"),
+    "/fleet": ("fleet", "fleet"),
+    "/costs": ("costs", "costs"),
+}
+
+
+class Templates(Loader):
+    """Flower's templates and ours; our tabs come after Flower's own. `more` are further tabs."""
+
+    def __init__(self, root: str, *more: str) -> None:
+        super().__init__(root)
+        tabs = "".join(_TAB.format(tab, tab.capitalize()) for tab in (*TABS, *more))
+        self._tabs = tabs.encode()
+
+    def _create_template(self, name: str) -> Template:
+        own = OWN / "templates" / name
+        text = own.read_bytes() if own.is_file() else (Path(self.root) / name).read_bytes()
+        if name == "navbar.html":
+            text = text.replace(b"\n      </ul>", self._tabs + b"\n      </ul>", 1)
+        return Template(text, name=name, loader=self)
+
+
+class Page(BaseHandler):
+    """A page. Flower's own authentication guards it."""
+
+    def initialize(self, template: str, tab: str) -> None:
+        """Store which page it is."""
+        self._template, self._tab = template, tab
+
+    def set_default_headers(self) -> None:
+        """Allow nothing but our own files, and no other site to frame the page."""
+        super().set_default_headers()
+        self.set_header("Content-Security-Policy", POLICY)
+        self.set_header("Referrer-Policy", "same-origin")
+        self.set_header("Cache-Control", "no-store")
+
+    @web.authenticated
+    def get(self) -> None:
+        """Show the skeleton."""
+        self.render(f"{self._template}.html", active_tab=self._tab)
+
+
+class Assets(web.StaticFileHandler):
+    """Styles and modules. Browsers ask each time whether they have changed: releases differ."""
+
+    def set_extra_headers(self, path: str) -> None:
+        """Have answers looked up again."""
+        del path
+        self.set_header("Cache-Control", "no-cache")
+        self.set_header("X-Content-Type-Options", "nosniff")
+
+
+def page_routes(site: Site) -> list[Any]:
+    """Return the addresses of the pages, of their files, and of what keeps them up to date."""
+    pages = [
+        web.url(path, Page, {"template": template, "tab": tab}, name=template)
+        for path, (template, tab) in _PAGES.items()
+    ]
+    assets = {"path": str(OWN / "static")}
+    live = {"site": site, "topics": Topics(site)}
+    return [
+        *pages,
+        web.url(r"/stepfleet/(.*)", Assets, assets, name="stepfleet"),
+        web.url(f"{PREFIX}/live", Live, live),
+    ]
