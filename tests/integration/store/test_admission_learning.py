@@ -94,6 +94,20 @@ def test_headers_name_the_limit_of_a_model_that_has_none(gate: Admissions) -> No
     assert "openai:other" in stored(gate)
 
 
+def test_refusals_of_calls_without_a_grant_show_nothing_where_the_limit_is_stated(
+    gate: Admissions,
+) -> None:
+    """Workers that do not know of it yet use it up: what others get is no measure of it."""
+    for _ in range(10):
+        refuse(gate, ms=100, said={"r": 600})
+        flood(gate, 20)
+        gate.tick(400)
+    assert rate(gate) is None
+    gate.tick(5000)
+    refuse(gate, ms=100, said={"r": 600})
+    assert rate(gate) is not None, "by then all know of it"
+
+
 def test_headers_lower_what_is_configured_and_never_raise_it(gate: Admissions) -> None:
     gate.limit(MODEL, requests_per_minute=1200)
     gate.call({"op": "headers", "names": [MODEL], "said": {"r": 6000, "t": 1}})

@@ -109,6 +109,13 @@ local function is_trusted(name)
   return l.few <= TRUSTED
 end
 
+-- Whether the refusal may be of a call that was sent without a grant, by a worker that did not know of the limit yet,
+-- while the provider states what holds: it shows nothing of the rate.
+local function is_early(name)
+  local l = states[name].l
+  return configured[name].learned and (l.said or {}).r and now - l.at < UNAWARE
+end
+
 -- The provider has refused a call, which was sent `age` ms ago. Refusals of calls that were sent before one pause are one
 -- wave. Without a wish of the provider the pauses grow while it lets nothing pass.
 local function throttled(op)
@@ -121,7 +128,7 @@ local function throttled(op)
   local l = s.l or begin_learning(name)
   local is_wave = is_first or (cool <= now and now - (tonumber(op.age) or 0) >= l.wave)
   local is_open, ms = configured[name].learned and ceiling(name) == math.huge, tonumber(op.ms)
-  local trusted = is_trusted(name)
+  local trusted = is_trusted(name) or is_early(name)
   l.n = math.max(l.n - 1, 0)
   if is_wave then
     local is_vain = l.n <= FEW or (l.w and l.w.n <= FEW)
