@@ -1,41 +1,83 @@
-// Changes as they happen, by one stream of server-sent events per page. A page reads again what changed.
+// Changes of what a page shows, by one stream of server-sent events.
 
 import { address } from "./api.js";
 
-const LEAST = 1000;
-const AGAIN = 3000;
+const AT_MOST_EVERY = 1000;
+const FIRST_RETRY = 2000;
+const LONGEST_RETRY = 60_000;
 
-/** Call `onChange(topic, data)` when one of `topics` has changed: at most once a second, and after each reconnection. */
+/**
+ * Calls `onChange(topic, data)` when something has changed, at most once a second per topic, and
+ * once per topic after each connection: whoever reads again then misses nothing. Topics are
+ * `run:ID`, `batch:ID`, `fleet` and `text:ID`, whose data is {step, text, left_out, is_open}.
+ * Stops while the page is hidden. Returns a function that ends it.
+ */
 export function follow(topics, onChange) {
+  const latest = new Map();
+  const timers = new Map();
   let source = null;
-  let waiting = null;
-  let last = 0;
-  let retry = null;
-  const changed = (topic, data) => {
-    if (waiting) return;
-    waiting = setTimeout(() => {
-      waiting = null;
-      last = Date.now();
-      if (!document.hidden) onChange(topic, data);
-    }, Math.max(0, LEAST - (Date.now() - last)));
-  };
-  const open = () => {
-    const query = topics.map((one) => `topic=${encodeURIComponent(one)}`).join("&");
-    source = new EventSource(`${address("/live")}?${query}`);
-    source.addEventListener("change", (event) => changed(JSON.parse(event.data).topic, JSON.parse(event.data)));
-    source.onerror = () => {
-      source.close();
-      clearTimeout(retry);
-      retry = setTimeout(open, AGAIN * (1 + Math.random()));
-    };
-  };
-  const close = () => {
+  let retry = 0;
+  let pause = FIRST_RETRY;
+
+  function deliver(topic) {
+    const data = latest.get(topic);
+    latest.delete(topic);
+    timers.set(topic, setTimeout(() => {
+      timers.delete(topic);
+      if (latest.has(topic)) {
+        deliver(topic);
+      }
+    }, AT_MOST_EVERY));
+    onChange(topic, data);
+  }
+
+  function changed(topic, data) {
+    latest.set(topic, data);
+    if (!timers.has(topic)) {
+      deliver(topic);
+    }
+  }
+
+  function connect() {
     clearTimeout(retry);
-    clearTimeout(waiting);
+    if (source || document.hidden) {
+      return;
+    }
+    const query = new URLSearchParams(topics.map((topic) => ["topic", topic]));
+    source = new EventSource(`${address("/live")}?${query}`);
+    source.addEventListener("open", () => {
+      pause = FIRST_RETRY;
+    });
+    source.addEventListener("change", (event) => {
+      const { topic, data } = JSON.parse(event.data);
+      changed(topic, data);
+    });
+    source.addEventListener("error", () => {
+      if (source?.readyState === EventSource.CLOSED) { // refused: browsers do not try again
+        disconnect();
+        retry = setTimeout(connect, pause * (0.75 + Math.random() / 2));
+        pause = Math.min(pause * 2, LONGEST_RETRY);
+      }
+    });
+  }
+
+  function disconnect() {
+    clearTimeout(retry);
     source?.close();
+    source = null;
+  }
+
+  const look = () => (document.hidden ? disconnect() : connect());
+  document.addEventListener("visibilitychange", look);
+  window.addEventListener("pagehide", disconnect);
+  window.addEventListener("pageshow", look);
+  connect();
+  return () => {
+    document.removeEventListener("visibilitychange", look);
+    window.removeEventListener("pagehide", disconnect);
+    window.removeEventListener("pageshow", look);
+    disconnect();
+    timers.forEach(clearTimeout);
+    latest.clear();
   };
-  open();
-  window.addEventListener("pagehide", close, { once: true });
-  document.addEventListener("visibilitychange", () => document.hidden || changed(topics[0], {}));
-  return close;
 }

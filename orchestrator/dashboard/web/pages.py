@@ -1,5 +1,7 @@
 """The pages: a skeleton each, filled by a module of its own from the JSON API."""
 
+import hashlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from tornado.template import Loader, Template
 
 from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.dashboard.api.routes import PREFIX
-from stepfleet.orchestrator.dashboard.web.live import Live, Topics
+from stepfleet.orchestrator.dashboard.web.live import Hub, Live
 
 OWN = Path(__file__).parents[1]
 POLICY = (
@@ -72,13 +74,22 @@ class Page(BaseHandler):
 
 
 class Assets(web.StaticFileHandler):
-    """Styles and modules. Browsers ask each time whether they have changed: releases differ."""
+    """Styles and modules. Their address has their version, so browsers keep them for good."""
 
     def set_extra_headers(self, path: str) -> None:
-        """Have answers looked up again."""
+        """Let browsers keep the file."""
         del path
-        self.set_header("Cache-Control", "no-cache")
+        self.set_header("Cache-Control", "public, max-age=31536000, immutable")
         self.set_header("X-Content-Type-Options", "nosniff")
+
+
+@cache
+def version() -> str:
+    """Return a name for the content of all files."""
+    content = hashlib.sha256()
+    for file in sorted((OWN / "static").iterdir()):
+        content.update(file.name.encode() + b"\0" + file.read_bytes())
+    return content.hexdigest()[:12]
 
 
 def page_routes(site: Site) -> list[Any]:
@@ -88,9 +99,9 @@ def page_routes(site: Site) -> list[Any]:
         for path, (template, tab) in _PAGES.items()
     ]
     assets = {"path": str(OWN / "static")}
-    live = {"site": site, "topics": Topics(site)}
+    live = {"site": site, "hub": Hub(site)}
     return [
         *pages,
-        web.url(r"/stepfleet/(.*)", Assets, assets, name="stepfleet"),
+        web.url(rf"/stepfleet/{version()}/(.*)", Assets, assets, name="stepfleet"),
         web.url(f"{PREFIX}/live", Live, live),
     ]
