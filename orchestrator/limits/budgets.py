@@ -1,5 +1,6 @@
 """Budgets: what calls spend of them, and the one that a call would exceed. Pure."""
 
+import shlex
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
@@ -101,8 +102,8 @@ class Exhausted:
         reason = (
             f"{self.field.replace('_', ' ')} of {self.name}: {shown(self.spent)}{unit} of the "
             f"budget of {shown(self.budget)}{unit} are spent, and the next call is expected to "
-            f"take {shown(self.wanted)}{unit}; raise it (stepfleet limits set {self.name} "
-            f"{self.field}=...) and retry the run"
+            f"take {shown(self.wanted)}{unit}; raise it ({raising(self.name, self.field)}) "
+            "and retry the run"
         )
         numbers = {"budget": self.budget, "spent": self.spent, "estimate": self.wanted}
         return ContinuationEvaluation(
@@ -116,6 +117,11 @@ class Exhausted:
             },
             stop_reason=StopReason.GUARD,
         )
+
+
+def raising(name: str, field: str) -> str:
+    """Return the command that raises a budget."""
+    return f"stepfleet limits set {shlex.quote(name)} {field}=..."
 
 
 def shown(number: Decimal) -> str:

@@ -24,6 +24,8 @@ _NAMES = {
 _FIRST = tuple(names[kind][0] for names in _NAMES.values() for kind in "rt")
 _MINUTE, _ROUNDED = 60.0, 1.5
 _MOST = 1e12
+_LEAST = 1.0
+"""Per minute; what is less is no limit that a fleet could live by."""
 _LONGEST = 64
 _PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _UNITS = (3600.0, 60.0, 1.0, 0.001)
@@ -59,7 +61,7 @@ def standings(headers: Mapping[str, str]) -> dict[str, Standing]:
             limit, remaining, reset = (headers.get(name, "")[:_LONGEST] for name in names)
             rate, left = _number(limit), _number(remaining)
             seconds = _seconds(reset, headers) if reset and rate else None
-            if rate and (seconds is None or seconds <= _MINUTE + _ROUNDED):
+            if rate and rate >= _LEAST and (seconds is None or seconds <= _MINUTE + _ROUNDED):
                 found[kind] = Standing(rate, left, seconds)
     return found
 

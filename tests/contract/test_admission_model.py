@@ -245,7 +245,7 @@ BUGS = {
     "a refund takes once more": ("results[i] = drop(op.run, op.step, {})", "results[i] = 'done'"),
     "who is full blocks the line": ("if is_shared(line, name) then", "if true then"),
     "a run that asks again has two places": (
-        "if place and string.match(place, '^%d+') == tostring(e.step) then return 'waits' end",
+        "if step == tostring(e.step) and tonumber(since) > (own.lost or 0) then return 'waits' end",
         "",
     ),
     "an old step is admitted too": ("if is_current(e) then return e end", "if e then return e end"),

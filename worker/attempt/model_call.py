@@ -11,6 +11,7 @@ from stepfleet.orchestrator.errors import (
     ModelError,
     RateLimitError,
 )
+from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
 from stepfleet.orchestrator.memory.protocol import context_for
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.attempt import (
@@ -204,7 +205,7 @@ def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> t
         prompt, completion = response.usage.prompt_tokens, response.usage.completion_tokens
     else:  # none, or one of the response cache
         prompt = sum(map(estimate_tokens, claim.state.messages))
-        completion = before.completion_tokens // max(before.llm_calls, 1)
+        completion = before.completion_tokens // max(before.llm_calls, 1) or FIRST_OUTPUT
     completion = config.settings.max_tokens or completion
     usage = usage_of(prompt, completion)
     called = LLMResponse.model_construct(usage=usage, model=response.model)

@@ -2,11 +2,14 @@
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stepfleet.orchestrator.cli import options
+
+if TYPE_CHECKING:
+    from stepfleet.orchestrator.client.fleet import AsyncFleet
 
 Name = Annotated[
     str,
@@ -69,9 +72,20 @@ def limits_clear(
 
     if bool(names) == every:
         raise ConfigurationError("name the limits to remove, or pass --all")
+    given = sorted(set(names or ()))
+
+    async def clear(fleet: "AsyncFleet") -> int:
+        gone = await fleet.limits.clear(*given)
+        if gone < len(given):
+            named = f"there is no limit {given[0]!r}"
+            if len(given) > 1:
+                named = f"of {len(given):,} limits {len(given) - gone:,} did not exist"
+            raise ConfigurationError(f"{named}; {gone:,} removed; stepfleet limits show has all")
+        return gone
+
     show(
         data,
-        lambda fleet: fleet.limits.clear(*(names or ())),
+        clear,
         lambda gone: f"{gone:,} {'limit' if gone == 1 else 'limits'} removed",
         json=json,
         as_data=lambda gone: {"removed": gone},

@@ -1,5 +1,6 @@
 """The checks of a set-up: each judges one fact, and names the fix. Pure."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -218,7 +219,10 @@ def limits(problem: str, found: Sequence[LimitState]) -> Iterator[Check]:
         yield fail("limits", problem, "until then its runs wait: stepfleet limits set, or clear")
     for one in found:
         if one.cool_seconds > LONG_PAUSE:
-            fix = "the provider has asked for this pause: look at the account's quota there"
+            fix = (
+                "the provider has asked for this pause: look at the account's quota there; "
+                f"stepfleet limits clear {shlex.quote(one.name)} ends it"
+            )
             yield warn("limits", str(one), fix)
         else:
             yield good("limits", str(one))

@@ -167,11 +167,11 @@ def picture(
         ("failed", progress.failed, "red"),
         ("stopped", progress.stopped, "yellow"),
         ("cancelled", progress.cancelled, "yellow"),
-        ("running", progress.in_progress, "cyan"),
+        ("in progress", progress.in_progress, "cyan"),
         ("queued", progress.queued, ""),
         ("paused", progress.paused, "magenta"),
     ):
-        if value or label in {"completed", "running", "queued"}:
+        if value or label in {"completed", "in progress", "queued"}:
             states.append(f"{count(value)} {label}  ", style=style)
     spent = Text(
         f"{count(progress.steps)} steps ({pace.steps_per_second:.1f}/s)  "
@@ -194,7 +194,7 @@ def progress_line(progress: BatchProgress, pace: Pace) -> str:
         f"{count(progress.done - progress.completed)} not completed"
         if progress.done > progress.completed
         else "",
-        f"{count(progress.in_progress)} running",
+        f"{count(progress.in_progress)} in progress",
         f"{count(progress.queued)} queued",
         f"{count(progress.paused)} paused" if progress.paused else "",
         f"{pace.steps_per_second:.1f} steps/s",

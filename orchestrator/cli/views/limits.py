@@ -7,7 +7,7 @@ from rich.text import Text
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
 from stepfleet.orchestrator.limits.budgets import shown as number
 from stepfleet.orchestrator.limits.limit import Limit
-from stepfleet.orchestrator.store.admission.limit_settings import BudgetUse, LimitUse
+from stepfleet.orchestrator.store.admission.limit_settings import BudgetUse, LimitUse, raised_by
 
 _NAME = 60
 NONE = "no limits: stepfleet limits set openai:gpt-4o-mini requests_per_minute=3000"
@@ -63,5 +63,6 @@ def picture(found: list[LimitUse]) -> RenderableType:
         notes += [Text(_budget(one.name, budget)) for budget in one.budgets]
         if one.waits_for:
             runs = "1 run waits" if one.waiting == 1 else f"{count(one.waiting)} runs wait"
-            notes.append(Text(f"{runs} for {shown(one.waits_for, 120)}"))
+            text = f"{runs} for {shown(one.waits_for, 120)}{shown(raised_by(one.waits_for), 200)}"
+            notes.append(Text(text))
     return Group(table, *notes)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.admission.limit_settings import state_of
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
 
@@ -145,11 +147,11 @@ class Grant:
 
     @classmethod
     def loaded(cls, text: str | None) -> "Grant | None":
-        """Return what the script has stored; None for nothing."""
-        if not text:
-            return None
-        stored = orjson.loads(text)
-        return cls(stored["step"], stored.get("waited", 0) / 1000, stored.get("why") or "")
+        """Return what the script has stored; None for nothing, or what is no grant."""
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            stored = orjson.loads(text or "{}")
+            return cls(stored["step"], stored.get("waited", 0) / 1000, stored.get("why") or "")
+        return None
 
 
 class AdmissionCalls:
@@ -186,12 +188,30 @@ class AdmissionCalls:
         return bool(await self._connection.execute("EXISTS", self._keys.of(keys.LIMIT_GRANTS)))
 
     async def lost_among(self, run_ids: Sequence[str]) -> list[str]:
-        """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`."""
+        """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`.
+
+        Where a part of a line was lost, all count that have waited since before that.
+        """
         if not run_ids:
             return []
-        places = (self._keys.of(one) for one in (keys.LIMIT_WAITING, keys.LIMIT_GRANTS))
-        found = await self._connection.execute_all(*(("HMGET", key, *run_ids) for key in places))
-        return [run for run, *known in zip(run_ids, *found, strict=True) if not any(known)]
+        waiting, grants, [own] = await self._connection.execute_all(
+            ("HMGET", self._keys.of(keys.LIMIT_WAITING), *run_ids),
+            ("HMGET", self._keys.of(keys.LIMIT_GRANTS), *run_ids),
+            ("HMGET", self._keys.of(keys.LIMIT_STATE), "*"),
+        )
+        lost_at = state_of(own).get("lost", -1)
+        return [
+            run
+            for run, place, grant in zip(run_ids, waiting, grants, strict=True)
+            if not grant and _since(place) <= lost_at
+        ]
+
+
+def _since(place: str | None) -> int:
+    """Return since when a run waits by its place, in ms; -1 for none, or what is no place."""
+    with suppress(ValueError, IndexError):
+        return int(place.split(" ", 2)[1]) if place else -1
+    return -1
 
 
 def _of(op: str, hint: StepHint) -> Operation:

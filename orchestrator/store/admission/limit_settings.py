@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -12,7 +13,7 @@ import orjson
 from pydantic import Field
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.limits.budgets import FIELDS, KINDS, SCALES
+from stepfleet.orchestrator.limits.budgets import FIELDS, KINDS, SCALES, raising
 from stepfleet.orchestrator.limits.limit import RUN, Limit, changed, kind_of, limit_of
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.ledger import Usd
@@ -32,6 +33,7 @@ LEARNED = "learned"
 SUBMITTED = "submitted"
 """When the run was submitted that a limit belongs to (ms): it goes with that."""
 SETTLED_MS = 600_000
+_WHOLE = re.compile(r"-?\d+")
 ENDED = frozenset({"completed", "failed", "cancelled"})
 
 
@@ -95,6 +97,13 @@ def short_of(why: str) -> str:
     name, _, kind = why.rpartition(" ")
     shown = _SHORT.get(kind, kind)
     return f"{shown.replace('_', ' ')} of {name}" if name else ""
+
+
+def raised_by(waits_for: str) -> str:
+    """Return how those go on that wait for this; nothing where it is no budget."""
+    shown, _, name = waits_for.partition(" of ")
+    field = shown.replace(" ", "_")
+    return f"; raise it: {raising(name, field)}" if field in FIELDS.values() else ""
 
 
 class LimitSettings:
@@ -243,9 +252,9 @@ class LimitSettings:
         names = {*limits, *waiting, *(name for name in stored if not name.startswith("*"))}
         budgets = await self._budgets(limits, names, int(now // 86_400_000))
         return [
-            _use(
-                name, limits.get(name), orjson.loads(stored.get(name, "{}")), waiting, now
-            ).model_copy(update={"budgets": budgets.get(name, ())})
+            _use(name, limits.get(name), state_of(stored.get(name)), waiting, now).model_copy(
+                update={"budgets": budgets.get(name, ())}
+            )
             for name in sorted({*names, *budgets})
         ]
 
@@ -331,9 +340,17 @@ def _budget_uses(limit: Limit, *texts: str | None) -> tuple[BudgetUse, ...]:
     return tuple(uses)
 
 
+def state_of(text: str | None) -> dict[str, Any]:
+    """Return the stored level of a limit; nothing where it cannot be read, as the script does."""
+    with suppress(ValueError):
+        found = orjson.loads(text or "{}")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def _numbers(text: str | None) -> dict[str, int]:
-    parts = [int(one) for one in (text or "0 0 0 0").split()]
-    return dict(zip(KINDS, parts[: len(KINDS)], strict=True))
+    parts = [int(one) for one in _WHOLE.findall(text or "")]
+    return dict(zip(KINDS, (parts + [0] * len(KINDS))[: len(KINDS)], strict=True))
 
 
 def _use(

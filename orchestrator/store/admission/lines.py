@@ -6,12 +6,15 @@ Reads a bounded number of names: with a limit for each tenant or batch there may
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings, short_of
+from stepfleet.orchestrator.store.admission.limit_settings import (
+    LimitSettings,
+    raised_by,
+    short_of,
+    state_of,
+)
 from stepfleet.orchestrator.store.keys import Keys
 
 SHOWN = 5
@@ -40,7 +43,7 @@ class LimitState(Record):
         text = f"{many} for {self.waits_for or f'the limits of {self.name}'}"
         if self.cool_seconds:
             text += f"; no calls of {self.name} for {self.cool_seconds:g} s, after a 429"
-        return text
+        return text + raised_by(self.waits_for)
 
 
 class LimitWait(Record):
@@ -51,7 +54,8 @@ class LimitWait(Record):
 
     def __str__(self) -> str:
         """Return it in words."""
-        return f"for {self.waits_for or 'limits of the fleet'}, {self.seconds:.1f} s so far"
+        text = f"for {self.waits_for or 'limits of the fleet'}, {self.seconds:.1f} s so far"
+        return text + raised_by(self.waits_for)
 
 
 class LimitLines:
@@ -84,7 +88,12 @@ class LimitLines:
             return None
         _, since, why = [*place.split(" ", 2), "", ""][:3]
         waited = await self._now() - float(since or 0)
-        return LimitWait(seconds=max(round(waited / 1000, 1), 0.0), waits_for=short_of(why))
+        waits_for = short_of(why)
+        if why.endswith(" w"):  # so it was when the run came: its line may know better
+            about = f" of {why[:-2]}"
+            newer = (one.waits_for for one in await self.longest())
+            waits_for = next((one for one in newer if one.endswith(about)), waits_for)
+        return LimitWait(seconds=max(round(waited / 1000, 1), 0.0), waits_for=waits_for)
 
     async def _states(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[LimitState, ...]:
         if not names:
@@ -92,7 +101,7 @@ class LimitLines:
         stored = await self._connection.execute("HMGET", self._state, *names)
         now = await self._now()
         return tuple(
-            _state(name, orjson.loads(text or "{}"), size, now)
+            _state(name, state_of(text), size, now)
             for name, text, size in zip(names, stored, sizes, strict=True)
         )
 

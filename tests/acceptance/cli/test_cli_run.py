@@ -222,7 +222,7 @@ def test_interrupted_twice_it_ends_at_once(stepfleet: CommandLine) -> None:
     stepfleet.write("rules.py", RULES.replace("60.0", "600.0"))
     stepfleet.questions("hang")
     started = stepfleet.start(*RUN, STEPFLEET_DRAIN="600")
-    stepfleet.until_said("1 running", within=LONG)
+    stepfleet.until_said("1 in progress", within=LONG)
 
     started.send_signal(signal.SIGINT)
     stepfleet.until_said("Ctrl-C again ends at once", within=LONG)

@@ -121,6 +121,8 @@ def test_held_runs_go_on_when_the_budget_is_raised(
         batch = submit(fleet, 20)
         wait_until(lambda: is_spent(use_of(fleet)), within=30, what="its end")
         assert fleet.run("plain", "other", tenant="other") == "done"
+        [line] = wait_until(lambda: fleet.overview().limited, within=30, what="a line")
+        assert str(line).endswith("raise it: stepfleet limits set tenant:acme usd=...")
         use = use_of(fleet)
         assert CALL * 9 < use.spent <= CALL * (10 + server.log.most_in_flight)
         assert use.spent == fleet.costs("tenant", tenant="acme").total.usd

@@ -253,6 +253,22 @@ def test_each_key_of_the_lines_heals_by_itself(gate: Admissions, lost: str) -> N
     assert len(done) == 12
 
 
+@pytest.mark.parametrize("text", ["{", "{}", "7", '{"run": "x", "step": 0, "names": []}'])
+def test_what_somebody_has_written_by_hand_stops_nobody(gate: Admissions, text: str) -> None:
+    gate.limit(MODEL, in_flight=1)
+    gate.ask("r0", MODEL)
+    assert gate.ask("r1", MODEL) == "waits"
+    [flow] = gate.client.scan_iter("sf:{limits}:flow:*")
+    gate.client.lpush(flow, text)
+    gate.client.hset(NO_PREFIX.of(keys.LIMIT_GRANTS), "x", text)
+    assert gate.ask("x", MODEL) == "waits"
+    gate.tick(1000)
+    gate.settle("r0")
+    assert "r1" in gate.granted
+    gate.settle("r1")
+    assert "x" in gate.granted
+
+
 def test_calls_in_flight_are_none_where_no_grant_is_left(gate: Admissions) -> None:
     gate.limit(MODEL, in_flight=1)
     gate.ask("r0", MODEL)
@@ -272,6 +288,19 @@ def test_nobody_calls_before_the_time_that_a_refusal_names(gate: Admissions) -> 
     gate.tick(1999)
     assert "r1" not in gate.granted
     gate.tick(1)
+    assert "r1" in gate.granted
+
+
+def test_a_limit_that_is_cleared_pauses_nobody(gate: Admissions) -> None:
+    gate.ask("r0", MODEL)
+    gate.call({"op": "throttled", "names": [MODEL], "ms": 3_600_000})
+    assert gate.ask("r1", MODEL) == "waits"
+    gate.tick(60_000)
+    gate.limit(MODEL, in_flight=5)  # it is the provider's wish: who sets a limit ends no pause
+    gate.tick(1000)
+    assert "r1" not in gate.granted
+    gate.client.delete(NO_PREFIX.of(keys.LIMIT_SETTINGS))
+    gate.tick(1000)
     assert "r1" in gate.granted
 
 

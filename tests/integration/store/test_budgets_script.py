@@ -88,6 +88,22 @@ def test_a_held_tenant_holds_up_no_other(gate: Admissions) -> None:
     assert gate.waiting == 300
 
 
+def test_runs_that_are_cancelled_while_they_are_held_wait_no_more(gate: Admissions) -> None:
+    gate.limit(ACME, usd=1, on_budget="hold")
+    based(gate, u=USD)
+    for at in range(300):
+        assert gate.ask(f"r{at}", ACME, u=1) == "waits"
+    for at in range(299):
+        gate.refund(f"r{at}")
+    for _ in range(20):
+        gate.tick(500)
+    assert gate.waiting == 1
+    assert gate.client.zscore(NO_PREFIX.of(keys.LIMIT_LINES), ACME) == 1
+    gate.refund("r299")
+    gate.tick(500)
+    assert not gate.client.exists(NO_PREFIX.of(keys.LIMIT_LINES), NO_PREFIX.of(keys.LIMIT_WAITING))
+
+
 def test_a_day_ends_at_midnight_utc(gate: Admissions) -> None:
     gate.now = 20_500 * DAY - 5_000
     gate.limit(ACME, usd_per_day=1, on_budget="hold")
@@ -159,6 +175,32 @@ def test_runs_with_budgets_bring_what_they_have_spent(gate: Admissions) -> None:
     assert set(gate.granted) == {"1"}
     gate.spend("1", n=1)
     assert gate.client.exists(NO_PREFIX.of(keys.LIMIT_SPENT)) == 0
+
+
+def test_calls_under_way_when_a_budget_is_set_take_nothing_from_those_after(
+    gate: Admissions,
+) -> None:
+    gate.limit(ACME, in_flight=100)
+    for at in range(10):
+        gate.ask(f"old{at}", ACME, u=USD // 10)
+    gate.limit(ACME, in_flight=100, usd=1, on_budget="hold")
+    based(gate)
+    for at in range(9):
+        assert gate.ask(f"r{at}", ACME, u=USD // 10) == "granted"
+    for at in range(5):
+        gate.spend(f"old{at}", u=1)
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == 9 * USD // 10
+    assert gate.ask("r9", ACME, u=USD // 10) == "waits"
+    for _ in range(
+        2 * LEASE // 1000
+    ):  # the others are found in rounds, and hold what they may spend
+        for run in list(gate.granted):
+            gate.call({"op": "renew", "run": run, "step": 0})
+        gate.tick(1000)
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == 14 * USD // 10
+    for at in range(5, 10):
+        gate.spend(f"old{at}", u=1)
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[0] == 9 * USD // 10
 
 
 def test_what_nobody_holds_is_not_reserved(gate: Admissions) -> None:

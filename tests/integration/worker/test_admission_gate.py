@@ -2,17 +2,27 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
+import pytest
 from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.store.admission.calls import GRANTED, TICK, Request
+from stepfleet.orchestrator.store.admission.calls import (
+    DONE,
+    GRANTED,
+    TICK,
+    WAITS,
+    Request,
+    refunding,
+)
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
 
 MODEL = "openai:m"
+LINE = ("a", "", (MODEL,), Amounts())
 
 
 async def test_what_the_queue_refuses_is_dispatched_when_it_takes_messages_again(
@@ -62,6 +72,40 @@ async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
     await begun.wait()
     await asyncio.gather(first, *(refused() for _ in range(3)))
     assert found == [True] * 4
+    await gate.aclose()
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
+    desk: Bench, is_busy: bool
+) -> None:
+    gate = Gate(desk.opened, "w1")
+    await gate.settings.change(MODEL, {"in_flight": 1})
+    lost = {f"r{number}": Request(StepHint(f"r{number}", 0), *LINE) for number in range(4)}
+    begun, late, other = (Request(StepHint(name, 0), *LINE) for name in ("begun", "late", "other"))
+    other = replace(other, priority=2)
+    assert await gate.call(begun.operation("ask")) == GRANTED
+    for one in (*lost.values(), other):
+        assert await gate.call(one.operation("ask")) == WAITS
+    execute = desk.opened.connection.execute
+    assert await execute("DEL", f"sf:{{limits}}:flow:2{MODEL}\x1f\x1f{MODEL}") == 1
+    await asyncio.sleep(0.002)  # the clock of places has milliseconds
+    waiting = [*lost, "other"]
+    if is_busy:
+        waiting.append("late")
+        assert await gate.call(late.operation("ask")) == WAITS  # into a new list of that name
+    else:
+        await gate.call(TICK)
+    assert await gate.calls.lost_among([*waiting, "begun"]) == [*lost, "other"]
+    await asyncio.sleep(0.002)
+    for one in (*lost.values(), other):
+        assert await gate.call(one.operation("ask")) == WAITS
+    assert await gate.calls.lost_among(waiting) == [], "once"
+    granted = ["begun"]
+    while await gate.call(refunding(StepHint(granted[-1], 0))) == DONE:
+        found = set(await execute("HKEYS", "sf:{limits}:grants"))
+        granted += found
+    assert sorted(granted) == sorted({*waiting, "begun"}), "each once"
     await gate.aclose()
 
 

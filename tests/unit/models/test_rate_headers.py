@@ -42,7 +42,10 @@ def test_limits_of_a_day_are_no_limits_of_a_minute() -> None:
     assert set(standings(daily)) == {"t"}
 
 
-@pytest.mark.parametrize("value", ["", "nan", "inf", "-5", "0", "1e300", "many", "9" * 500, "\x00"])
+WRONG = ("", "nan", "inf", "-5", "0", "0.5", "1e-300", "1e300", "many", "9" * 500, "\x00")
+
+
+@pytest.mark.parametrize("value", WRONG)
 def test_what_is_no_number_states_nothing(value: str) -> None:
     hostile = {**OPENAI, "x-ratelimit-limit-requests": value}
     assert set(standings(hostile)) == {"t"}

@@ -61,6 +61,7 @@ from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.prompts import Prompts
 from stepfleet.worker.runtime.admission.spending import (
     Price,
+    expected,
     spent_by_answer,
     spent_in,
 )
@@ -206,7 +207,10 @@ class AdmittedSteps:
 
     async def _put_back(self, claim: Claim, request: Request) -> Claim | Refusal:
         """Release a step without a grant, and have it wait. A cancelled one goes on, to its end."""
-        done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
+        released = _RELEASED(claim.state)
+        if claim.unpriced and self._gate.counts_tokens:
+            released = replace(released, guess=expected(claim.config, request.amounts, self._price))
+        done = await self._store.commit(claim, released, Events([]), publish=False)
         if done.wanted:
             state = claim.state.model_copy(update={"stop_requested": CANCELLED})
             return replace(claim, state=state)
@@ -331,6 +335,8 @@ class AdmittedSteps:
             return self._late(claim, verdict, spent)  # it is settled, or there was none
         if verdict.logged is None and verdict.move is Move.FINISH and verdict.lost is None:
             return [refunding(claim.hint)]  # no call was made
+        if verdict.move is Move.WAIT and used.ends:  # for its tools; the answer is journaled
+            return list(used.ends)
         usage = result.usage if result else None
         if usage is None:
             nothing = verdict.lost is not None and not verdict.lost.ambiguous
@@ -340,6 +346,8 @@ class AdmittedSteps:
 
     def _late(self, claim: Claim, verdict: Verdict, spent: Spending | None) -> list[Operation]:
         """Return what budgets are charged behind the settlement, or for the answer of another."""
+        if verdict.logged is None and verdict.move is Move.FINISH:  # it waits no more
+            return [refunding(claim.hint)]
         if spent is None or verdict.logged is None:
             return []
         names = self._names(claim, claim.config.model)

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending
-from stepfleet.orchestrator.limits.limit import RUN, Limit, kind_of
+from stepfleet.orchestrator.limits.limit import RUN, SEPARATOR, Limit, kind_of
 from stepfleet.orchestrator.models.rate_headers import standings
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.admission.calls import (
@@ -47,6 +47,8 @@ class UsedGrant:
     hint: StepHint
     early: asyncio.TimerHandle | None = None
     """Settles it while the step's tools run."""
+    ends: Sequence[Operation] = ()
+    """What it then sends."""
     names: tuple[str, ...] = ()
     spending: Spending = NOTHING
     """What it has reserved of the budgets of `names`."""
@@ -111,7 +113,7 @@ class Gate:
     def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
         """Note what an answer's headers state of its model's limits; `seconds` it took."""
         self.learning.answered(model)
-        if found := standings(headers):
+        if (found := standings(headers)) and SEPARATOR not in model:
             is_limited = model in self.limits
             given = self.learning.stated(model, found, seconds, is_limited=is_limited)
             if given is not None:
@@ -128,6 +130,8 @@ class Gate:
 
     def note_refusal(self, model: str, retry_after: float | None, seconds: float) -> None:
         """Have the whole fleet wait for a model that has refused; one without a limit gets one."""
+        if SEPARATOR in model:  # which no limit can be named by
+            return
         known = self.learning.refused(model, is_limited=model in self.limits)
         self._pauses[model] = self.call(throttling(model, retry_after, seconds, known))
         self._pauses[model].add_done_callback(_received)
@@ -167,6 +171,7 @@ class Gate:
             self.forget(hint)
             self.end(operations)
 
+        used.ends = operations
         used.early = asyncio.get_running_loop().call_later(seconds, settle)
 
     async def reload(self) -> None:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending, spending_of
+from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.models.pricing import stated_cost
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
+from stepfleet.orchestrator.records.usage import Spent, UsageStats, bounded_cost
+from stepfleet.worker.attempt.usage import usage_of
 
 Price = Callable[[AgentConfig, str, UsageStats], float]
 """The price of a call in USD, by its agent, model and usage."""
@@ -62,6 +65,18 @@ def spent_by_answer(
     memory = response.remembered or remembered
     summary = memory.summary if memory else None
     return spent + spending_of(summary.usage, summary.cost_usd) if summary else spent
+
+
+def expected(config: AgentConfig, amounts: Amounts, price: Price) -> tuple[Spent, ...]:
+    """Return what lost calls of a step may have cost, where nobody may ever repeat it.
+
+    By the estimate of the call in their place, one for each model of the agent.
+    """
+    usage = usage_of(amounts.input_tokens, amounts.output_tokens)
+    return tuple(
+        Spent(usage.total_tokens, price(config, model, usage), usage=usage, model=bare_name(model))
+        for model in config.models
+    )
 
 
 def _of_lost(lost: LostAttempt) -> Spending:

@@ -4,7 +4,8 @@
 --   try, ask, again   run, step, agent, tenant, class, names, amounts: a grant now, or nothing (try), or a place
 --                     in the line (at its head: again). `names` are the limits of the call, the first is its line
 --                     `crashes` workers were lost with the step; with `lost` the last of them is not charged yet
---   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back.
+--   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back,
+--                     then a place in the line too.
 --                     `spent` of budgets, but for those of the names `apart`; `names` where there may be no grant any more
 --   lost              run, step, crashes: workers that were lost with that step may have made its call: its grant ends
 --   renew             run, step: a grant of a step that is under way goes on
@@ -65,8 +66,10 @@ local function ask(op)
   end
   if lines_total > 0 then
     local place = redis.call('HGET', waiting_key, e.run)
-    if place and string.match(place, '^%d+') == tostring(e.step) then return 'waits' end
-    if place and tonumber(string.match(place, '^%d+')) > e.step then return 'stale' end
+    local step, since = string.match(place or '', '^(%d+) (%d+)')
+    -- The entry of a run that waits since before a loss may be gone; of two the first one counts.
+    if step == tostring(e.step) and tonumber(since) > (own.lost or 0) then return 'waits' end
+    if step and tonumber(step) > e.step then return 'stale' end
     if place then redis.call('HDEL', waiting_key, e.run) end
   end
   local name, ms, kind = blocked_by(e.names, e.amounts)
@@ -139,10 +142,13 @@ local function look_at_grants(state)
   if lines_total > 0 or redis.call('EXISTS', waiting_key) == 1 then repair(state) end
   for i = 1, #page[2], 2 do
     local run = page[2][i]
-    if grants[run] == nil then grants[run] = decoded(page[2][i + 1]) or false end
+    if grants[run] == nil then
+      grants[run] = step_of(page[2][i + 1]) or false
+      if not grants[run] then set_grant(run, false) end
+    end
     local held = grants[run]
     if held then confirm(run, held) end
-    if held and held.till < now then
+    if held and (tonumber(held.till) or 0) < now then
       if not held.again then
         held.again, held.till = true, now + lease
         set_grant(run, held)
@@ -168,7 +174,7 @@ for _, op in ipairs(ops) do
 end
 if #runs > 0 then
   for i, text in ipairs(redis.call('HMGET', grants_key, unpack(runs))) do
-    grants[runs[i]] = decoded(text) or false
+    grants[runs[i]] = step_of(text) or false
     for _, name in ipairs(grants[runs[i]] and grants[runs[i]].names or {}) do names[#names + 1] = name end
   end
 end
@@ -181,6 +187,9 @@ for i, op in ipairs(ops) do
     results[i] = settle(op)
   elseif op.op == 'refund' then
     results[i] = drop(op.run, op.step, {})
+    if lines_total > 0 and string.match(redis.call('HGET', waiting_key, op.run) or '', '^%d+') == tostring(op.step) then
+      redis.call('HDEL', waiting_key, op.run)
+    end
   elseif op.op == 'throttled' then
     results[i] = throttled(op)
   elseif op.op == 'headers' then

@@ -126,11 +126,12 @@ end
 
 function budget.reserve(name, amounts, sign)
   local b = budgets[name]
-  if not b or b.is_run then return end
+  if not b or b.is_run then return false end
   for _, kind in ipairs(QUOTA_KINDS) do
     b.reserved[kind] = math.max(b.reserved[kind] + sign * (tonumber(amounts[kind]) or 0), 0)
   end
   changed_budgets[name] = true
+  return true
 end
 
 function budget.spend(name, amounts, times)

@@ -28,6 +28,14 @@ local function decoded(text)
   return readable and type(value) == 'table' and value or nil
 end
 
+-- A grant or an entry of a line; nothing where somebody has written something else by hand.
+local function step_of(text)
+  local e = decoded(text)
+  local is_whole = e and tonumber(e.step) and type(e.names) == 'table' and e.names[1] and type(e.amounts) == 'table'
+  for _, field in ipairs({ 'run', 'agent', 'tenant' }) do is_whole = is_whole and type(e[field]) == 'string' end
+  return is_whole and e or nil
+end
+
 local function dispatch(e)
   for _, part in ipairs({ e.run, e.step, e.agent }) do admitted[#admitted + 1] = part end
 end
@@ -105,6 +113,9 @@ local function load(names, of_settings, of_state)
     states[name], configured[name], texts[name] = decoded(known[i]) or {}, limit, found[2 * i - 1] or ''
     local l = states[name].l
     if l and l.of ~= redis.sha1hex(texts[name]) then states[name].l = nil end -- somebody has set or cleared the limit
+    if texts[name] == '' and states[name].cool and not states[name].l then -- cleared: that ends its pause
+      states[name].cool, touched[name] = nil, true
+    end
     measures[name] = measures_of(limit, states[name])
     refill(name)
     budget.note(name, limit)
@@ -115,7 +126,7 @@ local function load(names, of_settings, of_state)
 end
 
 local function grant_of(run)
-  if grants[run] == nil then grants[run] = decoded(redis.call('HGET', grants_key, run)) or false end
+  if grants[run] == nil then grants[run] = step_of(redis.call('HGET', grants_key, run)) or false end
   return grants[run]
 end
 
@@ -159,34 +170,40 @@ local function fits(name, amounts)
   return true
 end
 
+-- Whether a budget of the grant's i-th name holds its estimate: `b` has the places of those as digits. Budgets that are
+-- set while a call is under way hold nothing for it until it is confirmed.
+local function is_reserved(grant, i) return string.find(grant.b or '', i, 1, true) ~= nil end
+
 local function take(names, amounts)
-  for _, name in ipairs(names) do
+  local reserved = ''
+  for i, name in ipairs(names) do
     local s, m = states[name], measures[name]
     s.f = (s.f or 0) + 1
     s.c = (s.c or 0) + 1
     if s.l then s.l.n = s.l.n + 1 end
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(amounts, kind) end
-    budget.reserve(name, amounts, 1)
+    if budget.reserve(name, amounts, 1) then reserved = reserved .. i end
     budget.confirm(name, amounts, 1)
     touched[name] = true
   end
+  return reserved ~= '' and reserved or nil
 end
 
 -- Ends a grant: `used` of its rates, and `spent` of its budgets but for the names of `apart`.
 local function give(grant, used, spent, apart)
   load(grant.names)
-  for _, name in ipairs(grant.names) do
-    local s, m = states[name], measures[name]
+  for i, name in ipairs(grant.names) do
+    local s, m, reserved = states[name], measures[name], is_reserved(grant, i)
     if grant.n == round then
       s.c = math.max((s.c or 0) - 1, 0)
-      budget.confirm(name, grant.amounts, -1)
+      if reserved then budget.confirm(name, grant.amounts, -1) end
     end
     s.f = math.max((s.f or 0) - 1, s.c or 0)
     for kind in pairs(m.rates) do
       local back = amount(grant.amounts, kind) - amount(used, kind)
       s[kind] = math.min(capacity(m, kind), s[kind] + back)
     end
-    budget.reserve(name, grant.amounts, -1)
+    if reserved then budget.reserve(name, grant.amounts, -1) end
     if not (apart or {})[name] then budget.spend(name, spent or used) end
     touched[name], freed[name] = true, true
   end

@@ -1,4 +1,5 @@
 -- Fourth part of admit.lua: steps that wait, and who is next.
+local MOST_COUNTED = 1000
 
 -- Whether a limit belongs to the whole line: then nobody of it can be admitted.
 local function is_shared(line, name) return name == line or not EACH[string.match(name, '^(%a+):')] end
@@ -9,11 +10,28 @@ local function leave(line, tenant, at)
   redis.call('ZADD', left_key(line), at, tenant)
 end
 
+-- A flow that is in `every` was lost, and its runs have places: all that wait since before ask once more (see ask). Those
+-- that are in a list keep their place there. Beyond MOST_COUNTED flows the line stays too long until it is empty.
+local function lose(line)
+  own.lost = now - 1
+  if redis.call('SCARD', every_key) > MOST_COUNTED then return end
+  local size = 0
+  for _, flow in ipairs(redis.call('SMEMBERS', every_key)) do
+    if string.match(string.sub(flow, #prefix + 7), '^[^' .. SEP .. ']*') == line then size = size + redis.call('LLEN', flow) end
+  end
+  count(line, size - count_of(line))
+end
+
 -- `name` is the limit that has no room for it, for `ms`; without one somebody looks at it in this call.
 local function wait_in_line(e, head, name, ms)
   local flow, line = flow_of(e), e.names[1]
-  redis.call(head and 'LPUSH' or 'RPUSH', flow, cjson.encode(e))
-  local is_first = redis.call('SADD', every_key, flow) == 1 or head
+  local size = redis.call(head and 'LPUSH' or 'RPUSH', flow, cjson.encode(e))
+  local is_new = redis.call('SADD', every_key, flow) == 1
+  if size == 1 and not is_new then
+    lose(line)
+    count(line, -1) -- it is counted below
+  end
+  local is_first = is_new or head
   local shared = name and is_shared(line, name)
   redis.call('HSET', waiting_key, e.run, e.step .. ' ' .. e.since .. ' ' .. (e.why or ''))
   count(line, 1)
@@ -26,10 +44,10 @@ local function wait_in_line(e, head, name, ms)
 end
 
 local function grant(e)
-  take(e.names, e.amounts)
+  local reserved = take(e.names, e.amounts)
   set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, class = e.class,
     names = e.names, amounts = e.amounts, n = round, till = now + lease, waited = now - e.since, why = e.why,
-    crashes = e.crashes })
+    crashes = e.crashes, b = reserved })
 end
 
 -- How much of its line's limit a call takes, in minutes of the limit; of one without rates, calls count.
@@ -75,7 +93,7 @@ local function head_of(flow, line)
     looks = looks - 1
     local text = redis.call('LINDEX', flow, 0)
     if not text then return nil end
-    local e = decoded(text)
+    local e = step_of(text)
     if is_current(e) then return e end
     redis.call('LPOP', flow)
     count(line, -1)
@@ -185,7 +203,7 @@ local function admit(line)
     turn.flows = turn.flows or flows_of(line, turn)
     local e, ended = next_of(line, turn)
     if e then
-      e.why = e.why or why_of(line, e)
+      if not e.why or string.sub(e.why, -2) == ' w' then e.why = why_of(line, e) or e.why end
       if not e.over then grant(e) end
       pass_turn(line, turn)
       redis.call('HDEL', waiting_key, e.run)

@@ -1,13 +1,16 @@
 -- Fifth part of admit.lua: what heals when keys of the limits are lost in Redis, a page of names at a time.
 
+local LEAST_LOOKS = 64 -- that are left to the lines
+
 -- Confirms a grant in this round of counting.
 local function confirm(run, held)
   if held.n == round then return end
   load(held.names)
-  for _, name in ipairs(held.names) do
+  for i, name in ipairs(held.names) do
     local s = states[name]
     s.c = (s.c or 0) + 1
     s.f = math.max(s.f or 0, s.c)
+    if not is_reserved(held, i) and budget.reserve(name, held.amounts, 1) then held.b = (held.b or '') .. i end
     budget.confirm(name, held.amounts, 1)
     touched[name] = true
   end
@@ -46,10 +49,13 @@ local function repair(state)
     local line, tenant, size = parts[1], parts[2], redis.call('LLEN', flow)
     if size == 0 then
       redis.call('SREM', every_key, flow)
+      lose(line)
     else
       load({ line })
       if count_of(line) < size then count(line, size - count_of(line)) end
-      if not is_placed(flow, line, tenant, { unpack(parts, 3) }) then open(flow, line, tenant) end
+      -- Those in front may wait no more, as they were cancelled.
+      local is_gone = looks > LEAST_LOOKS and not head_of(flow, line) and is_over(flow, flows_key(line, tenant))
+      if not is_gone and not is_placed(flow, line, tenant, { unpack(parts, 3) }) then open(flow, line, tenant) end
       look_at(line)
     end
   end

@@ -51,7 +51,7 @@ def test_a_plain_line_has_counts_rate_tokens_cost_and_eta() -> None:
     line = progress_line(progress(), pace())
 
     assert line == (
-        "5/10 done, 1 not completed, 2 running, 3 queued, 1.2 steps/s, 3,456 tokens, $0.0123, "
+        "5/10 done, 1 not completed, 2 in progress, 3 queued, 1.2 steps/s, 3,456 tokens, $0.0123, "
         "ETA 10 s"
     )
 
@@ -59,7 +59,15 @@ def test_a_plain_line_has_counts_rate_tokens_cost_and_eta() -> None:
 def test_the_live_picture_has_counts_rate_tokens_cost_and_eta() -> None:
     text = text_of(picture(progress(), pace(), elapsed=10.0))
 
-    for part in ("5/10", "4 completed", "1 failed", "2 running", "3 queued", "1.2/s", "ETA 10 s"):
+    for part in (
+        "5/10",
+        "4 completed",
+        "1 failed",
+        "2 in progress",
+        "3 queued",
+        "1.2/s",
+        "ETA 10 s",
+    ):
         assert part in text
 
 

@@ -1,0 +1,82 @@
+"""What steps take of the fleet's limits and budgets, by the store that admits them."""
+
+import asyncio
+
+from support.deadlines import until
+from support.runs.stored_runs import Bench, bench
+
+from stepfleet.orchestrator import LLMResponse, ToolCall, UsageStats
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Span, Wait
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.store.admission.calls import refunding
+from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
+from stepfleet.worker.runtime.admission.gate import Gate
+
+MODEL, TENANT = "openai:none", "tenant:acme"
+USAGE = UsageStats(prompt_tokens=4000, completion_tokens=1000, total_tokens=5000, llm_calls=1)
+
+
+async def opened(desk: Bench) -> tuple[AdmittedSteps, Gate]:
+    """Return the store of steps, each token for a millionth of a USD, and its gate."""
+    gate = Gate(desk.opened, "w1")
+    await gate.reload()
+
+    def price(_config: object, _model: str, usage: UsageStats) -> float:
+        return (usage.prompt_tokens + usage.completion_tokens) / 1e6
+
+    return AdmittedSteps(desk.steps, gate, price), gate
+
+
+async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tokens(
+    desk: Bench,
+) -> None:
+    settings = Gate(desk.opened, "w0").settings
+    await settings.change(MODEL, {"tokens_per_minute": 60_000, "burst": 60})
+    await settings.change(TENANT, {"tokens": 1_000_000})
+    steps, gate = await opened(desk)
+    hint = StepHint(await desk.create(tenant="acme"), 0)
+
+    async def admitted() -> Claim | None:
+        claim = await steps.claim(hint, desk.token())
+        return None if isinstance(claim, Refusal) else claim
+
+    claim = await until(admitted, within=30, what="the look into the ledger, for the budget")
+    assert claim is not None
+    call = ToolCall(id="c", name="render", arguments={})
+    response = LLMResponse(tool_calls=(call,), usage=USAGE)
+    span = Span(claim.now, 0.1)
+    parked = Parked(
+        span,
+        (Wait(0, "gpu", "render"),),
+        Interrupted(span, Interruption.CANCELLED, response, cost_usd=0.005, noted=True),
+    )
+    verdict = desk.verdict(claim, parked)
+    losses = (verdict.lost,) if verdict.lost else ()
+    await steps.journal(claim, 0.1, response=response, losses=losses)
+    assert (await steps.commit(claim, verdict, Events([]))).applied
+    assert not gate.held
+    assert await gate.call(refunding(hint)) == "none", "it is settled"
+    uses = {one.name: one for one in await gate.settings.use()}
+    assert uses[MODEL].in_flight == 0
+    assert uses[MODEL].levels["tokens_per_minute"] < 57_000, "they fill by 1,000 in a second"
+    assert [one.spent for one in uses[TENANT].budgets] == [5000]
+    await gate.aclose()
+
+
+async def test_a_lost_call_of_a_run_that_waits_for_its_budget_has_a_price(redis_url: str) -> None:
+    async with bench(redis_url, lease=0.5) as desk:
+        settings = Gate(desk.opened, "w0").settings
+        await settings.change(TENANT, {"usd": 0.000001, "on_budget": "hold"})
+        steps, gate = await opened(desk)
+        run_id = await desk.create(tenant="acme")
+        await desk.claim(run_id)  # a worker that is gone
+        await asyncio.sleep(0.7)
+        refusal = await steps.claim(StepHint(run_id, 0), desk.token())
+        assert isinstance(refusal, Refusal)
+        [lost] = (await desk.stored(run_id)).result().lost_attempts
+        assert lost.ambiguous
+        assert lost.cost_usd is not None
+        assert lost.cost_usd > 0.0002, "by the tokens of a first answer"
+        assert not (await desk.header(run_id)).get("unpriced")
+        await gate.aclose()
