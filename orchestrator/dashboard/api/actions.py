@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from tornado import web
 
@@ -28,6 +28,7 @@ class ActionHandler(ApiHandler):
     """An action. It is in the audit stream before it begins, and with its outcome afterwards."""
 
     noun = ""
+    verbs: ClassVar[tuple[str, ...]] = VERBS
 
     def prepare(self) -> None:
         """Refuse actions where Flower knows no users."""
@@ -64,7 +65,7 @@ class ActionHandler(ApiHandler):
     def of_run(self, verb: str, given: Action) -> Callable[[str], Awaitable[ControlResult]]:
         """Return the action on one run."""
         if given.overrides and verb != "retry":
-            raise ConfigurationError("overrides: only a retry takes them")
+            raise ConfigurationError("overrides: a retry takes them, a message and a fork")
         if verb == "retry":
             return lambda run_id: self.site.fleet.runs.retry(run_id, **given.overrides)
         return getattr(self.site.fleet.runs, verb)  # type: ignore[no-any-return]
@@ -74,17 +75,38 @@ class RunAction(ActionHandler):
     """An action on a run."""
 
     noun = "run"
+    verbs: ClassVar = (*VERBS, "send", "fork")
 
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         if given.where or given.filter or given.cursor:
             raise ConfigurationError("where, filter and cursor are for batches")
+        if verb not in VERBS:
+            return await self._going_on(target, verb, given)
+        if given.message is not None or given.at is not None:
+            raise ConfigurationError("message and at are for send and fork")
         act = self.of_run(verb, given)
         try:
             await self.site.fleet.runs.timeline(target, limit=1, content=False)
         except ConfigurationError as error:
             raise MissingError(error.message) from None
         result = await act(target)
+        return ActionResult(
+            action=verb,
+            runs=int(result.outcome in _DONE),
+            outcome=result.outcome.value,
+            detail=result.detail or None,
+        )
+
+    async def _going_on(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Give the run a message, or begin another one with its steps."""
+        fleet, own = self.site.fleet, given.overrides
+        if verb == "fork":
+            new = await fleet.history.fork(target, at=given.at, message=given.message, **own)
+            return ActionResult(action=verb, runs=1, outcome="created", detail=new)
+        if not given.message or given.at is not None:
+            raise ConfigurationError("message: write what the run is to go on with, and no `at`")
+        result = await fleet.runs.send(target, given.message, **own)
         return ActionResult(
             action=verb,
             runs=int(result.outcome in _DONE),

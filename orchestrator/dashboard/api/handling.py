@@ -24,6 +24,7 @@ LONGEST_WAIT = 60.0
 """Seconds until a request that reads is given up."""
 LONGEST_BODY = 65_536
 LONGEST_USER = 100
+_OF_BODIES = ("overrides", "where", "filter", "message", "at", "body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,7 @@ class ApiHandler(BaseApiHandler):
         """Finish with a problem; `field` is the parameter that its text begins with."""
         text = str(getattr(error, "message", error))
         first = text.split(" ", 1)[0].rstrip(":")
-        field = (
-            first if first in {*self.parameters, "overrides", "where", "filter", "body"} else None
-        )
+        field = first if first in {*self.parameters, *_OF_BODIES} else None
         self.answer(Problem(error=text, field=field), status)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:

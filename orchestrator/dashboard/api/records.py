@@ -40,7 +40,10 @@ class FleetReport(Record):
 
 
 class Action(Record):
-    """The body of an action. `overrides` are fields of the configuration, for a retry.
+    """The body of an action. `overrides` are fields of the configuration, where a run goes on.
+
+    `message` is what a run is given by `send`, or by `fork` in place of what it was given behind
+    its first `at` steps.
 
     For a batch, `where` selects the runs of a retry as `batch.retry` does, and `filter` (`status`,
     `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, behind
@@ -48,6 +51,8 @@ class Action(Record):
     """
 
     overrides: dict[str, Any] = Field(default_factory=dict)
+    message: str | None = None
+    at: int | None = None
     where: str | None = None
     filter: dict[str, str] | None = None
     cursor: str | None = None

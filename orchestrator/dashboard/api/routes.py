@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from tornado import web
 
-from stepfleet.orchestrator.dashboard.api.actions import VERBS, BatchAction, RunAction
+from stepfleet.orchestrator.dashboard.api.actions import ActionHandler, BatchAction, RunAction
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
 from stepfleet.orchestrator.dashboard.api.reads import (
     AuditOf,
@@ -41,7 +41,7 @@ _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/costs": (CostsOf, Costs),
     "/audit": (AuditOf, AuditPage),
 }
-_ACTIONS: dict[str, type[ApiHandler]] = {
+_ACTIONS: dict[str, type[ActionHandler]] = {
     f"/runs/{_ID}/{{action}}": RunAction,
     f"/batches/{_ID}/{{action}}": BatchAction,
 }
@@ -57,12 +57,13 @@ class OpenApi(ApiHandler):
 
 def api_routes(site: Site) -> list[Any]:
     """Return the API's addresses."""
-    ids, verbs = r"([^/]{1,200})", "|".join(VERBS)
-    handlers = {path: one for path, (one, _) in _READS.items()} | _ACTIONS
-    patterns = {
-        path.replace(_ID, ids).replace("{action}", f"({verbs})"): one
-        for path, one in handlers.items()
+    ids = r"([^/]{1,200})"
+    patterns: dict[str, type[ApiHandler]] = {
+        path.replace(_ID, ids): one for path, (one, _) in _READS.items()
     }
+    for path, action in _ACTIONS.items():
+        verbs = f"({'|'.join(action.verbs)})"
+        patterns[path.replace(_ID, ids).replace("{action}", verbs)] = action
     patterns["/openapi.json"] = OpenApi
     given = {"site": site}
     return [web.url(f"{PREFIX}{pattern}", one, given) for pattern, one in patterns.items()]
@@ -106,8 +107,8 @@ def _operation(handler: type[ApiHandler], answer: type[BaseModel], path: str) ->
     text = {"type": "string"}
     if _ID in path:
         parameters.append({"name": "id", "in": "path", "required": True, "schema": text})
-    if "{action}" in path:
-        verbs = {**text, "enum": list(VERBS)}
+    if issubclass(handler, ActionHandler):
+        verbs = {**text, "enum": list(handler.verbs)}
         parameters.append({"name": "action", "in": "path", "required": True, "schema": verbs})
     problems = {
         str(status): {"description": why, "content": _json(Problem)} for status, why in _WHY

@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.outcome import ContinuationDecision, StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 
 
@@ -85,13 +85,24 @@ class StepSummary(Record):
     tool_calls: tuple[ToolSummary, ...] = ()
 
 
+class Evaluated(Record):
+    """What a criterion has decided on whether the run goes on, and why. `reason` is cut."""
+
+    criterion: str
+    decision: ContinuationDecision
+    reason: str
+
+
 class RunTimeline(Record):
     """A run and a page of its steps. `next` is the first step of the next page, None at the end.
 
-    `lost_attempts` is how many attempts at its steps were not committed.
+    `lost_attempts` is how many attempts at its steps were not committed. `reason` says why it has
+    stopped, or goes on, and `evaluations` what each criterion has decided behind its last step.
     """
 
     run: RunSummary
+    reason: str = ""
+    evaluations: tuple[Evaluated, ...] = ()
     steps: tuple[StepSummary, ...] = ()
     next: int | None = None
     lost_attempts: int = 0

@@ -7,7 +7,13 @@ import orjson
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.records.run.summary import RunTimeline, StepSummary, ToolSummary
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.run.summary import (
+    Evaluated,
+    RunTimeline,
+    StepSummary,
+    ToolSummary,
+)
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
@@ -63,13 +69,34 @@ class Timelines:
         )
         steps = await asyncio.to_thread(_steps, numbers[:taken], stored, content=content)
         following = first + len(steps)
-        lost = await self._connection.execute("HLEN", f"{key}:lost")
+        lost, known = await self._connection.execute_all(
+            ("HLEN", f"{key}:lost"), ("HGET", key, "outcome")
+        )
+        reason, evaluations = _why(known)
         return RunTimeline(
             run=run,
+            reason=reason,
+            evaluations=evaluations,
             steps=tuple(steps),
             next=following if following <= run.steps and steps else None,
             lost_attempts=int(lost),
         )
+
+
+def _why(stored: str | None) -> tuple[str, tuple[Evaluated, ...]]:
+    """Return the reason of the last decision, and what each criterion decided."""
+    try:
+        plain = unpacked_within(PAGE_BYTES, stored or "")
+        outcome = ContinuationOutcome.from_json(plain) if plain else None
+    except (SerializationError, ValidationError):
+        return "", ()
+    if outcome is None:
+        return "", ()
+    each = outcome.evaluations[:MOST_CALLS]
+    return _cut(outcome.reason), tuple(
+        Evaluated(criterion=one.criterion, decision=one.decision, reason=_cut(one.reason))
+        for one in each
+    )
 
 
 def _steps(
