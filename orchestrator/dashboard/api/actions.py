@@ -160,3 +160,40 @@ class BatchAction(ActionHandler):
         )
         done = await asyncio.gather(*(one(run.run_id) for run in page.runs))
         return ActionResult(action=verb, runs=sum(done), refused=refused, next=page.next)
+
+
+class FleetAction(ActionHandler):
+    """Pause or resume of the whole fleet."""
+
+    noun = "fleet"
+    verbs: ClassVar = ("pause", "resume")
+
+    async def post(self, target: str, verb: str = "") -> None:
+        """Act, and answer with what was done. The address names the verb alone."""
+        await super().post(verb, target)
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it."""
+        del target
+        if given != Action():
+            raise ConfigurationError("body: leave it empty")
+        await getattr(self.site.fleet, verb)()
+        return ActionResult(action=verb, outcome=f"{verb}d")
+
+
+class LimitAction(ActionHandler):
+    """A limit is set (`overrides` are its fields), or removed."""
+
+    noun = "limit"
+    verbs: ClassVar = ("set", "clear")
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it. Raises `ConfigurationError`."""
+        if given != Action(overrides=given.overrides) or (verb == "clear" and given.overrides):
+            raise ConfigurationError("overrides: write the limit's fields, for set alone")
+        if verb == "set":
+            limit = await self.site.fleet.limits.set(target, **given.overrides)
+            return ActionResult(action=verb, outcome="set", detail=limit.to_json())
+        if not await self.site.fleet.limits.clear(target):
+            raise ConfigurationError(f"there is no limit {target!r}")
+        return ActionResult(action=verb, outcome="cleared")

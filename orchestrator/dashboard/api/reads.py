@@ -3,6 +3,7 @@
 from datetime import date
 from typing import Any, ClassVar
 
+from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, whole
 from stepfleet.orchestrator.dashboard.api.records import (
     AuditEntry,
@@ -94,6 +95,21 @@ class FleetState(ReadHandler):
         return FleetReport(
             overview=overview, limits=tuple(await fleet.limits.use()), findings=tuple(findings)
         )
+
+
+class FleetFailures(ReadHandler):
+    """The newest runs that did not complete, by cause: up to 500 failed and 500 stopped ones."""
+
+    async def found(self, *_: str, **__: Any) -> Failures:
+        """Return the causes."""
+        fleet = self.site.fleet
+        client = await fleet._session.open()  # noqa: SLF001 - no part of the public client
+        count = FailureCount()
+        for status in ("failed", "stopped"):
+            page = await fleet.runs.page(status=status, limit=MOST)
+            for run in await client.failed.read([one.run_id for one in page.runs]):
+                count.add(run)
+        return count.failures("", count.read)
 
 
 class CostsOf(ReadHandler):

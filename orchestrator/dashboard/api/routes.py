@@ -7,12 +7,20 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from tornado import web
 
-from stepfleet.orchestrator.dashboard.api.actions import ActionHandler, BatchAction, RunAction
+from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.dashboard.api.actions import (
+    ActionHandler,
+    BatchAction,
+    FleetAction,
+    LimitAction,
+    RunAction,
+)
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
 from stepfleet.orchestrator.dashboard.api.reads import (
     AuditOf,
     BatchesOf,
     CostsOf,
+    FleetFailures,
     FleetState,
     OneBatch,
     Run,
@@ -38,12 +46,15 @@ _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/batches": (BatchesOf, BatchList),
     f"/batches/{_ID}": (OneBatch, BatchReport),
     "/fleet": (FleetState, FleetReport),
+    "/failures": (FleetFailures, Failures),
     "/costs": (CostsOf, Costs),
     "/audit": (AuditOf, AuditPage),
 }
 _ACTIONS: dict[str, type[ActionHandler]] = {
     f"/runs/{_ID}/{{action}}": RunAction,
     f"/batches/{_ID}/{{action}}": BatchAction,
+    f"/limits/{_ID}/{{action}}": LimitAction,
+    "/fleet/{action}": FleetAction,
 }
 
 

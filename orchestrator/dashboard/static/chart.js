@@ -28,7 +28,7 @@ export function bar(label, parts, height = 18) {
 /** Columns `{name, value, text}`: one for each day, or step. */
 export function columns(label, values, height = 120) {
   const most = Math.max(...values.map((one) => one.value), 0) || 1;
-  const width = 100 / Math.max(values.length, 1);
+  const width = 100 / Math.max(values.length, 14);
   const pieces = values.map((one, at) => {
     const tall = (height * one.value) / most;
     return svg("rect", { x: at * width + width * 0.1, y: height - tall, width: width * 0.8, height: tall, class: "sf-part sf-part-plain" }, titled(`${one.name}: ${one.text}`));
