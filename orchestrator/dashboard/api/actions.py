@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, cast
 
 from tornado import web
 
+from stepfleet.orchestrator.client.watching.conditions import RunConditions
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, MissingError, body_of
 from stepfleet.orchestrator.dashboard.api.records import Action, ActionResult
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
@@ -21,6 +22,12 @@ MOST_REFUSED = 20
 _SELECTED = {"status", "stop_reason", "agent", "tenant", "error"}
 _DONE = frozenset(ControlOutcome) - {
     *(ControlOutcome.UNKNOWN, ControlOutcome.ENDED, ControlOutcome.CHANGED, ControlOutcome.ACTIVE)
+}
+_WHY = {
+    ControlOutcome.UNKNOWN: "there is no such run",
+    ControlOutcome.ENDED: "it has ended",
+    ControlOutcome.ACTIVE: "it is not paused",
+    ControlOutcome.CHANGED: "another request changed it first: try again",
 }
 
 
@@ -70,6 +77,28 @@ class ActionHandler(ApiHandler):
             return lambda run_id: self.site.fleet.runs.retry(run_id, **given.overrides)
         return getattr(self.site.fleet.runs, verb)  # type: ignore[no-any-return]
 
+    async def each(
+        self, run_ids: Sequence[str], verb: str, given: Action, cursor: str | None = None
+    ) -> ActionResult:
+        """Act on these runs. `cursor` is where more of them are."""
+        act, limited = self.of_run(verb, given), asyncio.Semaphore(AT_ONCE)
+        refused: dict[str, str] = {}
+
+        async def one(run_id: str) -> bool:
+            async with limited:
+                try:
+                    result = await act(run_id)
+                    outcome, why = result.outcome, _reason(verb, result)
+                except ConfigurationError as error:
+                    outcome, why = ControlOutcome.UNKNOWN, error.message
+                if outcome not in _DONE and len(refused) < MOST_REFUSED:
+                    refused[run_id] = why
+                return outcome in _DONE
+
+        done = sum(await asyncio.gather(*map(one, run_ids)))
+        left = len(run_ids) - done
+        return ActionResult(action=verb, runs=done, left_alone=left, refused=refused, next=cursor)
+
 
 class RunAction(ActionHandler):
     """An action on a run."""
@@ -79,8 +108,8 @@ class RunAction(ActionHandler):
 
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
-        if given.where or given.filter or given.cursor:
-            raise ConfigurationError("where, filter and cursor are for batches")
+        if given.where or given.filter or given.cursor or given.runs is not None:
+            raise ConfigurationError("where, filter, cursor and runs are for several runs")
         if verb not in VERBS:
             return await self._going_on(target, verb, given)
         if given.message is not None or given.at is not None:
@@ -126,6 +155,8 @@ class BatchAction(ActionHandler):
             batch = await self.site.fleet.batches.get(target)
         except ConfigurationError as error:
             raise MissingError(error.message) from None
+        if given.runs is not None:
+            raise ConfigurationError("runs: ids are for /runs; use filter")
         if given.filter is not None:
             return await self._selected(target, verb, given, given.filter)
         if verb == "retry":
@@ -141,25 +172,10 @@ class BatchAction(ActionHandler):
         if given.where or not which.keys() <= _SELECTED:
             msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` beside it"
             raise ConfigurationError(msg)
-        act, limited = self.of_run(verb, given), asyncio.Semaphore(AT_ONCE)
-        refused: dict[str, str] = {}
-
-        async def one(run_id: str) -> int:
-            async with limited:
-                try:
-                    outcome = (await act(run_id)).outcome
-                    why = outcome.value
-                except ConfigurationError as error:
-                    outcome, why = ControlOutcome.UNKNOWN, error.message
-                if outcome not in _DONE and len(refused) < MOST_REFUSED:
-                    refused[run_id] = why
-                return int(outcome in _DONE)
-
         page = await self.site.fleet.runs.page(
             batch=batch, limit=PAGE, cursor=given.cursor, **which
         )
-        done = await asyncio.gather(*(one(run.run_id) for run in page.runs))
-        return ActionResult(action=verb, runs=sum(done), refused=refused, next=page.next)
+        return await self.each([run.run_id for run in page.runs], verb, given, page.next)
 
 
 class FleetAction(ActionHandler):
@@ -197,3 +213,34 @@ class LimitAction(ActionHandler):
         if not await self.site.fleet.limits.clear(target):
             raise ConfigurationError(f"there is no limit {target!r}")
         return ActionResult(action=verb, outcome="cleared")
+
+
+class RunsAction(ActionHandler):
+    """An action on runs that are named, or that a filter selects."""
+
+    noun = "runs"
+
+    async def post(self, target: str, verb: str = "") -> None:
+        """Act, and answer with what was done."""
+        await super().post("by id or filter", verb or target)
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it. Raises `ConfigurationError`."""
+        del target
+        if given.where or (given.runs is None) == (given.filter is None):
+            raise ConfigurationError("body: write either runs, a list of ids, or a filter")
+        if given.runs is not None:
+            return await self.each(list(dict.fromkeys(given.runs)), verb, given)
+        which = cast("RunConditions", given.filter or {})
+        if not which.keys() <= RunConditions.__annotations__.keys():
+            msg = f"filter: write {', '.join(RunConditions.__annotations__)}"
+            raise ConfigurationError(msg)
+        page = await self.site.fleet.runs.page(limit=PAGE, cursor=given.cursor, **which)
+        return await self.each([run.run_id for run in page.runs], verb, given, page.next)
+
+
+def _reason(verb: str, result: ControlResult) -> str:
+    why = _WHY.get(result.outcome, result.outcome.value)
+    if result.outcome is ControlOutcome.ACTIVE and verb == "retry":
+        why = "it has not ended"
+    return f"{why} ({result.detail})" if result.detail else why

@@ -47,13 +47,15 @@ class Action(Record):
 
     For a batch, `where` selects the runs of a retry as `batch.retry` does, and `filter` (`status`,
     `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, behind
-    `cursor`. Without them an action concerns the whole batch.
+    `cursor`. Without them an action concerns the whole batch. For several runs, `runs` are their
+    ids, or `filter` has conditions as those of the list.
     """
 
     overrides: dict[str, Any] = Field(default_factory=dict)
     message: str | None = None
     at: int | None = None
     where: str | None = None
+    runs: tuple[str, ...] | None = Field(default=None, max_length=500)
     filter: dict[str, str] | None = None
     cursor: str | None = None
 
@@ -61,14 +63,15 @@ class Action(Record):
 class ActionResult(Record):
     """What an action has done. `runs` is how many runs it concerned; `outcome` that of one run.
 
-    `refused` are runs that were left alone, with the reason, at most 20. `next` is the cursor for
-    the next request where a filter may match more runs.
+    `left_alone` counts runs that were refused; `refused` has up to 20 of them, with the reason.
+    `next` is the cursor for the next request where a filter may match more runs.
     """
 
     action: str
     runs: int = 0
     outcome: str | None = None
     detail: str | None = None
+    left_alone: int = 0
     refused: dict[str, str] = Field(default_factory=dict)
     next: str | None = None
 

@@ -14,7 +14,9 @@ from stepfleet.orchestrator.dashboard.api.actions import (
     FleetAction,
     LimitAction,
     RunAction,
+    RunsAction,
 )
+from stepfleet.orchestrator.dashboard.api.export import KINDS, RunsExport
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
 from stepfleet.orchestrator.dashboard.api.reads import (
     AuditOf,
@@ -51,10 +53,25 @@ _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/audit": (AuditOf, AuditPage),
 }
 _ACTIONS: dict[str, type[ActionHandler]] = {
+    "/runs/{action}": RunsAction,
     f"/runs/{_ID}/{{action}}": RunAction,
     f"/batches/{_ID}/{{action}}": BatchAction,
     f"/limits/{_ID}/{{action}}": LimitAction,
     "/fleet/{action}": FleetAction,
+}
+_EXPORT = "/runs/export"
+_LIVE = {
+    "summary": "Changes, as server-sent events named `change`: {topic, data}.",
+    "parameters": [
+        {
+            "name": "topic",
+            "in": "query",
+            "description": "up to four of run:ID, batch:ID, text:ID and fleet",
+            "required": True,
+            "schema": {"type": "array", "items": {"type": "string"}},
+        }
+    ],
+    "responses": {"200": {"description": "a stream", "content": {"text/event-stream": {}}}},
 }
 
 
@@ -69,12 +86,12 @@ class OpenApi(ApiHandler):
 def api_routes(site: Site) -> list[Any]:
     """Return the API's addresses."""
     ids = r"([^/]{1,200})"
-    patterns: dict[str, type[ApiHandler]] = {
-        path.replace(_ID, ids): one for path, (one, _) in _READS.items()
-    }
+    # Reads come last: an id may be any name.
+    patterns: dict[str, type[ApiHandler]] = {_EXPORT: RunsExport}
     for path, action in _ACTIONS.items():
         verbs = f"({'|'.join(action.verbs)})"
         patterns[path.replace(_ID, ids).replace("{action}", verbs)] = action
+    patterns |= {path.replace(_ID, ids): one for path, (one, _) in _READS.items()}
     patterns["/openapi.json"] = OpenApi
     given = {"site": site}
     return [web.url(f"{PREFIX}{pattern}", one, given) for pattern, one in patterns.items()]
@@ -97,6 +114,9 @@ def document() -> dict[str, Any]:
         operation = _operation(handler, ActionResult, path)
         operation["requestBody"] = {"content": _json(Action)}
         paths[f"{PREFIX}{path}"] = {"post": operation}
+    export = _operation(RunsExport, RunPage, _EXPORT)
+    export["responses"]["200"]["content"] = {kind: {} for kind in KINDS.values()}
+    paths |= {f"{PREFIX}{_EXPORT}": {"get": export}, f"{PREFIX}/live": {"get": _LIVE}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Stepfleet in Flower", "version": "1"},

@@ -2,7 +2,8 @@
 
 const PREFIX = (document.getElementById("url_prefix")?.value || "").replace(/^\/*|\/*$/g, "");
 const ROOT = PREFIX ? `/${PREFIX}` : "";
-const API = `${ROOT}/api/stepfleet`;
+// With the origin: browsers refuse to fetch where the page's address has a user and password in it.
+const API = `${window.location.origin}${ROOT}/api/stepfleet`;
 
 /** Why a request was refused: HTTP's status, the text, and the parameter's name, if it is one. */
 export class ApiError extends Error {

@@ -1,204 +1,243 @@
-// Runs: filters that are kept in the address, pages, and actions on what is selected.
+// The list of runs: filters in the address, pages by cursor, and what is read again when it changes.
 
-import { get, page, post } from "./api.js";
-import { attempt, notify, refusals } from "./dialog.js";
+import { address, get, page } from "./api.js";
 import { badge, button, count, duration, el, field, fill, problem, table, time, usd } from "./dom.js";
 import { follow } from "./live.js";
+import { Selection } from "./runs_selection.js";
 
-const STATUSES = ["", "queued", "in_progress", "paused", "completed", "failed", "stopped", "cancelled"];
-const FILTERS = ["status", "stop_reason", "agent", "batch", "tenant", "error", "since"];
-const LIMIT = 50;
-const MOST_EXPORTED = 10000;
-const AT_ONCE = 8;
-const VERBS = { retry: "Retry", pause: "Pause", resume: "Resume", cancel: "Cancel" };
+const ROWS = 50;
+const MOST_PAGES = 10; // that are searched for enough rows before the reader is asked
+const SHORT = 8;
+const REST = 10; // times as long as a reading took, until the next one
+const STATUSES = ["queued", "in_progress", "paused", "completed", "failed", "stopped", "cancelled"];
+const REASONS = ["completed", "steps_limit", "token_limit", "time_limit", "retry_limit", "error", "finish_reason", "guard", "user_requested"];
+const FILTERS = ["status", "stop_reason", "agent", "batch", "tenant", "error", "since", "where"];
 
-const query = new URLSearchParams(location.search);
 const content = document.getElementById("content");
-const notes = el("div");
+const summary = document.getElementById("summary");
 const list = el("div");
-const selected = new Set();
-const before = [];
-let cursor = query.get("cursor");
-let found = { runs: [], next: null };
+const pager = el("nav", { class: "sf-buttons", "aria-label": "Pages of runs" });
+const selection = new Selection(filters, () => load());
+let shown = { runs: [], next: null };
+let behind = []; // cursors of the pages before this one
+let reading = null; // the newest reading: answers of older ones are dropped
+let drawn = "";
+let notBefore = 0;
+let waiting = null;
 
-const filter = () => Object.fromEntries(FILTERS.map((name) => [name, query.get(name) || ""]));
+function query() {
+  return new URLSearchParams(window.location.search);
+}
 
+/** The filters in the address, by name. */
 function filters() {
-  const value = (name) => query.get(name) || "";
-  const reasons = ["", "completed", "steps_limit", "token_limit", "time_limit", "retry_limit", "error", "finish_reason", "guard", "user_requested"];
-  const choice = (names) => names.map((one) => [one, one ? one.replaceAll("_", " ") : "any"]);
-  const known = reasons.includes(value("stop_reason")) ? reasons : [...reasons, value("stop_reason")];
-  const entry = el("form", { class: "sf-filters", "aria-label": "Filter runs" },
-    field("Status", "status", value("status"), { options: choice(STATUSES) }),
-    field("Stop reason", "stop_reason", value("stop_reason"), { options: choice(known) }),
-    field("Agent", "agent", value("agent")),
-    field("Batch", "batch", value("batch")),
-    field("Tenant", "tenant", value("tenant")),
-    field("Error contains", "error", value("error")),
-    field("Created since (UTC)", "since", value("since"), { hint: "2026-11-23T08:30Z" }),
-    el("button", { type: "submit", class: "btn btn-sm btn-primary" }, "Show"),
-    el("a", { class: "btn btn-sm btn-outline-secondary", href: page("/runs") }, "All runs"));
-  entry.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const given = [...new FormData(entry)].filter(([, text]) => text.trim());
-    location.search = new URLSearchParams(given.map(([name, text]) => [name, text.trim()])).toString();
-  });
-  return entry;
+  const given = query();
+  return Object.fromEntries(FILTERS.map((name) => [name, given.get(name)]).filter(([, value]) => value));
+}
+
+/** Put filters and cursor into the address, and read. */
+function go(wanted, cursor = null) {
+  if (!cursor) behind = [];
+  const isSame = JSON.stringify(wanted) === JSON.stringify(filters());
+  const next = new URLSearchParams(Object.entries(wanted).filter(([, value]) => value));
+  if (cursor) next.set("cursor", cursor);
+  const text = next.toString();
+  window.history.pushState({ behind }, "", text ? `?${text}` : window.location.pathname);
+  if (!isSame) {
+    selection.clear();
+    redrawForm();
+  }
+  load({ anew: true });
+}
+
+async function load({ anew = false } = {}) {
+  const mine = { begun: performance.now() };
+  reading = mine;
+  if (anew) content.setAttribute("aria-busy", "true");
+  try {
+    const found = await search(filters(), query().get("cursor"), mine);
+    if (reading !== mine) return;
+    shown = found;
+    draw();
+  } catch (error) {
+    if (reading !== mine) return;
+    drawn = "";
+    fill(list, problem(error), error.status >= 400 && error.status < 500 ? el("p", {}, "Change the filter above, or ", el("a", { href: page("/runs") }, "show all runs"), ".") : button("Try again", () => load()));
+    fill(pager);
+  } finally {
+    if (reading === mine) content.removeAttribute("aria-busy");
+    const now = performance.now();
+    notBefore = now + (now - mine.begun) * REST;
+  }
+}
+
+/** Read again because something has changed; a list that takes long to read, less often. */
+function later() {
+  waiting ??= setTimeout(() => {
+    waiting = null;
+    load();
+  }, Math.max(notBefore - performance.now(), 0));
+}
+
+/** Read until a page is full: a page of the API may be short and have a next one. */
+async function search(which, cursor, mine) {
+  const runs = [];
+  let next = cursor;
+  let looked = 0;
+  for (let pages = 0; pages < MOST_PAGES; pages += 1) {
+    const found = await get("/runs", { ...which, limit: ROWS - runs.length, cursor: next });
+    if (reading !== mine) break;
+    runs.push(...found.runs);
+    next = found.next;
+    looked += found.looked_at;
+    if (!next || runs.length >= ROWS) break;
+    if (looked > ROWS) summary.textContent = `Searching: ${count(looked)} runs looked at, ${runs.length} found …`;
+  }
+  return { runs, next, looked };
+}
+
+function draw() {
+  const text = JSON.stringify(shown.runs.concat(shown.next, query().toString()));
+  selection.show(shown.runs, Boolean(shown.next || query().get("cursor")));
+  if (text !== drawn) {
+    drawn = text;
+    keepingPlace(() => fill(list, rows()));
+    fill(pager, buttons());
+  }
+  const more = shown.next ? " There are more." : "";
+  const said = shown.runs.length ? `${count(shown.runs.length)} runs on this page, the newest first.${more}` : "";
+  if (summary.textContent !== said) summary.textContent = said;
+}
+
+/** Replace the rows, and leave the keyboard's and the scroll bar's place as they are. */
+function keepingPlace(change) {
+  const focused = document.activeElement?.id;
+  const left = list.querySelector(".table-responsive")?.scrollLeft ?? 0;
+  change();
+  const region = list.querySelector(".table-responsive");
+  if (region) region.scrollLeft = left;
+  if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus();
+}
+
+function rows() {
+  const right = (name) => ({ name, right: true });
+  const columns = [{ name: selection.head() }, "Run", "Agent", "Status", "Error", "Batch", "Tenant", right("Steps"), right("Tokens"), right("Cost"), "Created", right("Active for")];
+  return table("Runs", columns, shown.runs.map(row), empty());
 }
 
 function row(run) {
-  const box = el("input", {
-    type: "checkbox", class: "form-check-input", checked: selected.has(run.run_id), "aria-label": `Select run ${run.run_id}`,
-    onchange: () => {
-      if (box.checked) selected.add(run.run_id);
-      else selected.delete(run.run_id);
-      showButtons();
-    },
-  });
-  const name = run.line_id || run.run_id;
-  const more = [run.tenant ? `tenant ${run.tenant}` : null, run.line_id ? run.run_id.slice(0, 8) : null].filter(Boolean).join(" · ");
+  const reason = run.stop_reason && ![run.status, "error"].includes(run.stop_reason) ? run.stop_reason.replaceAll("_", " ") : null;
+  const narrow = (name, value) => button(value, () => go({ ...filters(), [name]: value }), "link");
   return [
-    box,
-    el("div", { class: "sf-wrap" }, el("a", { href: page(`/runs/${encodeURIComponent(run.run_id)}`) }, name), more ? el("div", { class: "sf-muted small" }, more) : null),
-    run.agent,
-    run.batch_id ? el("a", { href: page(`/batches/${encodeURIComponent(run.batch_id)}`) }, run.batch_id.slice(0, 8)) : "",
-    [badge(run.status), run.stop_reason && run.stop_reason !== run.status ? el("div", { class: "small" }, run.stop_reason.replaceAll("_", " ")) : null],
-    el("div", { class: "sf-error small" }, run.error || ""),
-    count(run.steps),
-    duration(run.active_seconds),
+    selection.box(run),
+    [
+      el("a", { id: `run-${run.run_id}`, class: "sf-id", href: page(`/runs/${encodeURIComponent(run.run_id)}`), title: run.run_id, "aria-label": `Run ${run.run_id}` }, run.run_id.slice(0, SHORT)),
+      run.line_id ? el("div", { class: "sf-muted sf-wrap sf-short" }, run.line_id) : null,
+    ],
+    narrowed(narrow, "agent", run.agent),
+    [badge(run.status), reason ? el("div", { class: "sf-muted" }, reason) : null, run.lost_workers ? el("div", { class: "sf-muted" }, `${run.lost_workers} lost workers`) : null],
+    run.error ? el("div", { class: "sf-error" }, run.error) : "",
+    run.batch_id ? el("a", { class: "sf-id", href: page(`/batches/${encodeURIComponent(run.batch_id)}`), title: run.batch_id, "aria-label": `Batch ${run.batch_id}` }, run.batch_id.slice(0, SHORT)) : "",
+    run.tenant ? narrowed(narrow, "tenant", run.tenant) : "",
+    run.max_steps ? `${count(run.steps)} of ${count(run.max_steps)}` : count(run.steps),
+    count(run.tokens),
     usd(run.cost_usd),
     time(run.created),
+    duration(run.active_seconds),
+  ].map((cell) => (Array.isArray(cell) ? el("div", {}, cell) : cell));
+}
+
+function narrowed(narrow, name, value) {
+  const made = narrow(name, value);
+  made.classList.add("sf-narrow");
+  made.title = `Only runs of ${name} ${value}`;
+  return made;
+}
+
+function empty() {
+  if (shown.next) return `None among the ${count(shown.looked)} runs looked at. Press "Search on" to look at older ones.`;
+  if (query().get("cursor")) return "No more runs. Go back to the newest.";
+  if (Object.keys(filters()).length) return "No run matches. Take a condition of the filter away.";
+  return "No runs yet. Submit one: stepfleet submit, stepfleet run, or fleet.submit() in Python.";
+}
+
+function buttons() {
+  const cursor = query().get("cursor");
+  const turn = (name, id, act, isOff) => {
+    const made = button(name, act, "outline-secondary");
+    made.id = id;
+    made.disabled = isOff;
+    return made;
+  };
+  const onward = () => {
+    behind = [...behind, cursor ?? ""];
+    go(filters(), shown.next);
+  };
+  const back = () => {
+    const last = behind.at(-1);
+    behind = behind.slice(0, -1);
+    go(filters(), last);
+  };
+  return [
+    turn("Newest", "page-first", () => go(filters()), !cursor),
+    turn("Newer", "page-back", back, !behind.length),
+    turn(shown.next && shown.runs.length < ROWS ? "Search on" : "Older", "page-next", onward, !shown.next),
   ];
 }
 
-function showButtons() {
-  const chosen = selected.size;
-  const all = found.runs.map((run) => run.run_id);
-  fill(buttons,
-    button(chosen === all.length && chosen ? "Select none" : "Select this page", () => {
-      if (chosen === all.length) selected.clear();
-      else all.forEach((one) => selected.add(one));
-      show();
-    }, "outline-secondary"),
-    ...Object.entries(VERBS).map(([verb, name]) => {
-      const made = button(`${name} ${chosen || ""}`.trim(), () => act(verb, [...selected]), verb === "cancel" ? "outline-danger" : "outline-primary");
-      made.disabled = !chosen;
-      return made;
-    }),
-    query.get("batch") && (query.get("status") || query.get("error") || query.get("stop_reason"))
-      ? button("Retry all of this filter", retryAll) : null,
-    button("Export JSONL", () => save("jsonl"), "outline-secondary"),
-    button("Export CSV", () => save("csv"), "outline-secondary"),
-    el("span", { class: "sf-muted small", role: "status" }, chosen ? `${chosen} selected` : ""));
+function form() {
+  const now = filters();
+  const any = (names) => [["", "any"], ...names.map((name) => [name, name.replaceAll("_", " ")])];
+  const made = el(
+    "form",
+    { class: "sf-filters", role: "search", "aria-label": "Filter of runs" },
+    field("Status", "status", now.status, { options: any(STATUSES) }),
+    field("Stop reason", "stop_reason", now.stop_reason, { options: any(REASONS) }),
+    field("Agent", "agent", now.agent),
+    field("Batch", "batch", now.batch, { hint: "id" }),
+    field("Tenant", "tenant", now.tenant),
+    field("Error contains", "error", now.error),
+    field("Created since", "since", local(now.since), { type: "datetime-local" }),
+    now.where ? field("Cause (of the batch)", "where", now.where) : null,
+    el("div", { class: "sf-buttons mb-0" }, el("button", { type: "submit", id: "filter-apply", class: "btn btn-sm btn-primary" }, "Filter"), button("Clear", () => go({}), "outline-secondary"), downloads()),
+  );
+  made.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const given = Object.fromEntries([...new FormData(made)].map(([name, value]) => [name, value.trim()]));
+    if (given.since) given.since = new Date(given.since).toISOString();
+    go(given);
+  });
+  return made;
 }
 
-async function act(verb, runs) {
-  const question = { title: `${VERBS[verb]} ${runs.length} runs?`, button: `${VERBS[verb]} them`, danger: verb === "cancel" };
-  const result = await attempt(question, () => each(verb, runs), (one) => `${VERBS[verb]}: ${one.runs} of ${runs.length} runs.`);
-  refusals(result, fill(notes));
-  selected.clear();
-  await load();
+/** A time as the input of the browser takes it: of the reader's clock, without a zone. */
+function local(iso) {
+  if (!iso) return "";
+  const at = new Date(/Z|[+-]\d\d:?\d\d$|^\d{4}-\d\d-\d\d$/.test(iso) ? iso : `${iso}Z`);
+  if (Number.isNaN(at.getTime())) return "";
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
-/** Act on each of some runs, a few at a time. */
-async function each(verb, runs) {
-  const left = [...runs];
-  const result = { runs: 0, refused: {} };
-  const worker = async () => {
-    for (let run = left.shift(); run !== undefined; run = left.shift()) {
-      try {
-        const one = await post(`/runs/${encodeURIComponent(run)}/${verb}`);
-        result.runs += one.runs;
-        if (!one.runs) result.refused[run] = one.detail || one.outcome;
-      } catch (error) {
-        result.refused[run] = error.message;
-      }
-    }
-  };
-  await Promise.all(Array.from({ length: AT_ONCE }, worker));
-  return result;
+function downloads() {
+  const link = (kind) => el("a", { class: "btn btn-sm btn-outline-secondary", href: address("/runs/export", { ...filters(), format: kind }), download: `runs.${kind}`, title: "The newest 100,000 runs of this filter" }, `Export ${kind.toUpperCase()}`);
+  return [link("jsonl"), link("csv")];
 }
 
-async function retryAll() {
-  const { batch, since, ...which } = filter();
-  if (since) return notify("Leave the time out: a batch's runs are selected by the other fields.", true);
-  const chosen = Object.fromEntries(Object.entries(which).filter(([, text]) => text));
-  const question = { title: "Retry all runs of this filter?", text: `In batch ${batch}, on all pages.`, button: "Retry them" };
-  const result = await attempt(question, async () => {
-    const whole = { runs: 0, refused: {} };
-    for (let next = null, first = true; first || next; first = false) {
-      const one = await post(`/batches/${encodeURIComponent(batch)}/retry`, { filter: chosen, cursor: next });
-      whole.runs += one.runs;
-      Object.assign(whole.refused, one.refused);
-      next = one.next;
-    }
-    return whole;
-  }, (one) => `Retried ${one.runs} runs.`);
-  refusals(result, fill(notes));
-  return load();
+let place = form();
+
+function redrawForm() {
+  const made = form();
+  keepingPlace(() => place.replaceWith(made));
+  place = made;
 }
 
-async function save(kind) {
-  const runs = [];
-  try {
-    for (let next = null, first = true; (first || next) && runs.length < MOST_EXPORTED; first = false) {
-      const one = await get("/runs", { ...filter(), limit: 500, cursor: next });
-      runs.push(...one.runs);
-      next = one.next;
-    }
-  } catch (error) {
-    return notify(error.message, true);
-  }
-  if (!runs.length) return notify("No run matches: there is nothing to export.", true);
-  const names = Object.keys(runs[0]);
-  // A cell that begins like a formula is text: spreadsheets would run it.
-  const cell = (value) => {
-    const text = String(value ?? "");
-    return `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
-  };
-  const lines = kind === "csv" ? [names.join(","), ...runs.map((run) => names.map((name) => cell(run[name])).join(","))] : runs.map((run) => JSON.stringify(run));
-  const url = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: kind === "csv" ? "text/csv" : "application/jsonl" }));
-  el("a", { href: url, download: `runs.${kind}` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10000);
-  return notify(`${runs.length} runs saved${runs.length >= MOST_EXPORTED ? "; narrow the filter for others" : ""}.`);
-}
+window.addEventListener("popstate", (event) => {
+  behind = event.state?.behind ?? [];
+  redrawForm();
+  load({ anew: true });
+});
 
-function move(to) {
-  cursor = to;
-  const address = new URLSearchParams(query);
-  if (to) address.set("cursor", to);
-  else address.delete("cursor");
-  history.replaceState(null, "", `?${address}`);
-  selected.clear();
-  return load();
-}
-
-function show() {
-  const empty = found.next ? "None among the runs that were looked at; go on to the next page." : "No run matches this filter.";
-  const newer = button("Newer", () => move(before.pop() ?? null), "outline-secondary");
-  const older = button("Older", () => {
-    before.push(cursor);
-    move(found.next);
-  }, "outline-secondary");
-  newer.disabled = !cursor;
-  older.disabled = !found.next;
-  fill(list,
-    table("Runs", ["", "Run", "Agent", "Batch", "Status", "Error", { name: "Steps", right: true }, { name: "Active", right: true }, { name: "Cost", right: true }, "Created"], found.runs.map(row), empty),
-    el("nav", { class: "sf-buttons", "aria-label": "Pages of runs" }, newer, older));
-  showButtons();
-}
-
-async function load() {
-  try {
-    found = await get("/runs", { ...filter(), limit: LIMIT, cursor });
-    show();
-  } catch (error) {
-    fill(list, problem(error));
-  }
-}
-
-const buttons = el("div", { class: "sf-buttons" });
-content.removeAttribute("aria-live");
-fill(content, filters(), notes, buttons, list);
-await load();
-follow(["fleet"], () => selected.size || cursor || load());
+fill(content, place, selection.bar, list, pager);
+fill(list, el("p", {}, "Loading …"));
+load({ anew: true });
+follow(["fleet"], later);
