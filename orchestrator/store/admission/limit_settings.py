@@ -217,8 +217,9 @@ class LimitSettings:
         """Remove limits; return how many there were."""
         if not names:
             return 0
+        now = (await self._connection.now()).timestamp()
         gone, _ = await self._connection.execute_all(
-            ("HDEL", self._settings, *names), ("HINCRBY", self._settings, VERSION, 1)
+            ("HDEL", self._settings, *names), ("HSET", self._settings, VERSION, round(now * 1e6))
         )
         await self._forget(names)
         return int(gone)

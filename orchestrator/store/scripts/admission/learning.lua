@@ -11,6 +11,12 @@ local ENOUGH, SHORT, CUT_EVERY, FORGET = 10, 15000, 15000, 3600000
 local MEASURED, PROBED, BLIND, LEAST_OF, LEAST, SLOW = 0.97, 0.95, 0.8, 0.3, 1, 60
 local UNAWARE = 5000 -- ms in which workers that do not know of a new limit may still call
 
+-- Behind a loss of Redis's last writes no version may come twice: it is a time.
+local function change_version()
+  new_version = string.format('%d%06d', clock[1], clock[2])
+  redis.call('HSET', settings_key, 'version', new_version)
+end
+
 local function measure_again(name)
   measures[name], touched[name], freed[name] = measures_of(configured[name], states[name]), true, true
   refill(name)
@@ -20,7 +26,7 @@ end
 local function begin_learning(name)
   if texts[name] == '' then
     redis.call('HSET', settings_key, name, MARK)
-    new_version = redis.call('HINCRBY', settings_key, 'version', 1)
+    change_version()
     configured[name], texts[name] = decoded(MARK), MARK
   end
   local l = { of = redis.sha1hex(texts[name]), at = now, n = 0, from = now, wave = 0, up = now, k = 0, need = now }
@@ -80,7 +86,7 @@ local function decide(l)
     l.r, l.top, l.k = had * PROBED, had, 0
   elseif w.at - (l.cut or 0) >= CUT_EVERY or w.at == l.cut then
     l.top = w.top or had
-    l.r, l.cut, l.k = math.max(had * BLIND, l.top / 20, LEAST), w.at, 0
+    l.r, l.cut, l.k = math.max(had * BLIND, l.top / 20), w.at, 0
   end
 end
 
@@ -138,7 +144,10 @@ local function throttled(op)
   elseif l.w then
     l.w.n, l.w.x = l.w.n - 1, l.w.x + 1
   end
-  if l.w and not trusted then decide(l) end
+  if l.w and not trusted then
+    decide(l)
+    if l.r then l.r = math.max(l.r, LEAST) end
+  end
   if is_open and not l.top and now - l.at < UNAWARE then start(name, op) end
   s.cool = math.max(cool, now + math.min(ms or 0, 3600000))
   if is_wave then l.from = l.from + math.max(s.cool - now - 1000, 0) end
@@ -173,7 +182,7 @@ local function is_learned(name)
   if not l or now - math.max(l.need, l.wave) <= FORGET then return l ~= nil end
   if configured[name].learned then
     redis.call('HDEL', settings_key, name)
-    new_version = redis.call('HINCRBY', settings_key, 'version', 1)
+    change_version()
     configured[name], texts[name] = {}, ''
   end
   states[name].l = nil
