@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 from redis import Redis
 from support.runs.admissions import LEASE, Admissions, request
@@ -11,6 +12,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.keys import NO_PREFIX
 
 MODEL = "openai:m"
+WAITING = NO_PREFIX.of(keys.LIMIT_WAITING)
 
 
 @pytest.fixture
@@ -230,7 +232,8 @@ def test_calls_in_flight_are_counted_anew_in_a_busy_fleet(gate: Admissions, lost
 
 
 @pytest.mark.parametrize(
-    "lost", ["lines", "tenants:*", "flows:*", "left:*", "blocked:*", "when", "ready", "every"]
+    "lost",
+    ["lines", "tenants:*", "flows:*", "flow:*", "left:*", "blocked:*", "when", "ready", "every"],
 )
 def test_each_key_of_the_lines_heals_by_itself(gate: Admissions, lost: str) -> None:
     gate.limit(MODEL, in_flight=2)
@@ -245,7 +248,7 @@ def test_each_key_of_the_lines_heals_by_itself(gate: Admissions, lost: str) -> N
         for run in list(gate.granted):
             gate.settle(run)
         gate.tick(500)
-        places = gate.client.hlen(NO_PREFIX.of(keys.LIMIT_WAITING))
+        places = gate.client.hlen(WAITING)
         if not gate.granted and not places:  # workers have runs without a place ask again
             for at in range(12):
                 if f"r{at}" not in done:
@@ -267,6 +270,28 @@ def test_what_somebody_has_written_by_hand_stops_nobody(gate: Admissions, text: 
     assert "r1" in gate.granted
     gate.settle("r1")
     assert "x" in gate.granted
+
+
+def test_a_lost_part_of_a_line_heals_in_a_fleet_that_is_never_idle(gate: Admissions) -> None:
+    gate.limit(MODEL, in_flight=1)
+    ours = [f"a{at}" for at in range(4)]
+    for run in ours:
+        gate.ask(f"b{run}", MODEL, tenant="b")
+        gate.ask(run, MODEL, tenant="a")
+    assert gate.client.delete(*gate.client.scan_iter("sf:{limits}:flow:*a\x1fopenai:m")) == 1
+    done: set[str] = set()
+    for turn in range(40):
+        done |= set(gate.granted)
+        for run in list(gate.granted):
+            gate.settle(run)
+        gate.ask(f"c{turn}", MODEL, tenant="b")
+        gate.tick(500)
+        own = orjson.loads(str(gate.client.hget(NO_PREFIX.of(keys.LIMIT_STATE), "*")))
+        for run in ours:  # workers have runs ask again that have waited since before the loss
+            place = str(gate.client.hget(WAITING, run) or "0 0").split()
+            if run not in done and int(place[1]) <= own.get("lost", 0):
+                gate.ask(run, MODEL, tenant="a")
+    assert done >= set(ours)
 
 
 def test_calls_in_flight_are_none_where_no_grant_is_left(gate: Admissions) -> None:

@@ -87,12 +87,14 @@ local function is_current(e)
   return false
 end
 
--- The first entry of a flow that still waits.
+-- The first entry of a flow that still waits. Without one, whether the flow had none at all.
 local function head_of(flow, line)
+  local was_empty = true
   while looks > 0 do
     looks = looks - 1
     local text = redis.call('LINDEX', flow, 0)
-    if not text then return nil end
+    if not text then return nil, was_empty end
+    was_empty = false
     local e = step_of(text)
     if is_current(e) then return e end
     redis.call('LPOP', flow)
@@ -100,11 +102,11 @@ local function head_of(flow, line)
   end
 end
 
--- Forgets a flow in which nobody waits any more.
-local function is_over(flow, flows)
+-- Forgets a flow in which nobody waits any more. With `line`, nobody has emptied it: it was lost.
+local function is_over(flow, flows, line)
   if redis.call('EXISTS', flow) == 1 then return false end
   redis.call('ZREM', flows, flow)
-  redis.call('SREM', every_key, flow)
+  if redis.call('SREM', every_key, flow) == 1 and line then lose(line) end
   return true
 end
 
@@ -130,7 +132,7 @@ local function next_of(line, turn)
   local at = 1
   while turn.flows[at] and looks > 0 do
     local flow = turn.flows[at]
-    local e = head_of(flow, line)
+    local e, was_empty = head_of(flow, line)
     local name, ms, kind
     if e then
       load(e.names)
@@ -156,7 +158,7 @@ local function next_of(line, turn)
         return e
       end
     else
-      is_over(flow, turn.key)
+      is_over(flow, turn.key, was_empty and line)
     end
     table.remove(turn.flows, at)
   end
