@@ -1,5 +1,6 @@
 """A worker process ends at every named point of a step: nothing is lost, nothing is done twice."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import AgentRunResult, Batch, Fleet
+from stepfleet.orchestrator import AgentRunResult, Batch, BudgetUse, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.crash_points import POINTS
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.timeout(420)
 
 RUNS = 4
 TOO_LATE = 600.0
+BUDGETS = {"batch:*": {"calls": 10_000, "usd": 100}}
 ONE_AT_A_TIME = {
     "STEPFLEET_SLOTS": "1",
     "STEPFLEET_LEASE": "2",
@@ -93,6 +95,11 @@ class Trial:
             return replace(reply, latency=TOO_LATE) if held else reply
 
         self._model.follow(rules)
+
+    @property
+    def served(self) -> int:
+        """How many calls the model server got."""
+        return sum(self._model.log.counts.values()) - sum(self._before.values())
 
     def check(self, batch: Batch, results: list[AgentRunResult]) -> tuple[int, int, int]:
         """Assert that results equal the undisturbed ones; return crashes, repeats, unknown."""
@@ -154,9 +161,32 @@ def test_every_crash_point_has_a_case() -> None:
 
 
 def environment(case: CrashCase, enqueue: str) -> dict[str, str]:
-    """Return a worker's variables: it does one step at a time, where the case wants it limited."""
-    limits = '{"openai:*": {"requests_per_minute": 120}}' if case.point in LIMITED else "{}"
-    return {**ONE_AT_A_TIME, "STEPFLEET_ENQUEUE": enqueue, "STEPFLEET_LIMITS": limits}
+    """Return a worker's variables: it does one step at a time, where the case wants it limited.
+
+    Workers that publish hints themselves have budgets.
+    """
+    limits = BUDGETS if enqueue == "publish" else {}
+    if case.point in LIMITED:
+        limits = {**limits, "openai:*": {"requests_per_minute": 120}}
+    return {
+        **ONE_AT_A_TIME,
+        "STEPFLEET_ENQUEUE": enqueue,
+        "STEPFLEET_LIMITS": json.dumps(limits),
+    }
+
+
+def check_budget(fleet: Fleet, batch: Batch, served: int, most_lost: int) -> None:
+    """Assert that nothing stays reserved, and that each call is spent once.
+
+    Of calls that are lost with their worker nobody knows whether they were sent.
+    """
+
+    def use() -> tuple[BudgetUse, ...]:
+        return next(one.budgets for one in fleet.limits.use() if one.name == f"batch:{batch.id}")
+
+    wait_until(lambda: not any(one.reserved for one in use()), within=30, what="no reservation")
+    calls = next(one.spent for one in use() if one.field == "calls")
+    assert served <= calls <= served + most_lost
 
 
 def submitted(fleet: Fleet, case: CrashCase, url: str) -> Batch:
@@ -194,6 +224,8 @@ def test_a_worker_that_dies_at_a_point_loses_nothing(
             assert "(prefork)" in victim.log
         batch.wait(timeout=60)
         crashes, repeats, unknown = trial.check(batch, list(batch.results()))
+        if enqueue == "publish":
+            check_budget(fleet, batch, trial.served, case.crashes)
     assert (crashes, repeats, unknown) == (case.crashes, case.repeats, case.unknown)
 
 

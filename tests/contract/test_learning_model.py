@@ -219,6 +219,7 @@ class Pair:
         self.call({"op": "charge", "names": [name], "amounts": {}})  # what is left by now
         fields = None if rate is None else {**LIMITS.get(name, {}), FIELDS["r"]: rate}
         limit.config, limit.said, limit.rate, limit.refusals = fields, {}, None, []
+        limit.cool = limit.cool if fields else 0  # to clear it ends its pause
         self.change(name, orjson.dumps(fields).decode() if fields else "")
         self.call({"op": "tick"})
         limit.fill(self.real.now)

@@ -213,10 +213,13 @@ class StepStore:
                 await self._dispatch.published(following, claim.config.name)
         return _committed(reply)
 
-    async def step_of(self, run_id: str) -> int:
-        """Return the step at which a run is; 0 for one that there is not."""
-        found = await self._connection.execute("HGET", self._scripts.keys.run(run_id), "step")
-        return int(found or 0)
+    async def is_answered(self, hint: StepHint) -> bool:
+        """Return whether the model has answered in that step: it is journaled, or committed."""
+        key = self._scripts.keys.run(hint.run_id)
+        step, has_answer = await self._connection.execute_all(
+            ("HGET", key, "step"), ("HEXISTS", f"{key}:journal", "response")
+        )
+        return int(step or 0) > hint.step or bool(step == str(hint.step) and has_answer)
 
     async def shelve(self, hint: StepHint) -> None:
         """Put a run away whose step waits for limits of the fleet, unless it has moved on."""

@@ -278,6 +278,7 @@ def test_a_lost_part_of_a_line_heals_in_a_fleet_that_is_never_idle(gate: Admissi
     for run in ours:
         gate.ask(f"b{run}", MODEL, tenant="b")
         gate.ask(run, MODEL, tenant="a")
+    gate.now += 1000
     assert gate.client.delete(*gate.client.scan_iter("sf:{limits}:flow:*a\x1fopenai:m")) == 1
     done: set[str] = set()
     for turn in range(40):

@@ -5,10 +5,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import Bench, bench, called
 
 from stepfleet.orchestrator.limits.estimates import Amounts
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Wait
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.store.admission.calls import (
     DONE,
     GRANTED,
@@ -18,6 +19,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     refunding,
 )
 from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
 
@@ -146,3 +148,32 @@ async def test_a_change_of_one_limit_leaves_the_others_as_they_are_read(desk: Be
     await gate.reload()
     assert gate.limits["tenant:t1"].in_flight == 4
     assert [gate.limits[name] is before[name] for name in sorted(before)] == [True, False, True]
+
+
+async def test_the_grant_of_an_answered_step_is_spent_where_nobody_has_settled_it(
+    redis_url: str,
+) -> None:
+    """Its worker died when the step had begun to wait for tools: the next hint comes too early."""
+    async with bench(redis_url, lease=30.0) as desk:
+        gate = Gate(desk.opened, "w1")
+        await gate.settings.change("tenant:acme", {"calls": 9})
+        await gate.reload()
+        steps = AdmittedSteps(desk.steps, gate, lambda *_: 0.0)
+        run_id = await desk.create(tenant="acme")
+        hint = StepHint(run_id, 0)
+        async with asyncio.timeout(20):
+            while isinstance(claim := await steps.claim(hint, desk.token()), Refusal):
+                await gate.call(TICK)  # brings what the ledger has
+        attempt = called(claim)
+        await desk.steps.journal(claim, 0.1, response=attempt.response)
+        again = replace(claim, journal=replace(claim.journal, response=attempt.response))
+        waits = (Wait(0, "heavy", "look"),)
+        parked = Parked(attempt.span, waits, Interrupted(attempt.span, Interruption.CANCELLED))
+        await desk.commit(again, parked)
+        refused = await steps.claim(hint, desk.token())
+        assert isinstance(refused, Refusal)
+        assert refused.why is Refused.EARLY
+        (use,) = (one.budgets[0] for one in await gate.settings.use() if one.budgets)
+        assert use.spent == 1
+        assert use.reserved == 0
+        await gate.aclose()

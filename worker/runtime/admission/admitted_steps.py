@@ -102,7 +102,7 @@ class AdmittedSteps:
         grant = Grant.loaded(await reading) if reading else None
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
-                await gate.call(await self._unused(hint, claim.why))
+                await gate.call(await self._unused(hint))
                 await self._store.unshelve(hint.run_id)
             return claim
         if claim.journal.response is not None:
@@ -112,12 +112,9 @@ class AdmittedSteps:
             return replace(claim, exhausted=over)
         return claim if request is None else await self._admitted(claim, request, grant)
 
-    async def _unused(self, hint: StepHint, why: Refused) -> Operation:
-        """Return what ends the grant of a step that nobody may take; a committed one was paid."""
-        is_over = why in (Refused.STALE, Refused.ENDED) and self._gate.has_budgets
-        if is_over and await self._store.step_of(hint.run_id) > hint.step:
-            return settling(hint)
-        return refunding(hint)
+    async def _unused(self, hint: StepHint) -> Operation:
+        """Return what ends the grant of a step that nobody may take; an answer was paid for."""
+        return settling(hint) if await self._store.is_answered(hint) else refunding(hint)
 
     async def _admitted(
         self, claim: Claim, request: Request, grant: Grant | None
@@ -345,16 +342,19 @@ class AdmittedSteps:
         return self._settling(claim, usage, result.fallback if result else None, spent)
 
     def _late(self, claim: Claim, verdict: Verdict, spent: Spending | None) -> list[Operation]:
-        """Return what budgets are charged behind the settlement, or for the answer of another."""
-        if verdict.logged is None and verdict.move is Move.FINISH:  # it waits no more
-            return [refunding(claim.hint)]
-        if spent is None or verdict.logged is None:
-            return []
-        names = self._names(claim, claim.config.model)
-        time = replace(NOTHING, active_ms=spent.active_ms)
-        operations = [charging(names, None, time)] if names and self._gate.has_times else []
-        if claim.journal.response is not None:  # its worker may be lost
-            operations.append(settling(claim.hint, None, replace(spent, active_ms=0)))
+        """Return what is charged behind the settlement, or ends the grant of another's answer."""
+        is_answered = claim.journal.response is not None  # its worker may be lost
+        if verdict.logged is None:
+            if verdict.move is not Move.FINISH:
+                return []
+            return [settling(claim.hint) if is_answered else refunding(claim.hint)]
+        operations = []
+        if spent is not None and self._gate.has_times:
+            time = replace(NOTHING, active_ms=spent.active_ms)
+            operations.append(charging(self._names(claim, claim.config.model), None, time))
+        if is_answered:
+            paid = None if spent is None else replace(spent, active_ms=0)
+            operations.append(settling(claim.hint, None, paid))
         return operations
 
     def _settling(
