@@ -11,7 +11,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject, Retry
 from celery.utils.saferepr import saferepr
 
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import ToolHint
@@ -85,12 +85,16 @@ class ShownTask(Task):
 
 
 def show_users_code(einfo: Any) -> None:
-    """Let a task's traceback be that of the user's code, where it is of a failed step."""
+    """Let a task's traceback be that of the user's code, where it is of a failed step.
+
+    Our own errors say what to do; where they were raised tells nobody more.
+    """
     raised = getattr(einfo, "exception", None)  # Celery has none for a task that was cancelled
     if isinstance(raised, ExceptionWithTraceback):
         raised = raised.exc
-    if isinstance(raised, StepFailed | StepRetried):
-        einfo.traceback = raised.where or f"{raised} (no code of the agent raised it)"
+    if isinstance(raised, StepFailed | StepRetried | AgentException):
+        where = getattr(raised, "where", None)
+        einfo.traceback = where or f"{raised} (no code of the agent raised it)"
 
 
 def register(app: Celery, services: Services, gate: Gate | None = None) -> None:

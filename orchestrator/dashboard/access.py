@@ -31,6 +31,16 @@ def check_access(address: str, basic_auth: str | None) -> None:
         raise ConfigurationError(msg)
 
 
+def is_rebindable(host: str) -> bool:
+    """Return whether the DNS of strangers may say to which machine the name `host` leads."""
+    name = host.strip("[]").lower()
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name != "localhost" and "." in name
+    return False
+
+
 def host_of(header: str) -> str:
     """Return the name in a request's Host header, without the port."""
     if header.startswith("["):

@@ -12,13 +12,16 @@ from celery import Celery
 from flower.app import Flower
 from flower.options import options
 from flower.urls import settings
+from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
+from tornado.netutil import bind_sockets
 from tornado.web import ErrorHandler
 
 from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
 from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.dashboard.api.routes import api_routes
 from stepfleet.orchestrator.dashboard.quarantine import Read, quarantine_routes
+from stepfleet.orchestrator.dashboard.tasks import adapt
 from stepfleet.orchestrator.dashboard.web.pages import Templates, page_routes
 from stepfleet.orchestrator.errors import ConfigurationError
 
@@ -27,10 +30,8 @@ MAX_TASKS = 10_000
 
 SAVE_MILLISECONDS = 60_000
 """How often kept tasks are written; also when Flower ends."""
-COLUMNS = "name,args,state,result,received,runtime,uuid"
-"""Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""
-SHOWN = 40
-"""Characters of a failure in the list of tasks; a task's own page has all of it."""
+IDLE_SECONDS, BODY_SECONDS = 120.0, 600.0
+"""How long a connection waits for its next request, and for the rest of one's body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,13 @@ class Dashboard(Flower):
     Otherwise a web page could read it through the visitor's browser, by a name that resolves to
     127.0.0.1.
     """
+
+    def start_http_server(self) -> int:
+        """Listen, and return the port. A client that says nothing is not waited for."""
+        sockets = bind_sockets(self.options.port, address=self.options.address)
+        server = HTTPServer(self, idle_connection_timeout=IDLE_SECONDS, body_timeout=BODY_SECONDS)
+        server.add_sockets(sockets)
+        return int(sockets[0].getsockname()[1])
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate:
         """Return the handler of the request."""
@@ -72,6 +80,7 @@ def serve(
     """
     check_access(address.host, address.basic_auth)
     _configure(address)
+    adapt()
     # Tornado uses the thread's loop, which Python no longer creates by itself.
     asyncio.set_event_loop(asyncio.new_event_loop())
     pages = Templates(str(settings["template_path"]), "quarantine")
@@ -91,20 +100,10 @@ def serve(
     flower.start()
 
 
-def with_failure(task: Any) -> Any:
-    """Return `task`, Flower's copy of one, with a failure where a result would be."""
-    failure = task.exception
-    if failure and not task.result:
-        task.result = failure if len(failure) <= SHOWN else f"{failure[: SHOWN - 1]}…"
-    return task
-
-
 def _configure(address: Address) -> None:
     options.address = address.host
     options.port = address.port
     options.max_tasks = MAX_TASKS
-    options.tasks_columns = COLUMNS
-    options.format_task = with_failure
     options.enable_events = True
     options.basic_auth = [address.basic_auth] if address.basic_auth else []
     if address.kept is not None:

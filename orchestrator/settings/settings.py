@@ -76,7 +76,8 @@ class Settings(BaseSettings):
     set unsigned ones aside. `log_format` of workers is text, or lines of JSON with the ids of run,
     step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
     collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
-    serve metrics at `metrics_host`, each process at the next port that is free.
+    serve metrics at `metrics_host`, each process at the next port that is free. Without
+    `flower_content` Flower shows no texts of models and tools to anybody.
     """
 
     model_config = SettingsConfigDict(
@@ -118,6 +119,7 @@ class Settings(BaseSettings):
     events_url: SecretStr | None = None
     signing_key: SecretStr | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
+    flower_content: bool = True
 
     @classmethod
     def settings_customise_sources(

@@ -101,13 +101,13 @@ def flower(
         ),
     ] = None,
     content: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--content/--no-content",
-            envvar="STEPFLEET_FLOWER_CONTENT",
-            help="Show texts of models and tools to users with the password.",
+            help="Show texts of models and tools to users with the password; else as the settings.",
+            show_default=False,
         ),
-    ] = True,
+    ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Run Flower on the fleet's broker: steps by name, workers, failures.

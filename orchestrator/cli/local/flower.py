@@ -13,11 +13,18 @@ from stepfleet.orchestrator.store.opening.opening import celery_app
 
 
 def serve_flower(
-    port: int, address: str, basic_auth: str | None, data: Path, kept: Path | None, *, content: bool
+    port: int,
+    address: str,
+    basic_auth: str | None,
+    data: Path,
+    kept: Path | None,
+    *,
+    content: bool | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; tasks are `kept` in that file, if any.
 
-    `content`: texts of models and tools are shown to users with the password.
+    `content`: texts of models and tools are shown to users with the password; None: as the settings
+    say.
 
     Raises `AgentException` with the fix.
     """
@@ -27,7 +34,6 @@ def serve_flower(
     if find_spec("flower") is None:
         raise ConfigurationError('Flower is not installed: pip install "stepfleet[flower]"')
     # Imported here only: the module needs Flower.
-    from stepfleet.orchestrator.client.fleet import AsyncFleet  # noqa: PLC0415 - as below
     from stepfleet.orchestrator.dashboard.api.handling import Site  # noqa: PLC0415 - as below
     from stepfleet.orchestrator.dashboard.server import Address, serve  # noqa: PLC0415
 
@@ -38,7 +44,7 @@ def serve_flower(
             Address(address, port, basic_auth, kept),
             lambda url: notice(f"Flower: {url}"),
             lambda: refused_messages({settings.store, settings.broker}, settings.prefix),
-            Site(AsyncFleet(settings=settings), content),
+            Site.of(settings, content=content, is_local=basic_auth is None),
         )
 
 

@@ -8,7 +8,12 @@ from typing import Any, ClassVar, cast
 from tornado import web
 
 from stepfleet.orchestrator.client.watching.conditions import RunConditions
-from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, MissingError, body_of
+from stepfleet.orchestrator.dashboard.api.handling import (
+    FIX,
+    ApiHandler,
+    MissingError,
+    body_of,
+)
 from stepfleet.orchestrator.dashboard.api.records import Action, ActionResult
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
@@ -41,13 +46,12 @@ class ActionHandler(ApiHandler):
         """Refuse actions where Flower knows no users."""
         super().prepare()
         if not self.is_known:
-            msg = "actions need a password: start Flower with one (--basic-auth USER:PASSWORD)"
-            raise web.HTTPError(403, msg)
+            raise web.HTTPError(403, f"actions need a password: {FIX}")
 
     async def post(self, target: str, verb: str) -> None:
         """Act, and answer with what was done."""
         try:
-            given = body_of(self.request.body, self.request.headers.get("Content-Type", ""), Action)
+            given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Action)
         except ConfigurationError as error:
             return self.refuse(error, 400)
         return await self.attempt(lambda: self._audited(target, verb, given))

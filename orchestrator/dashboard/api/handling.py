@@ -5,9 +5,9 @@ import logging
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import urlparse
 
 from flower.api import BaseApiHandler
@@ -15,24 +15,55 @@ from pydantic import BaseModel, ValidationError
 from tornado import web
 
 from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.dashboard.access import host_of, is_rebindable
 from stepfleet.orchestrator.dashboard.api.records import Problem
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
+from stepfleet.orchestrator.records.text.redaction import redact_error
+from stepfleet.orchestrator.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT = 60.0
+LONGEST_WAIT = 30.0
 """Seconds until a request that reads is given up."""
+PATIENCE = 3.0
+"""Seconds for which a call to a Redis that is away is repeated."""
+AT_ONCE = 100
+"""Requests that are worked on at a time; the next ones are refused."""
 LONGEST_BODY = 65_536
 LONGEST_USER = 100
 _OF_BODIES = ("overrides", "where", "filter", "message", "at", "body")
+FIX = "start Flower with --basic-auth USER:PASSWORD, or with OAuth"
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+}
+"""Of every answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The fleet that is shown. `content`: texts of models and tools are shown to known users."""
+    """The fleet that is shown. `content`: texts of models and tools are shown to known users.
+
+    `is_local`: only this machine can connect, so reads need no password.
+    """
 
     fleet: AsyncFleet
     content: bool = True
+    is_local: bool = False
+    busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+
+    @classmethod
+    def of(cls, settings: Settings, *, content: bool | None = None, is_local: bool = False) -> Self:
+        """Return the site of a fleet; the settings say whether it has `content` where that is None.
+
+        Its calls to Redis wait a few seconds only, as somebody waits for the page.
+        """
+        brief = settings.model_copy(update={"patience": min(settings.patience, PATIENCE)})
+        shown = settings.flower_content if content is None else content
+        return cls(AsyncFleet(settings=brief), shown, is_local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +90,12 @@ class MissingError(ConfigurationError):
     """There is no such run or batch."""
 
 
+@web.stream_request_body
 class ApiHandler(BaseApiHandler):
-    """What all resources share. Flower's authentication comes first, whatever it is."""
+    """What all resources share. Flower's authentication comes first, whatever it is.
+
+    A body is taken after that only, and up to a size: Tornado alone would take 100 MB of anybody.
+    """
 
     parameters: ClassVar[Mapping[str, Parameter]] = {}
     """Of GET, by name."""
@@ -68,26 +103,46 @@ class ApiHandler(BaseApiHandler):
     def initialize(self, site: Site) -> None:
         """Store the site."""
         self.site = site
+        self.body = bytearray()
 
     def set_default_headers(self) -> None:
         """No other site reads answers, not even where Flower's own API is open to all."""
-        self.set_header("X-Content-Type-Options", "nosniff")
-        self.set_header("Cache-Control", "no-store")
+        for name, value in HEADERS.items():
+            self.set_header(name, value)
 
     def prepare(self) -> None:
-        """Refuse whom Flower does not know."""
-        super().prepare()
+        """Refuse whom Flower does not know, and large bodies."""
+        if not self.is_known:
+            if is_rebindable(host_of(self.request.host)):
+                raise web.HTTPError(403, f"by this name a password is needed: {FIX}")
+            if not self.site.is_local:
+                super().prepare()
         if not self.current_user:
             raise web.HTTPError(401, "log in first")
+        size = self.request.headers.get("Content-Length", "")
+        if self.keeps_body and size.isdecimal() and int(size[:20]) > LONGEST_BODY:
+            raise web.HTTPError(413, f"body: write at most {LONGEST_BODY} bytes")
+        if self.keeps_body:
+            connection: Any = self.request.connection
+            connection.set_max_body_size(LONGEST_BODY)  # also of one in chunks
+
+    def data_received(self, chunk: bytes) -> None:
+        """Keep a part of the body. Who takes it otherwise bounds it as well."""
+        self.body += chunk
 
     def check_xsrf_cookie(self) -> None:
         """Do as Flower; without a password, refuse other sites too."""
         super().check_xsrf_cookie()
         site, origin = (self.request.headers.get(name) for name in ("Sec-Fetch-Site", "Origin"))
-        if site not in {None, "same-origin", "none"} or (
-            origin and urlparse(origin).netloc != self.request.host
-        ):
+        # A proxy may have changed the Host, so the browser's own word comes first.
+        foreign = origin and urlparse(origin).netloc.lower() != self.request.host.lower()
+        if site not in {None, "same-origin", "none"} or (site is None and foreign):
             raise web.HTTPError(403, "requests of other sites are refused")
+
+    @property
+    def keeps_body(self) -> bool:
+        """Whether the body is kept in memory."""
+        return type(self).data_received is ApiHandler.data_received
 
     @property
     def is_known(self) -> bool:
@@ -136,7 +191,7 @@ class ApiHandler(BaseApiHandler):
 
     def refuse(self, error: Exception, status: int) -> None:
         """Finish with a problem; `field` is the parameter that its text begins with."""
-        text = str(getattr(error, "message", error))
+        text = redact_error(str(getattr(error, "message", error)))
         first = text.split(" ", 1)[0].rstrip(":")
         field = first if first in {*self.parameters, *_OF_BODIES} else None
         self.answer(Problem(error=text, field=field), status)
@@ -144,9 +199,9 @@ class ApiHandler(BaseApiHandler):
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer in JSON, without a traceback."""
         error = kwargs.get("exc_info", (None, None))[1]
-        if status_code == HTTPStatus.UNAUTHORIZED:
+        if status_code == HTTPStatus.UNAUTHORIZED and self.application.options.basic_auth:
             self.set_header("WWW-Authenticate", 'Basic realm="flower"')
-        text = error.log_message if isinstance(error, web.HTTPError) else None
+        text = error.get_message() if isinstance(error, web.HTTPError) else None
         self.answer(Problem(error=text or self._reason), status_code)
 
     async def attempt(self, what: Callable[[], Any], missing: int = 400) -> None:
@@ -154,8 +209,12 @@ class ApiHandler(BaseApiHandler):
 
         `missing` is the status for what the fleet refuses.
         """
+        if self.site.busy.locked():
+            self.set_header("Retry-After", "1")
+            return self.refuse(StoreError("too many requests at once: try again"), 503)
         try:
-            self.answer(await what())
+            async with self.site.busy:
+                self.answer(await what())
         except MissingError as error:
             self.refuse(error, HTTPStatus.NOT_FOUND)
         except ConfigurationError as error:
@@ -165,6 +224,7 @@ class ApiHandler(BaseApiHandler):
             self.refuse(StoreError(text), 503)
         except AgentException as error:
             self.refuse(error, 500)
+        return None
 
 
 class ReadHandler(ApiHandler):
@@ -194,8 +254,6 @@ def body_of(request: bytes, kind: str, form: type[BaseModel]) -> Any:
         return form()
     if kind.partition(";")[0].strip() != "application/json":
         raise ConfigurationError("body: send it as Content-Type: application/json")
-    if len(request) > LONGEST_BODY:
-        raise ConfigurationError(f"body: write at most {LONGEST_BODY} bytes")
     try:
         return form.model_validate_json(request)
     except ValidationError as error:

@@ -42,6 +42,7 @@ from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 
 PREFIX = "/api/stepfleet"
 _ID = "{id}"
+_UUID, _NAME = r"([0-9a-fA-F-]{36})", r"([^/]{1,200})"
 _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/runs": (Runs, RunPage),
     f"/runs/{_ID}": (Run, RunTimeline),
@@ -83,16 +84,25 @@ class OpenApi(ApiHandler):
         self.finish(document())
 
 
+class Unknown(ApiHandler):
+    """An address without a resource, as that of an id that no run can have."""
+
+    def get(self) -> None:
+        """Say so."""
+        raise web.HTTPError(404, "there is no such resource; ids of runs and batches are UUIDs")
+
+    post = get
+
+
 def api_routes(site: Site) -> list[Any]:
     """Return the API's addresses."""
-    ids = r"([^/]{1,200})"
-    # Reads come last: an id may be any name.
     patterns: dict[str, type[ApiHandler]] = {_EXPORT: RunsExport}
     for path, action in _ACTIONS.items():
         verbs = f"({'|'.join(action.verbs)})"
+        ids = _NAME if action is LimitAction else _UUID
         patterns[path.replace(_ID, ids).replace("{action}", verbs)] = action
-    patterns |= {path.replace(_ID, ids): one for path, (one, _) in _READS.items()}
-    patterns["/openapi.json"] = OpenApi
+    patterns |= {path.replace(_ID, _UUID): one for path, (one, _) in _READS.items()}
+    patterns |= {"/openapi.json": OpenApi, "(?:/.*)?": Unknown}
     given = {"site": site}
     return [web.url(f"{PREFIX}{pattern}", one, given) for pattern, one in patterns.items()]
 

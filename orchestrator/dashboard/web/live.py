@@ -31,7 +31,7 @@ LONGEST_STREAM = 1800.0
 """Seconds until a browser connects anew: who may read is decided then once more."""
 MOST_TABS, MOST_TABS_OF_USER = 500, 100
 MOST_TOPICS, LONGEST_PAUSE = 4, 10.0
-_TOPIC = re.compile(r"(run|batch|text):[^\x00-\x1f]{1,200}|fleet")
+_TOPIC = re.compile(r"(run|batch|text):[0-9a-fA-F-]{36}|fleet")
 _OUTAGES = (AgentException, RedisError, OSError, TimeoutError)
 
 
@@ -158,6 +158,7 @@ class Live(ApiHandler):
 
     def on_connection_close(self) -> None:
         """End the stream."""
+        super().on_connection_close()
         self._tab.leave()
 
     async def _stream(self) -> None:

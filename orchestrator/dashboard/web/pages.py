@@ -11,6 +11,7 @@ from tornado.template import Loader, Template
 
 from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.dashboard.api.routes import PREFIX
+from stepfleet.orchestrator.dashboard.tasks import with_link
 from stepfleet.orchestrator.dashboard.web.live import Hub, Live
 
 OWN = Path(__file__).parents[1]
@@ -50,6 +51,8 @@ class Templates(Loader):
         text = own.read_bytes() if own.is_file() else (Path(self.root) / name).read_bytes()
         if name == "navbar.html":
             text = text.replace(b"\n      </ul>", self._tabs + b"\n      </ul>", 1)
+        if name == "task.html":
+            text = with_link(text)
         return Template(text, name=name, loader=self)
 
 

@@ -1,17 +1,12 @@
 """The JSON API in Flower: what is read of a working fleet, what is changed, and who may."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from support.deadlines import wait_until
-from support.servers.flower_site import AUTH, LONG, Site, started_flower
-from support.servers.redis_servers import free_port
+from support.servers.flower_site import AUTH, LONG, Site, started_flower, stock_flower
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
@@ -20,48 +15,13 @@ from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
 pytestmark = pytest.mark.timeout(900)
 
 EVIL = "<img src=x onerror=alert(1)>"
-CONFIG = """
-from stepfleet.orchestrator.dashboard import install
-from stepfleet.orchestrator.settings.settings import load_settings
-
-install(load_settings(redis_url={url!r}))
-"""
 
 
 @pytest.fixture
 def stock(redis_url: str, tmp_path: Path) -> Iterator[Site]:
     """Start a stock `celery flower` with a `flowerconfig.py`, behind a prefix and a password."""
-    (tmp_path / "flowerconfig.py").write_text(CONFIG.format(url=redis_url))
-    port = free_port()
-    options = (f"--port={port}", "--url_prefix=ops", f"--basic_auth={AUTH}", "--address=127.0.0.1")
-    command = [sys.executable, "-m", "celery", f"--broker={redis_url}", "flower", *options]
-    log = (tmp_path / "flower.log").open("w")
-    with log, subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log) as process:
-        try:
-            site = Prefixed(port)
-            wait_until(lambda: _is_up(port), within=LONG, what="Flower")
-            yield site
-        finally:
-            process.terminate()
-
-
-class Prefixed(Site):
-    """Flower with `--url_prefix=ops`."""
-
-    def address(self, path: str) -> str:
-        """Return the address of a path of the API."""
-        return f"/ops{super().address(path)}"
-
-
-def _is_up(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/ops/healthcheck")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    with stock_flower(tmp_path, redis_url, f"--basic_auth={AUTH}") as site:
+        yield site
 
 
 def test_the_runs_that_failed_are_found_and_retried(

@@ -1,7 +1,13 @@
 """A running Flower as a browser sees it."""
 
 import base64
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -40,6 +46,13 @@ class Site:
             return 0, ""
         finally:
             connection.close()
+
+    def is_up(self) -> bool:
+        """Return whether it answers."""
+        try:
+            return self.get("/healthcheck", auth=None)[0] == 200
+        except OSError:
+            return False
 
     def address(self, path: str) -> str:
         """Return the address of a path of the JSON API."""
@@ -103,3 +116,45 @@ def started_flower(
     commands.start("flower", "--port", str(port), **given)
     commands.until_said("Flower: http", within=LONG)
     return Site(port)
+
+
+class Prefixed(Site):
+    """Flower with `--url_prefix=ops`."""
+
+    def ask(
+        self, verb: str, path: str, auth: str | None = AUTH, host: str = "127.0.0.1"
+    ) -> tuple[int, str]:
+        """Do as a `Site`, with the prefix."""
+        return super().ask(verb, f"/ops{path}", auth, host)
+
+    def address(self, path: str) -> str:
+        """Return the address of a path of the API."""
+        return f"/ops{super().address(path)}"
+
+
+CONFIG = "from stepfleet.orchestrator.dashboard import install\n\ninstall()\n"
+
+
+@contextlib.contextmanager
+def stock_flower(
+    folder: Path, redis_url: str, *options: str, **environment: str
+) -> Iterator[Prefixed]:
+    """Run a stock `celery flower` with a `flowerconfig.py` of ours, below a prefix.
+
+    `PORT` in options stands for its port.
+    """
+    (folder / "flowerconfig.py").write_text(CONFIG)
+    site = Prefixed(free_port())
+    given: tuple[str, ...] = (f"--port={site.port}", "--url_prefix=ops", "--address=127.0.0.1")
+    given += tuple(one.replace("PORT", str(site.port)) for one in options)
+    command = [sys.executable, "-m", "celery", f"--broker={redis_url}", "flower", *given]
+    env = {**os.environ, "STEPFLEET_REDIS_URL": redis_url, **environment}
+    with (
+        (folder / "flower.log").open("w") as log,
+        subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=env) as process,
+    ):
+        try:
+            wait_until(site.is_up, within=LONG, what="Flower")
+            yield site
+        finally:
+            process.terminate()
