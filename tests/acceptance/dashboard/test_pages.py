@@ -1,0 +1,163 @@
+"""Our pages in Flower, in a real browser over a real fleet: the story of a batch that failed."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from support.browser import LONG, Visitor, browser
+from support.servers.flower_site import Site, started_flower
+from support.servers.redis_servers import short_folder
+from support.workers.command_line import CommandLine
+
+from stepfleet.orchestrator import Agent, Fleet
+from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
+
+pytestmark = pytest.mark.timeout(600)
+EVIL = "<img src=x onerror=document.title='pwned'>\"'\u202e</script>"
+LINES = 40
+BAD = 4
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as made:
+        yield made
+
+
+@pytest.fixture
+def site(redis_url: str) -> Iterator[Site]:
+    with short_folder() as folder:
+        commands = CommandLine(folder)
+        try:
+            yield started_flower(commands, redis_url)
+        finally:
+            commands.end()
+
+
+class Script:
+    """What the model does: every tenth question fails until somebody has mended it."""
+
+    mended = False
+
+    def __call__(self, request: RequestRecord) -> Reply | Fault:
+        is_bad = "bad" in request.question and not self.mended
+        return Fault("unauthorized") if is_bad else Reply(f"fine {EVIL}")
+
+
+def submitted(fleet: Fleet, tenant: str = EVIL) -> Any:
+    agent = Agent("plain", model="openai:gpt-4o-mini")
+    lines = [
+        {"id": f"q-{number} {EVIL}", "input": f"{'bad' if number % 10 == 0 else 'good'} {EVIL}"}
+        for number in range(LINES)
+    ]
+    return fleet.submit_batch(lines, agent=agent, tenant=tenant)
+
+
+def rows(page: Page) -> Any:
+    return page.locator("table tbody tr")
+
+
+def test_the_failed_runs_of_a_batch_are_found_by_error_and_retried(
+    chromium: Browser, site: Site, fleet: Fleet, model: ModelServer, start_worker: Any
+) -> None:
+    """Nothing that came from a model, an input or a tenant is ever HTML; all pages are usable."""
+    script = Script()
+    model.follow(script)
+    start_worker()
+    batch = submitted(fleet)
+    batch.wait(LONG / 1000)
+    visitor = Visitor(chromium, site)
+
+    page = visitor.open(f"/runs?batch={batch.id}&status=failed&error=401")
+    expect(rows(page)).to_have_count(BAD)
+    expect(rows(page).first).to_contain_text(f"q-{LINES - 10} <img")
+    script.mended = True
+    page.get_by_role("button", name=re.compile("all of this filter|all that match")).click()
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("#toast-container")).to_contain_text(str(BAD))
+    page.goto(f"http://127.0.0.1:{site.port}/runs?batch={batch.id}&status=completed")
+    expect(rows(page)).to_have_count(LINES)
+    assert batch.progress().completed == LINES
+
+    run_id = fleet.runs.find(f"q-0 {EVIL}", batch.id)
+    for path in ("/runs", f"/runs/{run_id}", "/fleet", "/costs"):
+        visitor.open(path)
+        assert visitor.barriers() == [], path
+        assert not visitor.is_too_wide(), path
+    assert page.title() == "Costs · Flower"
+    assert visitor.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone_in_light_and_in_dark(
+    chromium: Browser,
+    site: Site,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+    scheme: str,
+) -> None:
+    script = Script()
+    model.follow(script)
+    start_worker()
+    batch = submitted(fleet, "acme")
+    batch.wait(LONG / 1000)
+    small = {"width": 375, "height": 812}
+    visitor = Visitor(chromium, site, viewport=small, color_scheme=scheme)
+    run_id = fleet.runs.find(f"q-0 {EVIL}", batch.id)
+    for path in ("/runs", f"/runs/{run_id}", "/fleet", "/costs"):
+        visitor.open(path)
+        assert visitor.barriers() == [], path
+        assert not visitor.is_too_wide(), path
+    assert visitor.complaints == []
+
+
+def test_a_run_is_explained_goes_on_with_a_message_and_is_forked(
+    chromium: Browser, site: Site, fleet: Fleet, model: ModelServer, start_worker: Any
+) -> None:
+    model.follow(lambda request: Reply(f"answer {len(request.messages)}"))
+    start_worker()
+    run_id = fleet.submit(Agent("plain", model="openai:gpt-4o-mini"), "how many?")
+    fleet.runs.wait(run_id, LONG / 1000)
+    visitor = Visitor(chromium, site)
+    page = visitor.open(f"/runs/{run_id}")
+    expect(page.locator("#content")).to_contain_text("completed")
+    expect(page.locator("article")).to_have_count(1)
+
+    page.get_by_role("button", name="Send").click()
+    page.get_by_label("Message").fill("and of pears?")
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("article")).to_have_count(2)
+
+    page.get_by_role("button", name="Fork").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    page.wait_for_url(re.compile(r"\?beside="))
+    expect(page.locator("#content")).to_contain_text("the other")
+    assert visitor.complaints == []
+    _, done = site.api("/audit")
+    assert {one["action"] for one in done["entries"]} == {"send", "fork"}
+
+
+def test_a_limit_is_set_and_the_fleet_is_paused_from_the_page(
+    chromium: Browser, site: Site, fleet: Fleet
+) -> None:
+    visitor = Visitor(chromium, site)
+    page = visitor.open("/fleet")
+    page.get_by_role("button", name="Set a limit").click()
+    page.get_by_label("Name, as").fill("tenant:acme")
+    page.get_by_label("requests per minute").fill("60")
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.get_by_role("region", name="Limits", exact=True)).to_contain_text("tenant:acme")
+    assert fleet.limits.all()["tenant:acme"].requests_per_minute == 60
+    page.get_by_role("button", name="Pause the fleet").click()
+    page.keyboard.press("Escape")
+    assert not fleet.overview().paused, "nobody has agreed"
+    page.get_by_role("button", name="Pause the fleet").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.get_by_role("button", name="Resume the fleet")).to_be_visible()
+    assert fleet.overview().paused
+    fleet.resume()
+    expect(page.get_by_role("button", name="Pause the fleet")).to_be_visible()
+    assert visitor.complaints == []
