@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from support.servers.flower_site import AUTH, Site
 
 LONG = 60_000.0
 """Milliseconds for whatever a page shows, also on a busy machine."""
+expect.set_options(timeout=LONG)
 BINARIES = ("chromium", "google-chrome", "chrome")
 
 
@@ -50,9 +51,7 @@ class Visitor:
     def open(self, path: str) -> Page:
         """Go to a page, and wait until it shows its data."""
         self.page.goto(f"http://127.0.0.1:{self.site.port}{path}")
-        self.page.wait_for_function(
-            "!document.querySelector('#content')?.textContent.includes('Loading …')"
-        )
+        expect(self.page.locator("#content")).not_to_contain_text("Loading …")
         return self.page
 
     def barriers(self) -> list[str]:

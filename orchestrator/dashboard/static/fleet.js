@@ -9,9 +9,9 @@ const FIELDS = ["requests_per_minute", "tokens_per_minute", "in_flight", "usd", 
 const EVERY = 15_000;
 const content = document.getElementById("content");
 const now = el("div");
-const limits = el("section", { "aria-label": "Limits" });
-const failures = el("section", { "aria-label": "Failures" });
-const audit = el("section", { "aria-label": "Audit" });
+const limits = el("section", { "aria-label": "Limits of the fleet" });
+const failures = el("section", { "aria-label": "Failures of the fleet" });
+const audit = el("section", { "aria-label": "Actions" });
 let slowAt = 0;
 
 async function change(path, question, body, done) {

@@ -46,7 +46,7 @@ class Script:
         return Fault("unauthorized") if is_bad else Reply(f"fine {EVIL}")
 
 
-def submitted(fleet: Fleet, tenant: str = EVIL) -> Any:
+def submitted(fleet: Fleet, tenant: str = "acme") -> Any:
     agent = Agent("plain", model="openai:gpt-4o-mini")
     lines = [
         {"id": f"q-{number} {EVIL}", "input": f"{'bad' if number % 10 == 0 else 'good'} {EVIL}"}
@@ -127,7 +127,7 @@ def test_a_run_is_explained_goes_on_with_a_message_and_is_forked(
     expect(page.locator("article")).to_have_count(1)
 
     page.get_by_role("button", name="Send").click()
-    page.get_by_label("Message").fill("and of pears?")
+    page.get_by_role("textbox", name="Message").fill("and of pears?")
     page.locator("dialog[open] button[type=submit]").click()
     expect(page.locator("article")).to_have_count(2)
 
@@ -149,7 +149,7 @@ def test_a_limit_is_set_and_the_fleet_is_paused_from_the_page(
     page.get_by_label("Name, as").fill("tenant:acme")
     page.get_by_label("requests per minute").fill("60")
     page.locator("dialog[open] button[type=submit]").click()
-    expect(page.get_by_role("region", name="Limits", exact=True)).to_contain_text("tenant:acme")
+    expect(page.get_by_role("region", name="Limits of the fleet")).to_contain_text("tenant:acme")
     assert fleet.limits.all()["tenant:acme"].requests_per_minute == 60
     page.get_by_role("button", name="Pause the fleet").click()
     page.keyboard.press("Escape")
