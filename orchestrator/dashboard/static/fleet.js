@@ -7,6 +7,7 @@ import { follow } from "./live.js";
 
 const FIELDS = ["requests_per_minute", "tokens_per_minute", "in_flight", "usd", "usd_per_day", "tokens", "calls", "weight"];
 const EVERY = 15_000;
+const AGAIN = 3_000;
 const content = document.getElementById("content");
 const now = el("div");
 const limits = el("section", { "aria-label": "Limits of the fleet" });
@@ -17,6 +18,7 @@ let slowAt = 0;
 async function change(path, question, body, done) {
   await attempt(question, (given) => post(path, body ? body(given) : {}), () => done);
   await load();
+  setTimeout(load, AGAIN); // somebody may have taken it back between two looks at the fleet
 }
 
 const worker = (one) => [
