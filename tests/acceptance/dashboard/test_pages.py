@@ -74,7 +74,9 @@ def test_the_failed_runs_of_a_batch_are_found_by_error_and_retried(
     expect(rows(page)).to_have_count(BAD)
     expect(rows(page).first).to_contain_text(f"q-{LINES - 10} <img")
     script.mended = True
-    choose_all(page)
+    page.get_by_label("Select all runs of this page").check()
+    page.get_by_role("button", name="Select all runs of this filter").click()
+    page.get_by_role("button", name="Retry").click()
     page.locator("dialog[open] button[type=submit]").click()
     expect(page.locator("#toast-container")).to_contain_text(str(BAD))
     page.goto(f"http://127.0.0.1:{site.port}/runs?batch={batch.id}&status=completed")
