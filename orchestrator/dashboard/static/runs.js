@@ -8,6 +8,7 @@ import { Selection } from "./runs_selection.js";
 const ROWS = 50;
 const MOST_PAGES = 10; // that are searched for enough rows before the reader is asked
 const SHORT = 8;
+const AGAIN = 5000;
 const REST = 10; // times as long as a reading took, until the next one
 const STATUSES = ["queued", "in_progress", "paused", "completed", "failed", "stopped", "cancelled"];
 const REASONS = ["completed", "steps_limit", "token_limit", "time_limit", "retry_limit", "error", "finish_reason", "guard", "user_requested"];
@@ -64,6 +65,7 @@ async function load({ anew = false } = {}) {
     drawn = "";
     fill(list, problem(error), error.status >= 400 && error.status < 500 ? el("p", {}, "Change the filter above, or ", el("a", { href: page("/runs") }, "show all runs"), ".") : button("Try again", () => load()));
     fill(pager);
+    if (!(error.status >= 400 && error.status < 500)) setTimeout(later, AGAIN);
   } finally {
     if (reading === mine) content.removeAttribute("aria-busy");
     const now = performance.now();
