@@ -18,6 +18,10 @@ def install(settings: "Settings | None" = None, *, content: bool | None = None) 
 
     from stepfleet.orchestrator.dashboard.api.handling import Site  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.dashboard.api.routes import api_routes  # noqa: PLC0415 - as above
+    from stepfleet.orchestrator.dashboard.quarantine import (  # noqa: PLC0415 - as above
+        quarantine_routes,
+        refused_by,
+    )
     from stepfleet.orchestrator.dashboard.tasks import adapt  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.dashboard.web.pages import (  # noqa: PLC0415 - as above
         Templates,
@@ -29,4 +33,5 @@ def install(settings: "Settings | None" = None, *, content: bool | None = None) 
     adapt()
     of_flower["template_loader"] = Templates(of_flower["template_path"])
     # Before the last one, which answers 404 to everything.
-    handlers[-1:-1] = page_routes(site) + api_routes(site)
+    refused = quarantine_routes(refused_by(site))
+    handlers[-1:-1] = [*page_routes(site), *api_routes(site), *refused]

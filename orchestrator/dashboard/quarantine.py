@@ -1,7 +1,6 @@
 """Refused messages in Flower, without their contents; and its metrics, behind a password."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,13 +9,15 @@ from flower.views import BaseHandler
 from flower.views.monitor import Metrics
 from tornado import web
 
-from stepfleet.orchestrator.store.fleet.quarantine import reasons
+from stepfleet.orchestrator.dashboard.api.handling import Site
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.fleet.quarantine import about_entries, reasons
 
 SHOWN = 100
 """Messages that the page lists; it counts all."""
 
-Read = Callable[[], list[dict[str, Any]]]
-"""Returns the facts of the messages, the newest first; may block."""
+Read = Callable[[], Awaitable[list[dict[str, Any]]]]
+"""Returns the facts of the messages, the newest first."""
 
 _LATEST = 4_102_444_800.0  # the year 2100: the time comes from a message and may be anything
 
@@ -30,6 +31,19 @@ def quarantine_routes(read: Read) -> list[Any]:
     ]
 
 
+def refused_by(site: Site) -> Read:
+    """Return a reader of the messages in quarantine in the fleet's own Redis."""
+
+    async def read() -> list[dict[str, Any]]:
+        store = (await site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        key = store.keys.of(keys.QUARANTINE)
+        if await store.connection.execute("TYPE", key) != "list":
+            return []
+        return about_entries(await store.connection.execute("LRANGE", key, 0, -1))
+
+    return read
+
+
 class QuarantinePage(BaseHandler):
     """The page; Flower's own authentication guards it."""
 
@@ -40,7 +54,7 @@ class QuarantinePage(BaseHandler):
     @web.authenticated
     async def get(self) -> None:
         """Show counts by reason, and the newest messages without their contents."""
-        found = await asyncio.to_thread(self._read)
+        found = await self._read()
         entries = [{**one, "when": _when(one["at"])} for one in found]
         self.render("quarantine.html", entries=entries, reasons=reasons(found), shown=SHOWN)
 
@@ -55,7 +69,7 @@ class QuarantineApi(BaseApiHandler):
     @web.authenticated
     async def get(self) -> None:
         """Answer with the number of messages, in total and by reason."""
-        found = await asyncio.to_thread(self._read)
+        found = await self._read()
         self.write({"messages": len(found), "reasons": reasons(found)})
 
 

@@ -83,7 +83,7 @@ def serve(
     adapt()
     # Tornado uses the thread's loop, which Python no longer creates by itself.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    pages = Templates(str(settings["template_path"]), "quarantine")
+    pages = Templates(str(settings["template_path"]))
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
     flower.add_handlers(".*", [*quarantine_routes(read), *page_routes(site), *api_routes(site)])
     try:

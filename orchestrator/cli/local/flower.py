@@ -1,5 +1,6 @@
 """`stepfleet flower`: runs Flower on the fleet's broker."""
 
+import asyncio
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,11 +40,12 @@ def serve_flower(
 
     with known_redis(data) as settings:
         redis_facts(settings.store, prefix=settings.prefix)
+        urls = {settings.store, settings.broker}
         serve(
             celery_app(settings),
             Address(address, port, basic_auth, kept),
             lambda url: notice(f"Flower: {url}"),
-            lambda: refused_messages({settings.store, settings.broker}, settings.prefix),
+            lambda: asyncio.to_thread(refused_messages, urls, settings.prefix),
             Site.of(settings, content=content, is_local=basic_auth is None),
         )
 

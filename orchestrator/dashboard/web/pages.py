@@ -21,7 +21,7 @@ POLICY = (
     "base-uri 'none'"
 )
 """No script and no style but from files of this server."""
-TABS = ("runs", "batches", "fleet", "costs")
+TABS = ("runs", "batches", "fleet", "costs", "quarantine")
 _TAB = """
         <li class="nav-item">
           <a class="nav-link{{% if active_tab == '{0}' %}} active{{% end %}}"
@@ -39,18 +39,14 @@ _PAGES = {
 
 
 class Templates(Loader):
-    """Flower's templates and ours; our tabs come after Flower's own. `more` are further tabs."""
-
-    def __init__(self, root: str, *more: str) -> None:
-        super().__init__(root)
-        tabs = "".join(_TAB.format(tab, tab.capitalize()) for tab in (*TABS, *more))
-        self._tabs = tabs.encode()
+    """Flower's templates and ours; our tabs come after Flower's own."""
 
     def _create_template(self, name: str) -> Template:
         own = OWN / "templates" / name
         text = own.read_bytes() if own.is_file() else (Path(self.root) / name).read_bytes()
         if name == "navbar.html":
-            text = text.replace(b"\n      </ul>", self._tabs + b"\n      </ul>", 1)
+            tabs = "".join(_TAB.format(tab, tab.capitalize()) for tab in TABS).encode()
+            text = text.replace(b"\n      </ul>", tabs + b"\n      </ul>", 1)
         if name == "task.html":
             text = with_link(text)
         return Template(text, name=name, loader=self)

@@ -68,6 +68,7 @@ def test_tasks_lead_to_runs_and_say_what_failed_and_users_act_behind_a_proxy(
         for hidden in ("StepFailed", "worker/tasks.py", EVIL, "redis-secret"):
             assert hidden not in page
         assert "in broken" in page  # the traceback is that of the tool
+        assert "The quarantine is empty" in front.get("/quarantine", ANN)[1]
         for path in ("/broker", "/workers", f"/worker/{row['worker']}", "/api/workers"):
             assert "redis-secret" not in front.get(path, ANN)[1], path
         assert "frame-ancestors" in _headers(front, "/ops/tasks")["Content-Security-Policy"]
