@@ -15,7 +15,7 @@ from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 COMMANDS = (
     *(batches.run, batches.ask, fleets.up, fleets.worker, fleets.flower),
     *(batches.submit, batches.status, batches.watch, batches.failures, batches.results),
-    *(runs.show, runs.explain, runs.events),
+    *(runs.ls, runs.show, runs.explain, runs.events),
     *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
     *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
     *(fleets.costs, fleets.bench, fleets.doctor),

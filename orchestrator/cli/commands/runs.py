@@ -1,4 +1,4 @@
-"""`stepfleet show`, `explain`, `events`, `snapshot`, `checkpoint`, `restore`, `fork`, `compare`."""
+"""`stepfleet ls`, `show`, `explain`, `events`, `snapshot`, `checkpoint`, `fork`, `compare`, ..."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
@@ -16,6 +16,49 @@ Changes = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Change its configuration, as max_steps=20."),
 ]
 At = Annotated[int | None, typer.Option("--at", min=0, help="After so many steps; default: all.")]
+
+
+def ls(
+    *,
+    status: Annotated[
+        str | None, typer.Option("--status", help="As failed or in_progress.")
+    ] = None,
+    stop_reason: Annotated[
+        str | None, typer.Option("--stop-reason", help="Why runs ended, as time_limit.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="The agent's whole name.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", help="A batch id.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="The whole name; '' for runs without one.")
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option("--error", help="A part of the error's text.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="The earliest creation, as 2026-11-23T08:30Z.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 50,
+    cursor: Annotated[
+        str | None, typer.Option("--cursor", help="Go on behind what was listed before.")
+    ] = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """List runs, the newest first; all conditions hold."""
+    from stepfleet.orchestrator.cli.setup import with_fleet
+    from stepfleet.orchestrator.cli.views import listing
+
+    which = {
+        "status": status,
+        "stop_reason": stop_reason,
+        "agent": agent,
+        "batch": batch,
+        "tenant": tenant,
+        "error": error,
+        "since": since,
+    }
+    read = partial(listing.read, which=which, limit=limit, cursor=cursor)
+    with_fleet.show(data, read, listing.picture, json=json)
 
 
 def show(

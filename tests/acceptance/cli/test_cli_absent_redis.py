@@ -23,6 +23,7 @@ COMMANDS = {
     "failures": ("batch",),
     "status": (),
     "results": ("batch", "--wait"),
+    "ls": (),
     "show": ("run", "--follow"),
     "explain": ("run",),
     "events": ("run", "--follow"),

@@ -278,6 +278,23 @@ def test_status_lists_the_fleet_and_its_batches(fleet: CommandLine) -> None:
     assert orjson.loads(fleet("status", "--json").stdout)["fleet"]["workers"]
 
 
+def test_runs_are_listed_by_conditions_page_by_page(fleet: CommandLine) -> None:
+    batch = submitted(fleet, "one", "two", "three")
+    assert fleet("watch", batch).returncode == 0
+    first = fleet("ls", "--batch", batch, "--limit", "2", "--json")
+    page = orjson.loads(first.stdout)
+    assert len(page["runs"]) == 2
+    rest = fleet("ls", "--batch", batch, "--cursor", page["next"], "--json")
+    ids = {run["run_id"] for run in [*page["runs"], *orjson.loads(rest.stdout)["runs"]]}
+    assert len(ids) == 3
+    shown = fleet("ls", "--batch", batch, "--status", "completed").stdout
+    assert all(one in shown for one in ids)
+    assert "No run matches" in fleet("ls", "--batch", batch, "--status", "failed").stdout
+    wrong = fleet("ls", "--status", "finished")
+    assert wrong.returncode == 2
+    assert "write one of queued" in wrong.stderr
+
+
 def test_status_says_that_the_fleet_is_paused(fleet: CommandLine) -> None:
     assert fleet("pause", "--all").returncode == 0
     try:
