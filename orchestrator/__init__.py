@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.strategies import StateChange as StateChange
     from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
     from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
+    from stepfleet.orchestrator.batches.check import BatchCheck as BatchCheck
+    from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
     from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
     from stepfleet.orchestrator.batches.failures import Failures as Failures
     from stepfleet.orchestrator.batches.tables.table import ResultTable as ResultTable
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.protocol.serialization.slim_config import (
         SlimSerializationConfig as SlimSerializationConfig,
     )
+    from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
     from stepfleet.orchestrator.records.errors import Cause as Cause
     from stepfleet.orchestrator.records.errors import ErrorInfo as ErrorInfo
@@ -150,6 +153,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.store.admission.limit_settings import LimitUse as LimitUse
     from stepfleet.orchestrator.store.admission.lines import LimitState as LimitState
     from stepfleet.orchestrator.store.admission.lines import LimitWait as LimitWait
+    from stepfleet.orchestrator.store.admission.lines import LimitWaits as LimitWaits
     from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
     from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
     from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult
@@ -178,6 +182,7 @@ _WHERE = {
     "agents.loader": "agents_of_file builder_of",
     "agents.planning": "Planning",
     "agents.strategies": "ChainOfThought NoOp ReAct StateChange Strategy StrategyContext",
+    "batches.check": "BatchCheck LineProblem",
     "batches.failures": "FailureGroup Failures",
     "batches.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
@@ -213,7 +218,7 @@ _WHERE = {
     "models.support": "Support supports",
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
-    "records.batch": "BatchProgress",
+    "records.batch": "BatchPage BatchProgress",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.ledger": "CallState CostLine CostRow Costs",
     "records.messages": "Message Role",
@@ -236,7 +241,7 @@ _WHERE = {
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",
     "store.admission.limit_settings": "BudgetUse LimitUse",
-    "store.admission.lines": "LimitState LimitWait",
+    "store.admission.lines": "LimitState LimitWait LimitWaits",
     "store.fleet.overview": "FleetOverview",
     "store.runs.control": "ControlOutcome ControlResult",
     "store.runs.reading": "StoredRun",

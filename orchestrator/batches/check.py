@@ -5,6 +5,7 @@ All problems are found in one reading; ids that occur twice too. Knows no Redis.
 
 import contextlib
 import hashlib
+import re
 import sqlite3
 from array import array
 from collections import Counter
@@ -15,9 +16,45 @@ from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.raw_lines import RawLine
 from stepfleet.orchestrator.batches.source import BatchInput
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.batch import BatchFormat
 
 SHOWN = 20
 SAME_SHOWN = 3
+_FIELD = re.compile(r"field '([^']{1,200})'")
+
+
+class LineProblem(Record):
+    """What is wrong with a line of a batch, and the fix. `unit` is what `line` counts, from 1.
+
+    `field` is the field that the text names, where it names one.
+    """
+
+    unit: str
+    line: int
+    field: str | None = None
+    text: str
+
+    def __str__(self) -> str:
+        """Return it in one sentence."""
+        return f"{self.unit} {self.line}: {self.text}"
+
+
+class BatchCheck(Record):
+    """What a submission would find: lines in all, good and bad ones, and the first problems.
+
+    `agents` are those of the good lines. `batch_id` is the batch's id; `known` is how many of its
+    runs are there already, 0 for a new batch.
+    """
+
+    lines: int
+    good: int
+    bad: int
+    problems: tuple[LineProblem, ...] = ()
+    agents: tuple[str, ...] = ()
+    format: BatchFormat = "stepfleet"
+    batch_id: str
+    known: int = 0
 
 
 @dataclass(slots=True)
@@ -27,7 +64,7 @@ class Problems:
     The same again and again, as a field that no row has, is shown three times.
     """
 
-    shown: list[str] = field(default_factory=list)
+    shown: list[LineProblem] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     rows: "array[int]" = field(default_factory=lambda: array("Q"))
 
@@ -35,13 +72,17 @@ class Problems:
         """Note that a line is bad."""
         if len(self.shown) < SHOWN and self.seen[message] < SAME_SHOWN:
             self.seen[message] += 1
-            self.shown.append(f"{line.unit} {line.number}: {message}")
+            named = _FIELD.match(message)
+            where = named[1] if named else None
+            problem = LineProblem(unit=line.unit, line=line.number, field=where, text=message)
+            self.shown.append(problem)
         self.rows.append(line.row)
 
     def lines(self) -> tuple[str, ...]:
         """Return one sentence per problem, and how many more there are."""
         more = len(self.rows) - len(self.shown)
-        return (*self.shown, f"and {more:,} more") if more else tuple(self.shown)
+        shown = tuple(map(str, self.shown))
+        return (*shown, f"and {more:,} more") if more else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +102,15 @@ def check(source: BatchInput, plan: Plan, *, skip_invalid: bool) -> Checked:
     Raises `ConfigurationError` that lists the bad lines, unless `skip_invalid` is true and
     some are good.
     """
+    found = examine(source, plan)
+    problems = found.problems
+    if problems.rows and not (skip_invalid and found.total):
+        raise ConfigurationError(_refusal(source, problems, found.rows, hint=not skip_invalid))
+    return found
+
+
+def examine(source: BatchInput, plan: Plan) -> Checked:
+    """Read every line once, whatever is wrong with them. Raises `ConfigurationError` for none."""
     version = source.version
     problems = Problems()
     digest = hashlib.sha256()
@@ -76,11 +126,8 @@ def check(source: BatchInput, plan: Plan, *, skip_invalid: bool) -> Checked:
                 problems.add(line, error.message)
     if not rows:
         raise ConfigurationError(f"{source.name} is empty; write one {source.form}")
-    total = rows - len(problems.rows)
-    if problems.rows and not (skip_invalid and total):
-        raise ConfigurationError(_refusal(source, problems, rows, hint=not skip_invalid))
     digest.update(plan.signature)
-    return Checked(rows, total, digest.hexdigest(), problems, version)
+    return Checked(rows, rows - len(problems.rows), digest.hexdigest(), problems, version)
 
 
 def valid_lines(source: BatchInput, plan: Plan, checked: Checked) -> Iterator[tuple[int, Draft]]:

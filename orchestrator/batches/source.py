@@ -70,6 +70,8 @@ def open_input(source: Given, kind: InputFormat | None = None) -> BatchInput:
     Without a `kind` a file's ending names its format, and JSONL is every other's. Raises
     `ConfigurationError` when there is no such file, or an object is no JSON data.
     """
+    if isinstance(source, BatchInput):
+        return source
     if isinstance(source, str | Path):
         return _open_path(str(source), kind or format_by_name(str(source)))
     if not hasattr(source, "__iter__") or hasattr(source, "columns"):

@@ -20,7 +20,14 @@ from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.additions import KnownRows, check_addition, read_known
-from stepfleet.orchestrator.batches.check import Checked, Problems, check, valid_lines
+from stepfleet.orchestrator.batches.check import (
+    BatchCheck,
+    Checked,
+    Problems,
+    check,
+    examine,
+    valid_lines,
+)
 from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import BatchInput, Given, InputFormat, open_input
@@ -124,6 +131,31 @@ class BatchSubmission:
                 return Submitted(whole, checked.problems, is_new=True)
         return Submitted(manifest, checked.problems, is_new=False)
 
+    async def check(
+        self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
+    ) -> BatchCheck:
+        """Look at a batch as `submit` does, and create nothing. Bad lines are in the answer.
+
+        Raises `ConfigurationError` for what concerns the whole batch.
+        """
+        source = await asyncio.to_thread(open_input, order.source, order.input_format)
+        with source:
+            plan = await self._plan(order, replace(order.rules, is_table=source.is_table))
+            checked = await asyncio.to_thread(examine, source, plan)
+        await accept(plan.configs)
+        batch_id, found = await self._found(order, checked)
+        is_there = found is not None and await self._batches.has_runs(batch_id)
+        return BatchCheck(
+            lines=checked.rows,
+            good=checked.total,
+            bad=len(checked.problems.rows),
+            problems=tuple(checked.problems.shown),
+            agents=tuple(sorted({config.name for config in plan.configs})),
+            format=plan.format or "stepfleet",
+            batch_id=batch_id,
+            known=found.total if found and is_there else 0,
+        )
+
     async def _add(
         self,
         order: BatchOrder,
@@ -218,23 +250,14 @@ class BatchSubmission:
         self, order: BatchOrder, source: BatchInput, plan: Plan, checked: Checked
     ) -> Manifest:
         """Return the batch's manifest as stored; one that was completed before is sealed."""
-        given = order.idempotency_key
-        key = f"key:{given}" if given else f"content:{checked.digest}"
-        batch_id = id_of_keyed_batch(given) if given else batch_id_of(key)
-        found = await self._batches.find(batch_id)
-        if found and found.digest != checked.digest:
-            msg = (
-                f"idempotency key {given!r} belongs to batch {batch_id}, whose lines, agents or "
-                "overrides differ from these; use another key for another batch"
-            )
-            raise ConfigurationError(msg)
+        batch_id, found = await self._found(order, checked)
         if found and not await self._batches.is_forgettable(found):
             unfinished = not found.sealed or found.cancel_requested
             if unfinished or await self._batches.has_runs(batch_id):
                 return found
         manifest = Manifest(
             batch_id=batch_id,
-            key=key,
+            key=_key_of(order, checked),
             digest=checked.digest,
             name=order.name or source.name,
             path=source.path,
@@ -249,6 +272,22 @@ class BatchSubmission:
         await self._batches.register(manifest)
         await self._batches.tidy()
         return manifest
+
+    async def _found(self, order: BatchOrder, checked: Checked) -> tuple[str, Manifest | None]:
+        """Return the batch's id, and what is stored of it.
+
+        Raises `ConfigurationError` where its key is another batch's.
+        """
+        given = order.idempotency_key
+        batch_id = batch_id_of(_key_of(order, checked))
+        found = await self._batches.find(batch_id)
+        if found and found.digest != checked.digest:
+            msg = (
+                f"idempotency key {given!r} belongs to batch {batch_id}, whose lines, agents or "
+                "overrides differ from these; use another key for another batch"
+            )
+            raise ConfigurationError(msg)
+        return batch_id, found
 
     async def _create_all(
         self, order: BatchOrder, manifest: Manifest, drafts: Iterator[tuple[int, Draft]]
@@ -299,6 +338,11 @@ class BatchSubmission:
         fresh = [run for run, is_new in zip(runs, created, strict=True) if is_new]
         await self._submission.publish(fresh)
         return len(runs)
+
+
+def _key_of(order: BatchOrder, checked: Checked) -> str:
+    given = order.idempotency_key
+    return f"key:{given}" if given else f"content:{checked.digest}"
 
 
 def _take(drafts: Iterator[tuple[int, Draft]], most: int) -> list[tuple[int, Draft]]:

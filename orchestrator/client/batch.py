@@ -7,20 +7,26 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
+from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.batches.check import Problems
+from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
+from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.tables.arrow import require_arrow
 from stepfleet.orchestrator.batches.tables.fields import select
 from stepfleet.orchestrator.batches.tables.table import ResultTable
+from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.client.session import Session
-from stepfleet.orchestrator.records.batch import BatchProgress, Manifest
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWaits
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.requests import Swept
 from stepfleet.orchestrator.store.runs.control import new_request
+from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,6 +37,8 @@ else:  # extras, which nothing imports before it needs them
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int], None]
+SAMPLED = 500
+"""Runs of a batch that are looked at for the limits for which they wait."""
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
 
 
@@ -251,6 +259,14 @@ class AsyncBatch:
             self._manifest, wanted, overrides, on_progress or _ignore, selection
         )
 
+    async def limit_waits(self) -> tuple[LimitWaits, ...]:
+        """Return for which limits runs of the batch wait, by a sample of up to 500 of its runs."""
+        store = (await self._session.open()).store
+        rows = self._manifest.rows
+        every = range(0, rows, max(-(-rows // SAMPLED), 1))
+        lines = LimitLines(store.connection, store.keys)
+        return await lines.waits_of([run_id_of(self.id, row) for row in every])
+
     async def failures(
         self, on_progress: OnProgress | None = None, *, limit: int | None = None
     ) -> Failures:
@@ -288,6 +304,36 @@ class AsyncFleetBatches:
     async def newest(self, limit: int = 50) -> list[BatchProgress]:
         """Return the progress of the newest batches."""
         return await (await self._session.open()).batches.newest(limit)
+
+    async def page(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
+        """Return up to `limit` batches, the newest first, behind the `next` of the page before.
+
+        Raises `ConfigurationError` that names the field.
+        """
+        if not 1 <= limit <= MOST_RUNS:
+            raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST_RUNS}")
+        place = Cursor.parse(cursor) if cursor else None
+        batches = (await self._session.open()).batches
+        after = (place.place, place.run_id) if place else None
+        found, last = await batches.page(limit, after)
+        return BatchPage(batches=tuple(found), next=str(Cursor(*last)) if last else None)
+
+    async def check(
+        self,
+        source: Given,
+        agent: Agent | str | None = None,
+        *,
+        agents: Mapping[str, Agent] | None = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> BatchCheck:
+        """Look at a batch as `submit_batch` does, and submit nothing: how many lines are good.
+
+        Raises `ConfigurationError` for what concerns the whole batch.
+        """
+        order = batch_order(source, agent, agents, options, idempotency_key=idempotency_key)
+        client = await self._session.open()
+        return await client.batch_submission.check(order, client.accept)
 
 
 def _ignore(_: int) -> None:

@@ -13,10 +13,7 @@ from celery import Celery
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.batches.lines import parse_tenant
-from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import Given
-from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
@@ -26,6 +23,7 @@ from stepfleet.orchestrator.client.inputs import (
     Input,
     RunOptions,
     SubmitOptions,
+    batch_order,
     messages_of,
     origin_of,
     placed,
@@ -43,7 +41,6 @@ from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
-from stepfleet.orchestrator.limits.limit import BATCH, own_limit, priority_of
 from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.messages import Message
@@ -340,33 +337,17 @@ class AsyncFleet:
         number of runs so far. Raises `ConfigurationError` that lists the bad lines, `StoreError`
         when Redis stays out of reach.
         """
-        client = await self._session.open()
-        known = {key: one.config for key, one in (agents or {}).items()}
-        if isinstance(agent, Agent):
-            known[agent.name] = agent.config
-        overrides: dict[str, Any] = dict(options)
-        input_format = overrides.pop("input_format", None)
-        only_new = overrides.pop("only_new", False)
-        rules = RowRules(
-            overrides.pop("input_field", None),
-            overrides.pop("id_field", None),
-            tenant=parse_tenant(overrides.pop("tenant", None)),
-        )
-        order = BatchOrder(
-            source=source,
-            default_agent=agent.name if isinstance(agent, Agent) else agent,
-            agents=known,
-            overrides=overrides,
+        order = batch_order(
+            source,
+            agent,
+            agents,
+            options,
             idempotency_key=idempotency_key,
             skip_invalid=skip_invalid,
             name=name,
-            input_format=input_format,
-            rules=rules,
-            only_new=only_new,
-            limit=own_limit(BATCH, overrides.pop("limit", None)),
-            priority=priority_of(overrides.pop("priority", None)),
             on_progress=on_progress or (lambda _: None),
         )
+        client = await self._session.open()
         done = await client.batch_submission.submit(order, client.accept)
         return AsyncBatch(
             self._session, done.manifest, done.problems, is_new=done.is_new, added=done.added

@@ -6,12 +6,15 @@ from typing import Any, Literal
 
 import orjson
 
+from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.lines import input_of, parse_input, parse_metadata, parse_tenant
 from stepfleet.orchestrator.batches.readers import json_form
-from stepfleet.orchestrator.batches.source import InputFormat
+from stepfleet.orchestrator.batches.rows import RowRules
+from stepfleet.orchestrator.batches.source import Given, InputFormat
+from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.limits.limit import RUN, Limit, own_limit, priority_of
+from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -84,6 +87,39 @@ def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
         limit=own_limit(RUN, overrides.pop("limit", None)),
     )
     return place, overrides
+
+
+def batch_order(
+    source: Given,
+    agent: Agent | str | None,
+    agents: Mapping[str, Agent] | None,
+    options: Mapping[str, Any],
+    **given: Any,
+) -> BatchOrder:
+    """Return the order of a batch with `BatchOptions`; `given` are further fields of the order.
+
+    Raises `ConfigurationError` that names field and fix.
+    """
+    known = {key: one.config for key, one in (agents or {}).items()}
+    if isinstance(agent, Agent):
+        known[agent.name] = agent.config
+    overrides: dict[str, Any] = dict(options)
+    return BatchOrder(
+        source=source,
+        default_agent=agent.name if isinstance(agent, Agent) else agent,
+        agents=known,
+        input_format=overrides.pop("input_format", None),
+        rules=RowRules(
+            overrides.pop("input_field", None),
+            overrides.pop("id_field", None),
+            tenant=parse_tenant(overrides.pop("tenant", None)),
+        ),
+        only_new=overrides.pop("only_new", False),
+        limit=own_limit(BATCH, overrides.pop("limit", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+        overrides=overrides,
+        **given,
+    )
 
 
 def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:

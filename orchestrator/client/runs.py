@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.control.control import CANCEL_NOTE
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
@@ -97,9 +98,14 @@ class AsyncFleetRuns:
         `status` and `stop_reason` are names as `failed` and `time_limit`, `agent` and `tenant` the
         whole name ('' as tenant: runs without one), `error` a part of the error's text, in which
         letters' case does not count, `since` the earliest time of creation, `batch` an id.
-        `cursor` is the `next` of the page before; a page may be short, or empty, and have one.
-        Raises `ConfigurationError` that names the field.
+        Of a batch, `where` takes those runs that did not complete which `batch.retry` would select
+        by it, as `cause=KEY`. `cursor` is the `next` of the page before; a page may be short, or
+        empty, and have one. Raises `ConfigurationError` that names the field.
         """
+        where = which.get("where")
+        selection = Selection.parse(where) if where else None
+        if selection and which.get("batch") is None:
+            raise ConfigurationError("where: it selects runs of a batch; name that, too")
         client = await self._session.open()
         asked = run_filter(which)
         if not 1 <= limit <= MOST_RUNS:
@@ -107,7 +113,14 @@ class AsyncFleetRuns:
         place = Cursor.parse(cursor) if cursor else None
         if (batch := which.get("batch")) is not None:
             asked = replace(asked, batch=await client.batches.get(batch))
-        return await client.lists.page(asked, limit, place)
+        if selection is None:
+            return await client.lists.page(asked, limit, place)
+
+        async def selected(run_ids: Sequence[str]) -> set[str]:
+            found = await client.failed.read(run_ids)
+            return {run.run_id for run in found if selection.selects(run)}
+
+        return await client.lists.page(asked, limit, place, selected)
 
     async def timeline(
         self, run_id: str, *, first: int = 1, limit: int = 50, content: bool = True

@@ -175,6 +175,13 @@ class BatchProgress(Record):
         return min(self.done / self.total, 1.0) if self.total else 1.0
 
 
+class BatchPage(Record):
+    """Some batches, the newest first. `next` is the cursor of the next page, None at the end."""
+
+    batches: tuple[BatchProgress, ...] = ()
+    next: str | None = None
+
+
 def summed(shards: Iterable[Mapping[str, str]]) -> dict[str, int]:
     """Return the sums of counters by name."""
     sums: dict[str, int] = {}

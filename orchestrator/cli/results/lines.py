@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import orjson
-from pydantic.alias_generators import to_snake
 
 from stepfleet.orchestrator.batches.openai_format import to_openai_line
-from stepfleet.orchestrator.batches.tables.fields import as_json, cells, select
+from stepfleet.orchestrator.batches.result_lines import as_line, full, slim
+from stepfleet.orchestrator.batches.tables.fields import cells, select
 from stepfleet.orchestrator.cli.results.layout import Layout
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
@@ -32,30 +32,7 @@ def to_line(result: AgentRunResult, layout: Layout) -> bytes:
     """Return the line of a run, with its line break."""
     makers = {"openai": to_openai_line, "slim": slim, "full": full}
     make = makers.get(layout.kind)
-    data = make(result) if make else cells(result, _selected(layout.fields))
-    try:
-        return orjson.dumps(data, default=str) + b"\n"
-    except TypeError:  # integers beyond 64 bits, lone surrogates
-        return as_json(data).encode("utf-8", "replace") + b"\n"
-
-
-def full(result: AgentRunResult) -> dict[str, Any]:
-    """Return all fields of a result, the line's own id first; all names are in snake_case."""
-    data = result.to_dict()
-    for one in (data["outcome"] or {}).get("evaluations", ()):
-        one["context"] = {to_snake(name): value for name, value in one["context"].items()}
-    return {"id": result.line_id or result.run_id, **data}
-
-
-def slim(result: AgentRunResult) -> dict[str, Any]:
-    """Return the answer, why the run stopped, what it cost, and its error, if there was one."""
-    answer = "output" if result.structured is None else "structured"
-    names = ("run_id", "status", "stop_reason", answer, "cost_usd", "end_time")
-    data = result.model_dump(mode="json", include=set(names))
-    line = {"id": result.line_id or result.run_id, **{name: data[name] for name in names}}
-    if error := result.error or (result.last_error and str(result.last_error)):
-        line["error"] = error
-    return line
+    return as_line(make(result) if make else cells(result, _selected(layout.fields)))
 
 
 def mark_of(line: bytes, layout: Layout) -> Mark | None:

@@ -118,6 +118,7 @@ class Batch(_Blocking):
     resume = blocking(AsyncBatch.resume)
     retry = blocking(AsyncBatch.retry)
     failures = blocking(AsyncBatch.failures)
+    limit_waits = blocking(AsyncBatch.limit_waits)
 
 
 class FleetBatches(_Blocking):
@@ -125,6 +126,8 @@ class FleetBatches(_Blocking):
 
     get = giving_batch(AsyncFleetBatches.get)
     newest = blocking(AsyncFleetBatches.newest)
+    page = blocking(AsyncFleetBatches.page)
+    check = blocking(AsyncFleetBatches.check)
 
 
 class FleetCache(_Blocking):

@@ -22,6 +22,7 @@ class RunConditions(TypedDict, total=False):
     stop_reason: StopReason | str | None
     agent: str | None
     batch: str | None
+    where: str | None
     tenant: str | None
     error: str | None
     since: datetime | str | None

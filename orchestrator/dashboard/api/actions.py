@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, cast
+from functools import partial
+from typing import Any, ClassVar, TypeVar, cast
 
 from tornado import web
 
@@ -16,10 +17,12 @@ from stepfleet.orchestrator.dashboard.api.handling import (
 )
 from stepfleet.orchestrator.dashboard.api.records import Action, ActionResult
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T", bound=Record)
 VERBS = ("retry", "cancel", "pause", "resume")
 AT_ONCE = 20
 PAGE = 500
@@ -36,11 +39,8 @@ _WHY = {
 }
 
 
-class ActionHandler(ApiHandler):
-    """An action. It is in the audit stream before it begins, and with its outcome afterwards."""
-
-    noun = ""
-    verbs: ClassVar[tuple[str, ...]] = VERBS
+class Audited(ApiHandler):
+    """What changes something. It is in the audit stream before it begins, and with its outcome."""
 
     def prepare(self) -> None:
         """Refuse actions where Flower knows no users."""
@@ -48,26 +48,38 @@ class ActionHandler(ApiHandler):
         if not self.is_known:
             raise web.HTTPError(403, f"actions need a password: {FIX}")
 
+    async def audited(
+        self, verb: str, target: str, detail: str, act: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return what `act` returns, noted before and after."""
+        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
+        about = (self.user, verb, target)
+        log.info("%s: %s of %s", *about)
+        await client.audit.note(*about, f"requested {detail}")
+        try:
+            result = await act()
+        except AgentException as error:
+            await client.audit.note(*about, f"refused: {error.message}")
+            raise
+        await client.audit.note(*about, f"done: {result.to_json()}")
+        return result
+
+
+class ActionHandler(Audited):
+    """An action on what there is."""
+
+    noun = ""
+    verbs: ClassVar[tuple[str, ...]] = VERBS
+
     async def post(self, target: str, verb: str) -> None:
         """Act, and answer with what was done."""
         try:
             given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Action)
         except ConfigurationError as error:
             return self.refuse(error, 400)
-        return await self.attempt(lambda: self._audited(target, verb, given))
-
-    async def _audited(self, target: str, verb: str, given: Action) -> ActionResult:
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        about = (self.user, verb, f"{self.noun} {target}")
-        log.info("%s: %s of %s", *about)
-        await client.audit.note(*about, f"requested {given.to_json()}")
-        try:
-            result = await self.act(target, verb, given)
-        except AgentException as error:
-            await client.audit.note(*about, f"refused: {error.message}")
-            raise
-        await client.audit.note(*about, f"done: {result.to_json()}")
-        return result
+        about = (verb, f"{self.noun} {target}", given.to_json())
+        act = partial(self.act, target, verb, given)
+        return await self.attempt(lambda: self.audited(*about, act))
 
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:
         """Do it."""

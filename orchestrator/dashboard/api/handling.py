@@ -17,6 +17,7 @@ from tornado import web
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.access import host_of, is_rebindable
 from stepfleet.orchestrator.dashboard.api.records import Problem
+from stepfleet.orchestrator.dashboard.api.work import Work
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.settings.settings import Settings
@@ -54,6 +55,7 @@ class Site:
     content: bool = True
     is_local: bool = False
     busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    work: Work = field(default_factory=Work)
 
     @classmethod
     def of(cls, settings: Settings, *, content: bool | None = None, is_local: bool = False) -> Self:
@@ -84,6 +86,28 @@ def whole(what: str, least: int, most: int) -> Parameter:
         return int(text)
 
     return Parameter(f"{what}, from {least} to {most}", read, "integer")
+
+
+def text(about: str, most: int) -> Parameter:
+    """Return a parameter that is a text of at most so many characters."""
+
+    def read(given: str) -> str:
+        if len(given) > most:
+            raise ValueError
+        return given
+
+    return Parameter(f"{about}, up to {most} characters", read)
+
+
+def flag(about: str) -> Parameter:
+    """Return a parameter that is 1, or 0 as without it."""
+
+    def read(given: str) -> bool:
+        if given not in {"0", "1"}:
+            raise ValueError
+        return given == "1"
+
+    return Parameter(f"1: {about}", read, "integer")
 
 
 class MissingError(ConfigurationError):
@@ -192,9 +216,9 @@ class ApiHandler(BaseApiHandler):
     def refuse(self, error: Exception, status: int) -> None:
         """Finish with a problem; `field` is the parameter that its text begins with."""
         text = redact_error(str(getattr(error, "message", error)))
-        first = text.split(" ", 1)[0].rstrip(":")
-        field = first if first in {*self.parameters, *_OF_BODIES} else None
-        self.answer(Problem(error=text, field=field), status)
+        first = text.removeprefix("field '").split(" ", 1)[0].rstrip("':")
+        named = first if first in {*self.parameters, *_OF_BODIES} else None
+        self.answer(Problem(error=text, field=named), status)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer in JSON, without a traceback."""

@@ -8,15 +8,16 @@ from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler
 from stepfleet.orchestrator.dashboard.api.records import (
     AuditEntry,
     AuditPage,
-    BatchList,
     BatchReport,
     FleetReport,
 )
+from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
+_CURSOR = Parameter("the `next` of the page before")
 
 
 class Runs(ReadHandler):
@@ -31,7 +32,8 @@ class Runs(ReadHandler):
         "error": Parameter("a part of the error's text"),
         "since": Parameter("the earliest creation, as 2026-11-23T08:30Z; without a zone UTC"),
         "limit": _LIMIT,
-        "cursor": Parameter("the `next` of the page before"),
+        "where": Parameter("of a batch: conditions as those of a retry, as cause=KEY"),
+        "cursor": _CURSOR,
     }
 
     async def found(self, *_: str, **query: Any) -> RunPage:
@@ -53,14 +55,13 @@ class Run(ReadHandler):
 
 
 class BatchesOf(ReadHandler):
-    """The newest batches."""
+    """Batches, the newest first."""
 
-    parameters: ClassVar = {"limit": _LIMIT}
+    parameters: ClassVar = {"limit": _LIMIT, "cursor": _CURSOR}
 
-    async def found(self, *_: str, **query: Any) -> BatchList:
-        """Return the batches."""
-        limit = query.get("limit", 50)
-        return BatchList(batches=tuple(await self.site.fleet.batches.newest(limit)))
+    async def found(self, *_: str, **query: Any) -> BatchPage:
+        """Return a page."""
+        return await self.site.fleet.batches.page(**query)
 
 
 class OneBatch(ReadHandler):
@@ -76,7 +77,9 @@ class OneBatch(ReadHandler):
         progress, most = await batch.progress(), query.get("failures", 1_000)
         bad = most and progress.done > progress.completed
         return BatchReport(
-            progress=progress, failures=await batch.failures(limit=most) if bad else None
+            progress=progress,
+            failures=await batch.failures(limit=most) if bad else None,
+            waits=await batch.limit_waits() if progress.open else (),
         )
 
 

@@ -8,6 +8,7 @@ from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.store.admission.limit_settings import LimitUse
+from stepfleet.orchestrator.store.admission.lines import LimitWaits
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview
 
 
@@ -18,17 +19,29 @@ class Problem(Record):
     field: str | None = None
 
 
-class BatchList(Record):
-    """The newest batches."""
-
-    batches: tuple[BatchProgress, ...]
-
-
 class BatchReport(Record):
-    """A batch: its progress, and its runs that did not complete by cause, where there are any."""
+    """A batch: its progress, and its runs that did not complete by cause, where there are any.
+
+    `waits` are limits for which runs of it wait: of up to 500 runs that are spread over the batch.
+    """
 
     progress: BatchProgress
     failures: Failures | None = None
+    waits: tuple[LimitWaits, ...] = ()
+
+
+class SubmissionResult(Record):
+    """A batch that was submitted from a file. `is_new` is false where it had been before.
+
+    `runs` is how many runs it has, `skipped` how many bad lines were left out; `cancelled`: the
+    batch was cancelled, and nothing more of it is created.
+    """
+
+    batch_id: str
+    is_new: bool
+    runs: int
+    skipped: int = 0
+    cancelled: bool = False
 
 
 class FleetReport(Record):

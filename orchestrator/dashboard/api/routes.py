@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from tornado import web
 
+from stepfleet.orchestrator.batches.check import BatchCheck
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.dashboard.api.actions import (
     ActionHandler,
@@ -32,11 +33,14 @@ from stepfleet.orchestrator.dashboard.api.records import (
     Action,
     ActionResult,
     AuditPage,
-    BatchList,
     BatchReport,
     FleetReport,
     Problem,
+    SubmissionResult,
 )
+from stepfleet.orchestrator.dashboard.api.results import ResultsOf
+from stepfleet.orchestrator.dashboard.api.submission import Submission
+from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 
@@ -46,13 +50,18 @@ _UUID, _NAME = r"([0-9a-fA-F-]{36})", r"([^/]{1,200})"
 _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/runs": (Runs, RunPage),
     f"/runs/{_ID}": (Run, RunTimeline),
-    "/batches": (BatchesOf, BatchList),
+    "/batches": (BatchesOf, BatchPage),
     f"/batches/{_ID}": (OneBatch, BatchReport),
     "/fleet": (FleetState, FleetReport),
     "/failures": (FleetFailures, Failures),
     "/costs": (CostsOf, Costs),
     "/audit": (AuditOf, AuditPage),
 }
+_FILES: dict[str, type[BaseModel]] = {
+    "/batches/check": BatchCheck,
+    "/batches/submit": SubmissionResult,
+}
+_RESULTS = f"/batches/{_ID}/results"
 _ACTIONS: dict[str, type[ActionHandler]] = {
     "/runs/{action}": RunsAction,
     f"/runs/{_ID}/{{action}}": RunAction,
@@ -97,6 +106,7 @@ class Unknown(ApiHandler):
 def api_routes(site: Site) -> list[Any]:
     """Return the API's addresses."""
     patterns: dict[str, type[ApiHandler]] = {_EXPORT: RunsExport}
+    patterns |= {"/batches/(check|submit)": Submission, _RESULTS.replace(_ID, _UUID): ResultsOf}
     for path, action in _ACTIONS.items():
         verbs = f"({'|'.join(action.verbs)})"
         ids = _NAME if action is LimitAction else _UUID
@@ -111,7 +121,7 @@ def api_routes(site: Site) -> list[Any]:
 def document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     answers = [answer for _, answer in _READS.values()]
-    models: list[type[BaseModel]] = [*answers, Action, ActionResult, Problem]
+    models: list[type[BaseModel]] = [*answers, *_FILES.values(), Action, ActionResult, Problem]
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models],
         ref_template="#/components/schemas/{model}",
@@ -124,9 +134,15 @@ def document() -> dict[str, Any]:
         operation = _operation(handler, ActionResult, path)
         operation["requestBody"] = {"content": _json(Action)}
         paths[f"{PREFIX}{path}"] = {"post": operation}
-    export = _operation(RunsExport, RunPage, _EXPORT)
-    export["responses"]["200"]["content"] = {kind: {} for kind in KINDS.values()}
-    paths |= {f"{PREFIX}{_EXPORT}": {"get": export}, f"{PREFIX}/live": {"get": _LIVE}}
+    for path, answer in _FILES.items():
+        operation = _operation(Submission, answer, path)
+        operation["requestBody"] = {"content": _BYTES}
+        paths[f"{PREFIX}{path}"] = {"post": operation}
+    for path, sent in ((_EXPORT, RunsExport), (_RESULTS, ResultsOf)):
+        operation = _operation(sent, RunPage, path)
+        operation["responses"]["200"]["content"] = {kind: {} for kind in KINDS.values()}
+        paths[f"{PREFIX}{path}"] = {"get": operation}
+    paths[f"{PREFIX}/live"] = {"get": _LIVE}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Stepfleet in Flower", "version": "1"},
@@ -167,6 +183,9 @@ _WHY = (
     (404, "there is none"),
     (503, "no Redis"),
 )
+
+
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:

@@ -58,6 +58,14 @@ class LimitWait(Record):
         return text + raised_by(self.waits_for)
 
 
+class LimitWaits(Record):
+    """`runs` of those that were looked at wait for one limit, the longest for `seconds` so far."""
+
+    waits_for: str
+    runs: int
+    seconds: float
+
+
 class LimitLines:
     """Reads the lines of a fleet."""
 
@@ -86,14 +94,27 @@ class LimitLines:
         place = await self._connection.execute("HGET", self._waiting, run_id)
         if not place:
             return None
-        _, since, why = [*place.split(" ", 2), "", ""][:3]
-        waited = await self._now() - float(since or 0)
-        waits_for = short_of(why)
+        wait, why = _wait(place, await self._now())
         if why.endswith(" w"):  # so it was when the run came: its line may know better
             about = f" of {why[:-2]}"
-            newer = (one.waits_for for one in await self.longest())
-            waits_for = next((one for one in newer if one.endswith(about)), waits_for)
-        return LimitWait(seconds=max(round(waited / 1000, 1), 0.0), waits_for=waits_for)
+            newer = [one.waits_for for one in await self.longest() if one.waits_for.endswith(about)]
+            return wait.model_copy(update={"waits_for": newer[0]}) if newer else wait
+        return wait
+
+    async def waits_of(self, run_ids: Sequence[str]) -> tuple[LimitWaits, ...]:
+        """Return for what some of these runs wait, the most frequent first. Raises `StoreError`."""
+        execute = self._connection.execute
+        places = await execute("HMGET", self._waiting, *run_ids) if run_ids else []
+        if not any(places):
+            return ()
+        now = await self._now()
+        waits: dict[str, list[float]] = {}
+        for one in (_wait(place, now)[0] for place in places if place):
+            waits.setdefault(one.waits_for, []).append(one.seconds)
+        return tuple(
+            LimitWaits(waits_for=name, runs=len(some), seconds=max(some))
+            for name, some in sorted(waits.items(), key=lambda one: -len(one[1]))
+        )
 
     async def _states(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[LimitState, ...]:
         if not names:
@@ -107,6 +128,13 @@ class LimitLines:
 
     async def _now(self) -> float:
         return (await self._connection.read_clock()).timestamp() * 1000
+
+
+def _wait(place: str, now: float) -> tuple[LimitWait, str]:
+    """Return a wait, and why as it is stored."""
+    _, since, why = [*place.split(" ", 2), "", ""][:3]
+    seconds = max(round((now - float(since or 0)) / 1000, 1), 0.0)
+    return LimitWait(seconds=seconds, waits_for=short_of(why)), why
 
 
 def _state(name: str, state: dict[str, Any], size: int, now: float) -> LimitState:

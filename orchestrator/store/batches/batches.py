@@ -20,6 +20,10 @@ from stepfleet.orchestrator.store.records.codec import moment
 MOST_TIDIED = 5
 ROWS = 2_000
 """Rows whose runs are looked at together."""
+TOGETHER = 25
+"""Batches that are read together: with their shards some hundred short hashes."""
+Place = tuple[int, str]
+"""Where a batch is in the list of all: its time of creation in ms, and its id."""
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
 
 
@@ -162,18 +166,48 @@ class Batches:
 
     async def newest(self, limit: int) -> list[BatchProgress]:
         """Return the newest batches; forget those whose runs are past their retention."""
-        ids = await self._connection.execute("ZREVRANGE", self._all, 0, limit - 1)
+        return (await self.page(limit))[0]
+
+    async def page(
+        self, limit: int, after: Place | None = None
+    ) -> tuple[list[BatchProgress], Place | None]:
+        """Return up to `limit` batches, the newest first, and the place of the last one, if any.
+
+        They come behind the place `after`. Those that are past their retention are forgotten.
+        """
+        execute = self._connection.execute
+        first = 0
+        if after is not None:
+            rank = await execute("ZREVRANK", self._all, after[1])
+            if rank is None:  # it is gone
+                rank = await execute("ZCOUNT", self._all, f"({after[0]}", "+inf") - 1
+            first = rank + 1
+        flat = await execute("ZREVRANGE", self._all, first, first + limit, "WITHSCORES")
+        places = [(int(float(at)), one) for one, at in zip(flat[::2], flat[1::2], strict=True)]
         found = []
-        for batch_id in ids:
-            manifest = await self.find(batch_id)
-            if manifest is None:
+        for at in range(0, min(len(places), limit), TOGETHER):
+            ids = [one for _, one in places[at : min(at + TOGETHER, limit)]]
+            found += await self._progress_of(ids)
+        return found, places[limit - 1] if len(places) > limit else None
+
+    async def _progress_of(self, ids: Sequence[str]) -> list[BatchProgress]:
+        fields = await self._connection.execute_all(
+            *(("HGETALL", self._keys.manifest(one)) for one in ids)
+        )
+        counters = await self._connection.execute_all(
+            *(("HGETALL", self._keys.batch(n, one)) for one in ids for n in self._shards)
+        )
+        now, shards, found = await self.now(), len(self._shards), []
+        for n, (batch_id, stored) in enumerate(zip(ids, fields, strict=True)):
+            own = counters[n * shards : (n + 1) * shards]
+            if "created" not in stored:
                 await self._connection.execute("ZREM", self._all, batch_id)
                 continue
-            counters = await self.counters(batch_id)
-            if await self._is_past(manifest, counters):
+            manifest = Manifest.from_fields(batch_id, stored)
+            if await self._is_past(manifest, own):
                 await self.forget(batch_id)
             else:
-                found.append(progress_of(manifest, counters, await self.now()))
+                found.append(progress_of(manifest, own, now))
         return found
 
     async def tidy(self) -> None:

@@ -8,7 +8,7 @@ headers of so many runs that a page takes a bounded time; the cursor says where 
 import base64
 import binascii
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -137,6 +137,10 @@ class _Found:
         return cls(runs, int(looked), Cursor(int(float(place)), run_id) if place else None)
 
 
+Selected = Callable[[Sequence[str]], Awaitable[set[str]]]
+"""Returns which of some runs are meant, by more than their headers."""
+
+
 class RunLists:
     """Reads the lists of runs of one store, and puts them right."""
 
@@ -144,12 +148,21 @@ class RunLists:
         self._connection = connection
         self._keys = keys_
 
-    async def page(self, which: RunFilter, limit: int, cursor: Cursor | None = None) -> RunPage:
-        """Return up to `limit` runs behind the cursor. Raises `StoreError`."""
+    async def page(
+        self,
+        which: RunFilter,
+        limit: int,
+        cursor: Cursor | None = None,
+        selected: Selected | None = None,
+    ) -> RunPage:
+        """Return up to `limit` runs behind the cursor; of a batch's only those `selected`.
+
+        Raises `StoreError`.
+        """
         looked = 0
         ids: list[str] = []
         if which.batch is not None:
-            ids, looked, cursor = await self._of_batch(which.batch, which, limit, cursor)
+            ids, looked, cursor = await self._of_batch(which.batch, which, limit, cursor, selected)
         elif which.lists:
             ids, looked, cursor = await self._of_lists(which, limit, cursor)
         else:
@@ -192,22 +205,33 @@ class RunLists:
         ]
 
     async def _of_batch(
-        self, batch: Manifest, which: RunFilter, limit: int, cursor: Cursor | None
+        self,
+        batch: Manifest,
+        which: RunFilter,
+        limit: int,
+        cursor: Cursor | None,
+        selected: Selected | None,
     ) -> tuple[list[str], int, Cursor | None]:
         """Look at a batch's rows from the last one: their runs' ids are made of them."""
         ids: list[str] = []
         end = first = min(cursor.place, batch.rows) if cursor else batch.rows
         fields = ("status", "stop_reason", "agent", "tenant", "error", "created")
         at_once = limit
-        while first - end < MOST_ROWS:
+        while first - end < (MOST_ROWS if selected is None else ROWS):
             rows = range(end - 1, max(end - at_once, 0) - 1, -1)
             at_once = min(at_once * 4, ROWS)
             named = [run_id_of(batch.batch_id, row) for row in rows]
-            for row, run_id, header in zip(
-                rows, named, await self._headers(named, fields), strict=True
-            ):
+            headers = await self._headers(named, fields)
+            fitting = {
+                run_id
+                for run_id, header in zip(named, headers, strict=True)
+                if "created" in header and which.matches(header)
+            }
+            if selected is not None and fitting:
+                fitting = await selected([run_id for run_id in named if run_id in fitting])
+            for row, run_id in zip(rows, named, strict=True):
                 end = row
-                if "created" in header and which.matches(header):
+                if run_id in fitting:
                     ids.append(run_id)
                 if len(ids) == limit:
                     break

@@ -84,6 +84,18 @@ GIVEN: dict[str, dict[str, Any]] = {
     "StepSummary": {"step": 1, "type": "action", "started_at": NOW, "tool_calls": ()},
     "BudgetUse": {"field": "usd", "budget": "5", "spent": "1.25", "reserved": "0", "left": "3.75"},
     "LimitState": {"name": "openai:m", "waiting": 3},
+    "BatchCheck": {
+        "lines": 2,
+        "good": 1,
+        "bad": 1,
+        "problems": [
+            {"unit": "line", "line": 2, "field": "input", "text": "field 'input' is null"}
+        ],
+        "batch_id": "b",
+    },
+    "BatchPage": {"batches": [], "next": "W10"},
+    "LineProblem": {"unit": "line", "line": 2, "field": "input", "text": "field 'input' is null"},
+    "LimitWaits": {"waits_for": "calls in flight of openai:m", "runs": 2, "seconds": 1.5},
     "LimitWait": {"seconds": 1.5, "waits_for": "calls in flight of openai:m"},
     "LimitUse": {"name": "openai:m", "limit": {"in_flight": 5}, "in_flight": 3},
     "LLMResponse": {"content": "hi"},

@@ -1,0 +1,36 @@
+"""The line of a run in a file of results: in full, in short, or any data. Pure."""
+
+from typing import Any
+
+import orjson
+from pydantic.alias_generators import to_snake
+
+from stepfleet.orchestrator.batches.tables.fields import as_json
+from stepfleet.orchestrator.records.run.results import AgentRunResult
+
+
+def as_line(data: dict[str, Any]) -> bytes:
+    """Return data as a line, with its line break."""
+    try:
+        return orjson.dumps(data, default=str) + b"\n"
+    except TypeError:  # integers beyond 64 bits, lone surrogates
+        return as_json(data).encode("utf-8", "replace") + b"\n"
+
+
+def full(result: AgentRunResult) -> dict[str, Any]:
+    """Return all fields of a result, the line's own id first; all names are in snake_case."""
+    data = result.to_dict()
+    for one in (data["outcome"] or {}).get("evaluations", ()):
+        one["context"] = {to_snake(name): value for name, value in one["context"].items()}
+    return {"id": result.line_id or result.run_id, **data}
+
+
+def slim(result: AgentRunResult) -> dict[str, Any]:
+    """Return the answer, why the run stopped, what it cost, and its error, if there was one."""
+    answer = "output" if result.structured is None else "structured"
+    names = ("run_id", "status", "stop_reason", answer, "cost_usd", "end_time")
+    data = result.model_dump(mode="json", include=set(names))
+    line = {"id": result.line_id or result.run_id, **{name: data[name] for name in names}}
+    if error := result.error or (result.last_error and str(result.last_error)):
+        line["error"] = error
+    return line

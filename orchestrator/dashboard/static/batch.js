@@ -1,0 +1,160 @@
+// The page of a batch: how far it is, why runs failed, and what can be done about it.
+
+import { address, get, page, post } from "./api.js";
+import { button, count, duration, el, facts, fill, problem, table, time, usd } from "./dom.js";
+import { attempt } from "./dialog.js";
+import { follow } from "./live.js";
+import { Pace, ended, open, outcome, state } from "./progress.js";
+
+const id = decodeURIComponent(location.pathname.split("/").filter(Boolean).at(-1));
+const path = `/batches/${encodeURIComponent(id)}`;
+const READ = 5000; // failed runs that are read to group them
+const REGROUP = 10_000; // milliseconds between two readings of failures, where they change
+const pace = new Pace();
+const place = (className = "") => el("section", { class: className });
+const [head, held, buttons, waits, failures] = ["", "", "sf-buttons", "", ""].map(place);
+const grouped = { bad: -1, at: 0, again: null };
+let isReading = false;
+let isStale = false;
+
+const runs = (query) => page(`/runs?${new URLSearchParams({ batch: id, ...query })}`);
+const many = (number) => `${count(number)} ${number === 1 ? "run" : "runs"}`;
+
+/** Ask, do it for the whole batch, and read anew. */
+async function act(verb, title, text, body = {}, danger = false) {
+  const done = (result) => `${verb}: ${many(result.runs)}`;
+  await attempt({ title, text, button: title.split(" ")[0], danger }, () => post(`${path}/${verb}`, body), done);
+  grouped.bad = -1;
+  load();
+}
+
+function showHead(one) {
+  const bad = ended(one) - one.completed;
+  fill(head,
+    outcome(one, true),
+    facts([
+      ["State", state(one)],
+      ["Ended", `${count(ended(one))} of ${count(one.total)}`],
+      ["Not completed", bad ? el("a", { href: "#failures" }, count(bad)) : "0"],
+      ["Pace", pace.text(one)],
+      ["Cost", usd(one.cost_usd)],
+      ["Tokens", count(one.tokens)],
+      ["Model calls", count(one.llm_calls)],
+      ["Steps", count(one.steps)],
+      ["Attempts lost", one.lost ? count(one.lost) : null],
+      ["Agent", one.agent || null],
+      ["Created", time(one.created)],
+      ["Past retention", one.past_retention ? many(one.past_retention) : null],
+      ["Runs", el("a", { href: runs({}) }, "all of them")],
+    ]));
+  document.querySelector("#batch-page .page-description").textContent = `${one.name || "Batch"} · ${one.batch_id}`;
+}
+
+function showHeld(one) {
+  const notes = [];
+  if (one.held && open(one)) {
+    notes.push(el("div", { class: "alert alert-danger", role: "alert" },
+      el("h2", { class: "h6" }, "This batch is held"),
+      el("p", { class: "sf-wrap" }, `${many(one.held.runs)} in a row failed with the same error: ${one.held.message}`),
+      el("p", { class: "mb-2" }, "No more steps begin, so that nothing is paid for in vain. Correct the cause (a key, a model's name, the agent's code), then resume the batch, and retry the runs that failed."),
+      button("Resume the batch …", () => act("resume", "Resume this batch?", `${many(open(one))} go on.`), "danger")));
+  }
+  if (!one.sealed && one.submission_stalled && !one.cancel_requested) {
+    notes.push(el("div", { class: "alert alert-warning" }, `Only ${count(one.submitted)} of ${count(one.total)} runs were created, and their submitter is gone. Submit the same file again, with the same agent and id: the others are created, and nothing runs twice.`));
+  }
+  fill(held, notes);
+}
+
+function showButtons(one) {
+  const left = many(open(one));
+  const bad = one.failed + one.stopped;
+  const link = (name, params) => el("a", { class: "btn btn-sm btn-outline-secondary", href: address(`${path}/results`, params) }, name);
+  fill(buttons,
+    open(one) && one.paused < open(one) ? button("Pause …", () => act("pause", "Pause this batch?", `No step of its ${left} begins until it is resumed.`)) : null,
+    one.paused || one.held ? button("Resume …", () => act("resume", "Resume this batch?", `${many(one.paused)} go on.`)) : null,
+    open(one) ? button("Cancel …", () => act("cancel", "Cancel this batch?", `${left} end now, also those under way; what they have cost stays.`, {}, true), "outline-danger") : null,
+    bad ? button("Retry …", () => act("retry", "Retry this batch's runs?", `${many(bad)} that failed or stopped at a limit are retried; their completed steps are kept. Cancelled runs stay as they are.`)) : null,
+    ended(one) ? [link("Results as JSONL", {}), link("Results as CSV", { format: "csv" })] : null);
+}
+
+function showWaits(found) {
+  if (!found.length) return fill(waits);
+  const rows = found.map((one) => [one.waits_for || "limits of the fleet", many(one.runs), duration(one.seconds)]);
+  return fill(waits, el("div", { class: "sf-card" }, el("h2", {}, "Waiting for limits"),
+    table("Limits that runs wait for", ["Limit", { name: "Of up to 500 runs looked at", right: true }, { name: "Longest so far", right: true }], rows),
+    el("p", { class: "mb-0" }, el("a", { href: page("/fleet") }, "Limits of the fleet"))));
+}
+
+function group(one, isWhole) {
+  const where = `cause=${one.cause.key}`;
+  const number = isWhole ? many(one.runs) : `at least ${many(one.runs)}`;
+  const place = one.cause.tool ? `tool ${one.cause.tool}` : [one.cause.kind, one.cause.code].filter(Boolean).join(" ");
+  const raised = Object.keys(one.limits).length ? ` At their limits they would end at once again: raised to ${Object.entries(one.limits).map(([name, value]) => `${name} ${value}`).join(", ")}.` : "";
+  const retry = () => act("retry", `Retry ${number}?`, `All with this cause: ${one.cause.text || place}.${raised} Completed steps are kept.`, { where, overrides: one.limits });
+  return [
+    el("a", { href: runs({ where }), "aria-label": `The ${number} with this cause` }, count(one.runs)),
+    el("div", { class: "sf-wrap" }, el("strong", {}, place), el("div", { class: "sf-error" }, one.example.text || "without an error"),
+      el("div", { class: "sf-muted small" }, Object.entries(one.stop_reasons).map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(", "), ", as in ", el("a", { href: page(`/runs/${encodeURIComponent(one.example.run_id)}`) }, one.example.line_id || "this run"))),
+    button("Retry these …", retry),
+  ];
+}
+
+function showFailures(found) {
+  if (!found) return fill(failures);
+  const isWhole = found.read >= found.not_completed;
+  const rows = found.groups.map((one) => group(one, isWhole));
+  const rest = isWhole ? null : el("p", { class: "sf-muted" }, `The first ${count(found.read)} of ${many(found.not_completed)} were read.`);
+  const more = found.ungrouped ? el("p", { class: "sf-muted" }, `${many(found.ungrouped)} more have other causes.`) : null;
+  return fill(failures, el("h2", { class: "h5", id: "failures" }, "Why runs did not complete"),
+    table("Causes", [{ name: "Runs", right: true }, "Cause", ""], rows), rest, more);
+}
+
+/** Whether it is time to group failures anew: they cost a look at every run of the batch. */
+function isDue(bad) {
+  const left = grouped.at + REGROUP - Date.now();
+  if (bad === grouped.bad) return false;
+  if (grouped.bad >= 0 && left > 0) {
+    grouped.again ??= setTimeout(load, left);
+    return false;
+  }
+  return true;
+}
+
+async function groupFailures(one) {
+  const bad = ended(one) - one.completed;
+  if (!isDue(bad)) return;
+  clearTimeout(grouped.again);
+  Object.assign(grouped, { bad, at: Date.now(), again: null });
+  showFailures(bad ? (await get(path, { failures: READ })).failures : null);
+}
+
+async function load() {
+  if (isReading) {
+    isStale = true;
+    return;
+  }
+  isReading = true;
+  try {
+    const found = await get(path, { failures: 0 });
+    const one = found.progress;
+    pace.note(one);
+    showHead(one);
+    showHeld(one);
+    if (!buttons.contains(document.activeElement)) showButtons(one);
+    showWaits(found.waits);
+    await groupFailures(one);
+  } catch (error) {
+    fill(held, problem(error));
+  }
+  isReading = false;
+  if (isStale) {
+    isStale = false;
+    setTimeout(load, 500);
+  }
+}
+
+const content = document.getElementById("content");
+content.removeAttribute("aria-live"); // whole pages of numbers are not read aloud each second
+fill(content, held, head, buttons, waits, failures);
+load();
+follow([`batch:${id}`], load);

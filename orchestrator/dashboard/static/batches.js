@@ -1,0 +1,61 @@
+// The page of batches: the newest first, page by page, and the form that submits a file.
+
+import { get, page } from "./api.js";
+import { button, count, el, fill, problem, table, time, usd } from "./dom.js";
+import { follow } from "./live.js";
+import { Pace, ended, outcome, state } from "./progress.js";
+import { uploadForm } from "./upload.js";
+
+const LIMIT = 25;
+const content = document.getElementById("content");
+const list = el("div", { "aria-live": "off" });
+const pace = new Pace();
+const past = []; // the cursors of the pages before this one
+let cursor = new URLSearchParams(location.search).get("cursor") || "";
+let following = 0;
+
+function row(one) {
+  const link = el("a", { href: page(`/batches/${encodeURIComponent(one.batch_id)}`) }, one.name || one.batch_id);
+  const bad = ended(one) - one.completed;
+  return [
+    el("div", { class: "sf-wrap" }, link, el("div", { class: "sf-muted small" }, one.agent || "no agent")),
+    time(one.created),
+    state(one),
+    el("div", {}, outcome(one), el("div", { class: "small" }, `${count(ended(one))} of ${count(one.total)} ended${bad ? `, ${count(bad)} not completed` : ""}`), el("div", { class: "sf-muted small" }, pace.text(one) || "")),
+    usd(one.cost_usd),
+  ];
+}
+
+function pager(next) {
+  const go = (where) => () => {
+    cursor = where();
+    history.replaceState(null, "", cursor ? `?cursor=${encodeURIComponent(cursor)}` : location.pathname);
+    load();
+  };
+  const back = go(() => past.pop() ?? "");
+  const on = go(() => { past.push(cursor); return next; });
+  return el("nav", { class: "sf-buttons", "aria-label": "Pages of batches" },
+    cursor ? button("Newer", back) : null, next ? button("Older", on) : null);
+}
+
+async function load() {
+  const mine = ++following;
+  try {
+    const found = await get("/batches", { limit: LIMIT, cursor });
+    if (mine !== following) return; // another page was chosen meanwhile
+    found.batches.forEach((one) => pace.note(one));
+    const columns = ["Batch", "Created", "State", "Runs by stop reason", { name: "Cost", right: true }];
+    const empty = cursor ? "There are no older batches." : "No batch yet: submit a file, or use stepfleet submit.";
+    fill(list, table("Batches", columns, found.batches.map(row), empty), pager(found.next));
+  } catch (error) {
+    if (mine === following) fill(list, problem(error), cursor ? button("To the newest", () => { cursor = ""; past.length = 0; load(); }) : null);
+  }
+}
+
+/** The list is replaced only where nobody is about to use it: the focus stays where it is. */
+const isBusy = () => list.contains(document.activeElement) && document.activeElement !== document.body;
+
+content.removeAttribute("aria-live");
+fill(content, uploadForm(), list);
+load();
+follow(["fleet"], () => isBusy() || load());
