@@ -26,6 +26,8 @@ from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 
 _SWITCH: Mapping[Any, Any] = {True: {}, False: None, "true": {}, "false": None}
+LARGEST = 2**53
+"""Of a limit: what every part of the system counts exactly."""
 NOT_PER_RUN = (
     "name",
     "prompt",
@@ -75,11 +77,11 @@ class AgentConfig(Record):
     prompt: Prompt | None = None
     tools: tuple[ToolRef, ...] = ()
     mcp_servers: tuple[ToolRef, ...] = ()
-    max_steps: int = Field(default=10, ge=1)
-    token_limit: int | None = Field(default=32_768, ge=1)
-    time_limit: float | None = Field(default=300.0, gt=0)
-    cumulative_timeout: float | None = Field(default=None, gt=0)
-    budget_usd: float | None = Field(default=None, gt=0)
+    max_steps: int = Field(default=10, ge=1, le=LARGEST)
+    token_limit: int | None = Field(default=32_768, ge=1, le=LARGEST)
+    time_limit: float | None = Field(default=300.0, gt=0, le=LARGEST)
+    cumulative_timeout: float | None = Field(default=None, gt=0, le=LARGEST)
+    budget_usd: float | None = Field(default=None, gt=0, le=LARGEST)
     error_policy: ErrorPolicy = ErrorPolicy()
     finish_reasons: tuple[FinishReason, ...] = ()
     parallel_tool_execution: bool = False

@@ -101,10 +101,13 @@ def test_strangers_other_sites_and_wrong_requests_are_refused(
     bodies: list[Any] = [[], {"all": True}, {"overrides": 1}, {"where": "x"}]
     for body in bodies:
         assert stock.api(f"/runs/{run_id}/retry", body)[0] == 400, body
+    assert stock.api(f"/runs/{run_id}/retry", {"where": "x" * 70_000})[0] == 413
     assert stock.api(f"/runs/{run_id}/pause", {})[1]["outcome"] == "paused"
     assert stock.api(f"/runs/{run_id}/resume", {})[1]["outcome"] == "resumed"
     assert stock.api(f"/runs/{run_id}/cancel", {})[1]["outcome"] == "cancelled"
     assert stock.api(f"/runs/{run_id}/cancel", {})[1]["outcome"] == "ended"
+    huge = {"overrides": {"max_steps": "9" * 4_000}}
+    assert stock.api(f"/runs/{run_id}/retry", huge)[0] == 400
     assert stock.api("/runs/no-such-run/cancel", {})[0] == 404
     status, document = stock.api("/openapi.json")
     assert (status, document["openapi"]) == (200, "3.1.0")
