@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.limits.limit import NORMAL
@@ -165,8 +166,12 @@ class AdmissionCalls:
     async def call(self, operations: Sequence[Operation]) -> Answer:
         """Apply operations in their order, and admit who can be. Raises `StoreError`."""
         state = [self._keys.of(keys.LIMIT_STATE)]
-        shown = orjson.dumps(operations).decode()
-        reply = await run_script(self._connection, "admit", state, *self._given, shown)
+        given = (self._connection, "admit", state, *self._given)
+        try:
+            reply = await run_script(*given, orjson.dumps(operations).decode(), once=True)
+        except StoreError:  # it may have been applied
+            again = [{**operation, "repeated": 1} for operation in operations]
+            reply = await run_script(*given, orjson.dumps(again).decode())
         words, flat, pause, waiting, version, mine, missing = reply
         triples = zip(*[iter(flat)] * 3, strict=True)
         return Answer(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from uuid import uuid4
 
 import pytest
@@ -11,11 +12,17 @@ from support.servers.redis_servers import RedisServer
 from support.servers.trouble_proxy import TroubleProxy, troubled
 
 from stepfleet.orchestrator import AsyncFleet, ErrorPolicy, Lifecycle
+from stepfleet.orchestrator.limits.budgets import Spending
+from stepfleet.orchestrator.limits.estimates import Amounts
+from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
+from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settling
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.worker.runtime.admission.gate import Gate
 
+MODEL = "openai:m"
 AGENT = plain_agent(error_policy=ErrorPolicy.stop_on_any_error())
 
 
@@ -34,7 +41,17 @@ async def desk(redis_server: RedisServer, proxy: TroubleProxy) -> AsyncIterator[
         yield opened
 
 
-SCRIPTS = ("cancel", "pause", "resume", "retry", "create", "clear_traces", "aside", "adopt")
+SCRIPTS = (
+    "admit",
+    "cancel",
+    "pause",
+    "resume",
+    "retry",
+    "create",
+    "clear_traces",
+    "aside",
+    "adopt",
+)
 
 
 @pytest.fixture
@@ -178,3 +195,28 @@ async def test_what_is_put_aside_is_kept_once(
     await keep_aside(store.connection, entry(b"x", "no task", "stepfleet"))
     assert await store.connection.execute("LLEN", keys.QUARANTINE) == 2
     await store.aclose()
+
+
+async def test_a_call_is_spent_once_though_the_reply_to_its_settlement_is_lost(
+    redis_server: RedisServer, desk: Bench, proxy: TroubleProxy
+) -> None:
+    """Also where the grants were lost with the limits' keys, and no reply is."""
+    url = redis_server.url.replace(f":{redis_server.port}", f":{proxy.port}")
+    call = Spending(calls=1)
+    async with bench(url) as far:
+        gate = Gate(far.opened, "w1")
+        await gate.settings.change(MODEL, {"calls": 9})
+        first, second = (
+            Request(StepHint(name, 0), "a", "", (MODEL,), Amounts(spending=call)) for name in "rs"
+        )
+        for one in (first, second):
+            assert await gate.call(one.operation("try")) == GRANTED
+        async with reply_lost(proxy, "admit"):
+            await gate.call(settling(first.hint, Amounts(), call, (MODEL,)))
+        (use,) = (one.budgets[0] for one in await gate.settings.use() if one.budgets)
+        assert (use.spent, use.reserved) == (Decimal(1), Decimal(1))
+        await desk.opened.connection.execute("DEL", desk.opened.keys.of(keys.LIMIT_GRANTS))
+        await gate.call(settling(second.hint, Amounts(), call, (MODEL,)))
+        (use,) = (one.budgets[0] for one in await gate.settings.use() if one.budgets)
+        assert use.spent == Decimal(2)
+        await gate.aclose()

@@ -1,6 +1,6 @@
 -- Decides which steps may make their model calls: the only place that does. KEYS[1] the state of the limits;
 -- the other keys, all on its slot, are named after it. ARGV[1] the caller's name, ARGV[2] ms for which a grant
--- holds without a renewal, ARGV[3] operations (JSON), each {op, ...}:
+-- holds without a renewal, ARGV[3] operations (JSON), each {op, ...}, `repeated` where it may have been applied before:
 --   try, ask, again   run, step, agent, tenant, class, names, amounts: a grant now, or nothing (try), or a place
 --                     in the line (at its head: again). `names` are the limits of the call, the first is its line
 --                     `crashes` workers were lost with the step; with `lost` the last of them is not charged yet
@@ -97,12 +97,13 @@ local function charge(op)
   return 'done'
 end
 
--- A call whose grant is gone, because somebody has wiped the grants, is spent all the same.
+-- A call whose grant is gone, because somebody has wiped the grants, is spent all the same; not where this may be the
+-- repetition of a settlement whose reply was lost.
 local function settle(op)
   local apart = {}
   for _, name in ipairs(op.apart or {}) do apart[name] = true end
   local word = drop(op.run, op.step, op.amounts, op.spent, apart)
-  if word == 'none' and op.spent then
+  if word == 'none' and op.spent and not op.repeated then
     for _, name in ipairs(op.names or {}) do
       if not apart[name] then budget.spend(name, op.spent) end
     end
