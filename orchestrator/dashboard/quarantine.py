@@ -10,6 +10,8 @@ from flower.views.monitor import Metrics
 from tornado import web
 
 from stepfleet.orchestrator.dashboard.api.handling import Site
+from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.fleet.quarantine import about_entries, reasons
 
@@ -54,7 +56,7 @@ class QuarantinePage(BaseHandler):
     @web.authenticated
     async def get(self) -> None:
         """Show counts by reason, and the newest messages without their contents."""
-        found = await self._read()
+        found = await _found(self._read)
         entries = [{**one, "when": _when(one["at"])} for one in found]
         self.render("quarantine.html", entries=entries, reasons=reasons(found), shown=SHOWN)
 
@@ -69,7 +71,7 @@ class QuarantineApi(BaseApiHandler):
     @web.authenticated
     async def get(self) -> None:
         """Answer with the number of messages, in total and by reason."""
-        found = await self._read()
+        found = await _found(self._read)
         self.write({"messages": len(found), "reasons": reasons(found)})
 
 
@@ -83,6 +85,14 @@ class GuardedMetrics(Metrics):
     async def get(self) -> None:
         """Answer in Prometheus's format."""
         await super().get()
+
+
+async def _found(read: Read) -> list[dict[str, Any]]:
+    """Return what is read. Raises `HTTPError` 503 where Redis is away."""
+    try:
+        return await read()
+    except AgentException as error:
+        raise web.HTTPError(503, "%s", redact_error(error.message)) from None
 
 
 def _when(at: float) -> str:

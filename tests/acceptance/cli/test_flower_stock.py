@@ -165,5 +165,6 @@ def test_while_redis_is_away_requests_are_answered_and_flower_goes_on(
         errors = [one.result()[1]["error"] for one in reads]
         assert any("Redis" in one for one in errors)
         assert any("too many" in one for one in errors) == (tabs > AT_ONCE)
+        assert site.get("/quarantine", ANN)[0] == 503
         proxy.heal()
         wait_until(lambda: site.api("/runs", auth=ANN)[0] == 200, within=LONG, what="an answer")
