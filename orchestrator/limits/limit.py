@@ -88,7 +88,7 @@ def limit_of(name: str, given: Any) -> Limit:
     try:
         found = given if isinstance(given, Limit) else Limit.model_validate(given)
     except ValidationError as error:
-        text = explain_invalid(error, record=Limit).removeprefix("field '<root>': value error, ")
+        text = explain_invalid(error, record=Limit).removeprefix("field '<root>': ")
         raise ConfigurationError(f"limit {name!r}: {text}") from None
     if "weight" in found.model_fields_set and kind_of(name) != TENANT:
         raise ConfigurationError(f"limit {name!r}: field 'weight' is for tenants only")

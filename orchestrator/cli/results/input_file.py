@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import orjson
 
@@ -33,7 +34,7 @@ class InputForm:
     id_field: str | None = None
     only_new: bool = False
     tenant: str | None = None
-    priority: Priority | None = None
+    priority: str | None = None
     limit: Sequence[str] | None = None
 
     def open(self, file: Path) -> BatchInput:
@@ -48,7 +49,7 @@ class InputForm:
             id_field=self.id_field,
             only_new=self.only_new,
             tenant=self.tenant,
-            priority=self.priority,
+            priority=cast("Priority | None", self.priority),
             limit=own_limit(BATCH, self.limit),
         )
 

@@ -39,6 +39,7 @@ def _problem(
         return f"field {field!r} is not known{meant(str(loc[-1]), _fields_at(record, loc[:-1]))}"
     if kind == "missing":
         return f"field {field!r} is missing"
+    message = message.removeprefix("Value error, ")
     return f"field {field!r}: {message[:1].lower()}{message[1:]}"
 
 

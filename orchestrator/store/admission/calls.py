@@ -15,11 +15,13 @@ from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import state_of
+from stepfleet.orchestrator.store.admission.limit_settings import ENDED, state_of
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
 
 Operation = dict[str, Any]
+PAGE = 500
+_OVER = ENDED | {"stopped"}
 GRANTED, WAITS = "granted", "waits"
 DONE = "done"
 TICK: Operation = {"op": "tick"}
@@ -191,6 +193,19 @@ class AdmissionCalls:
     async def has_grants(self) -> bool:
         """Return whether there are grants: without limits nobody settles those that are left."""
         return bool(await self._connection.execute("EXISTS", self._keys.of(keys.LIMIT_GRANTS)))
+
+    async def ended_among_waiting(self, at: str) -> tuple[str, list[StepHint]]:
+        """Return where to go on, and steps with a place in a line whose runs are over.
+
+        Reads some hundred places. Raises `StoreError`.
+        """
+        page = ("HSCAN", self._keys.of(keys.LIMIT_WAITING), at, "COUNT", PAGE)
+        at, places = await self._connection.execute(*page)
+        steps = {run: place.partition(" ")[0] for run, place in dict(places).items()}
+        headers = (self._keys.run(run) for run in steps)
+        found = await self._connection.execute_all(*(("HGET", key, "status") for key in headers))
+        over = [run for run, one in zip(steps, found, strict=True) if one is None or one in _OVER]
+        return str(at), [StepHint(run, int(steps[run])) for run in over if steps[run].isdigit()]
 
     async def lost_among(self, run_ids: Sequence[str]) -> list[str]:
         """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`.

@@ -126,12 +126,15 @@ class LimitSettings:
     async def read(self) -> tuple[str, dict[str, Limit]]:
         """Return the version and the limits. Raises `StoreError`, also for what is no limit."""
         version, stored = await self._texts()
-        try:
-            limits = {name: _read(name, text) for name, text in stored.items()}
-        except (ConfigurationError, ValueError, TypeError) as error:
-            msg = f"a limit in Redis cannot be read: {error}; write it again (stepfleet limits set)"
-            raise StoreError(msg) from None
-        return version, dict(sorted(limits.items()))
+        limits = {}
+        for name, text in sorted(stored.items()):
+            try:
+                limits[name] = _read(name, text)
+            except (ConfigurationError, ValueError, TypeError) as error:
+                fix = f"write it again: {raising(name, 'FIELD')}"
+                msg = f"a limit in Redis cannot be read: {name!r}: {error}; {fix}"
+                raise StoreError(msg) from None
+        return version, limits
 
     async def known(self) -> tuple[str, dict[str, Limit]]:
         """Return what `read` does; a limit that cannot be read has no fields, and is logged."""

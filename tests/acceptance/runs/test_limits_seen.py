@@ -61,7 +61,9 @@ def test_a_person_sees_who_waits_for_which_limit(
         shown = stepfleet("show", run_id).stdout
         explained = stepfleet("explain", run_id).stdout
         cleared = stepfleet("limits", "clear", "openai:scriptet")
+        refused = stepfleet("submit", "x.jsonl", "-A", "agents.py", "--priority", "urgent").stderr
     assert "there is no limit 'openai:scriptet'" in cleared.stderr
+    assert "'--priority': 'urgent' is not one of 'high', 'normal', 'low'" in refused
     assert waited.waited_for == WHY
     assert [one["waited_for"] for one in completed] == [WHY]
     assert completed[0]["waited_seconds"] == waited.waited_seconds > 0

@@ -94,6 +94,19 @@ def test_headers_name_the_limit_of_a_model_that_has_none(gate: Admissions) -> No
     assert "openai:other" in stored(gate)
 
 
+def test_the_rate_is_back_soon_after_a_minute_in_which_every_call_was_refused(
+    gate: Admissions,
+) -> None:
+    provider = Provider(gate)
+    refuse(gate, ms=500, sent=101, secs=10)
+    flood(gate, 100)
+    assert provider.play(0, 60)[0] == 0
+    provider.play(1200, 20)
+    accepted, refused = provider.play(1200, 20)
+    assert accepted >= 0.9 * 400
+    assert refused <= 20
+
+
 def test_refusals_of_calls_without_a_grant_show_nothing_where_the_limit_is_stated(
     gate: Admissions,
 ) -> None:

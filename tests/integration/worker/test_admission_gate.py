@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from support.deadlines import until
 from support.runs.stored_runs import Bench, bench, called
 
 from stepfleet.orchestrator.limits.estimates import Amounts
@@ -108,6 +109,25 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
         found = set(await execute("HKEYS", "sf:{limits}:grants"))
         granted += found
     assert sorted(granted) == sorted({*waiting, "begun"}), "each once"
+    await gate.aclose()
+
+
+async def test_a_run_that_is_cancelled_leaves_its_line(desk: Bench) -> None:
+    gate = Gate(desk.opened, "w1")
+    await gate.settings.change(MODEL, {"in_flight": 1})
+    ticker = Ticker(desk.opened, desk.steps, gate, Leases(time.monotonic))
+    cancelled, other = await desk.create(), await desk.create()
+    for run_id in ("begun", cancelled, other):
+        await gate.call(Request(StepHint(run_id, 0), *LINE).operation("ask"))
+    await desk.control.cancel_unread(cancelled, "enough")
+    execute = desk.opened.connection.execute
+
+    async def is_gone() -> bool:
+        await ticker.turn()
+        return float(await execute("ZSCORE", "sf:{limits}:lines", MODEL) or 0) == 1
+
+    await until(is_gone, within=30, what="a line of one run")
+    assert await execute("HKEYS", "sf:{limits}:waiting") == [other]
     await gate.aclose()
 
 

@@ -10,7 +10,7 @@ import random
 import time
 
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.calls import DONE, TICK, renewing
+from stepfleet.orchestrator.store.admission.calls import DONE, TICK, refunding, renewing
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.leases.lease import Leases
@@ -46,7 +46,7 @@ class Ticker:
         self._renewed_at = time.monotonic()
         self._looked_at = float("-inf")
         self._offset = 0
-        self._swept = "0"
+        self._swept = self._scanned = "0"
 
     async def prepare(self) -> None:
         """Write the limits of the settings, and read all. Raises `StoreError`."""
@@ -149,6 +149,11 @@ class Ticker:
         if gate.limits:
             self._swept = await gate.settings.sweep(self._swept)
         self._offset = self._offset + PAGE if any(len(page) == PAGE for page in pages) else 0
+        if gate.waiting:  # cancelled runs need no turn
+            self._scanned, over = await gate.calls.ended_among_waiting(self._scanned)
+            gate.end([refunding(hint) for hint in over])
+            if over:
+                self._looked_at = float("-inf")
         found = [run for page in pages for run in page]
         lost = await gate.calls.lost_among(found)
         gate.stranded = bool(found) or await gate.calls.has_grants()

@@ -87,6 +87,7 @@ local function decide(l)
   elseif w.at - (l.cut or 0) >= CUT_EVERY or w.at == l.cut then
     l.top = w.top or had
     l.r, l.cut, l.k = math.max(had * BLIND, l.top / 20), w.at, 0
+    if w.n <= 0 then l.top = nil end -- it lets nothing pass, whatever the rate: behind that the rate grows faster
   end
 end
 

@@ -1,5 +1,5 @@
 -- Fourth part of admit.lua: steps that wait, and who is next.
-local MOST_COUNTED = 1000
+local MOST_COUNTED, LOWEST = 1000, 2
 
 -- Whether a limit belongs to the whole line: then nobody of it can be admitted.
 local function is_shared(line, name) return name == line or not EACH[string.match(name, '^(%a+):')] end
@@ -110,17 +110,22 @@ local function is_over(flow, flows, line)
   return true
 end
 
--- The flows of a tenant, by class. One admission in FAIR begins with the lowest priority that waits: none waits for ever.
+-- The flows of a tenant, by class. One admission in FAIR begins with a lower priority that waits, two of them in
+-- turn (`fair`: the last one): none waits for ever.
 local function flows_of(line, turn)
   local flows = redis.call('ZRANGE', turn.key, 0, MOST_FLOWS - 1)
   local s = states[line]
   if flows[2] and (tonumber(s.turns) or 0) >= FAIR - 1 then
-    local lowest = math.floor(class_of(redis.call('ZRANGE', turn.key, -1, -1)[1]) / CLASS / 2) * 2 * CLASS
-    if class_of(flows[1]) < lowest then
-      local first = redis.call('ZRANGEBYSCORE', turn.key, lowest, '+inf', 'LIMIT', 0, 1)[1]
+    local first, of
+    for priority = LOWEST, math.floor(class_of(flows[1]) / CLASS / 2) + 1, -1 do
+      local least, most = 2 * priority * CLASS, 2 * (priority + 1) * CLASS - 1
+      local found = redis.call('ZRANGEBYSCORE', turn.key, least, most, 'LIMIT', 0, 1)[1]
+      if found and (not first or of == s.fair) then first, of = found, priority end
+    end
+    if first then
       for i = #flows, 1, -1 do if flows[i] == first then table.remove(flows, i) end end
       table.insert(flows, 1, first)
-      turn.is_fair = true
+      turn.is_fair = of
     end
   end
   return flows
@@ -176,6 +181,7 @@ end
 local function pass_turn(line, turn)
   local s = states[line]
   s.turns = turn.is_fair and 0 or math.min((tonumber(s.turns) or 0) + 1, FAIR)
+  s.fair = turn.is_fair or s.fair
   touched[line] = true
   if turn.is_fair or s.turns == FAIR - 1 then turn.flows, turn.is_fair = nil, nil end
 end
