@@ -4,7 +4,7 @@ import { address, get, page, post } from "./api.js";
 import { button, count, duration, el, facts, fill, problem, table, time, usd } from "./dom.js";
 import { attempt } from "./dialog.js";
 import { follow } from "./live.js";
-import { Pace, ended, open, outcome, state } from "./progress.js";
+import { Pace, ended, open, outcome, redraw, state } from "./progress.js";
 
 const id = decodeURIComponent(location.pathname.split("/").filter(Boolean).at(-1));
 const path = `/batches/${encodeURIComponent(id)}`;
@@ -125,7 +125,8 @@ async function groupFailures(one) {
   if (!isDue(bad)) return;
   clearTimeout(grouped.again);
   Object.assign(grouped, { bad, at: Date.now(), again: null });
-  showFailures(bad ? (await get(path, { failures: READ })).failures : null);
+  const found = bad ? (await get(path, { failures: READ })).failures : null;
+  redraw(failures, () => showFailures(found));
 }
 
 async function load() {
@@ -138,9 +139,9 @@ async function load() {
     const found = await get(path, { failures: 0 });
     const one = found.progress;
     pace.note(one);
-    showHead(one);
-    showHeld(one);
-    if (!buttons.contains(document.activeElement)) showButtons(one);
+    redraw(head, () => showHead(one));
+    redraw(held, () => showHeld(one));
+    redraw(buttons, () => showButtons(one));
     showWaits(found.waits);
     await groupFailures(one);
   } catch (error) {

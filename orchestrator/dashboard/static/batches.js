@@ -3,7 +3,7 @@
 import { get, page } from "./api.js";
 import { button, count, el, fill, problem, table, time, usd } from "./dom.js";
 import { follow } from "./live.js";
-import { Pace, ended, outcome, state } from "./progress.js";
+import { Pace, ended, outcome, redraw, state } from "./progress.js";
 import { uploadForm } from "./upload.js";
 
 const LIMIT = 25;
@@ -18,7 +18,7 @@ function row(one) {
   const link = el("a", { href: page(`/batches/${encodeURIComponent(one.batch_id)}`) }, one.name || one.batch_id);
   const bad = ended(one) - one.completed;
   return [
-    el("div", { class: "sf-wrap" }, link, el("div", { class: "sf-muted small" }, one.agent || "no agent")),
+    el("div", { class: "sf-wrap" }, link, el("div", { class: "sf-muted small" }, `${one.agent || "no agent"} · ${one.batch_id.slice(0, 8)}`)),
     time(one.created),
     state(one),
     el("div", {}, outcome(one), el("div", { class: "small" }, `${count(ended(one))} of ${count(one.total)} ended${bad ? `, ${count(bad)} not completed` : ""}`), el("div", { class: "sf-muted small" }, pace.text(one) || "")),
@@ -46,16 +46,13 @@ async function load() {
     found.batches.forEach((one) => pace.note(one));
     const columns = ["Batch", "Created", "State", "Runs by stop reason", { name: "Cost", right: true }];
     const empty = cursor ? "There are no older batches." : "No batch yet: submit a file, or use stepfleet submit.";
-    fill(list, table("Batches", columns, found.batches.map(row), empty), pager(found.next));
+    redraw(list, () => fill(list, table("Batches", columns, found.batches.map(row), empty), pager(found.next)));
   } catch (error) {
     if (mine === following) fill(list, problem(error), cursor ? button("To the newest", () => { cursor = ""; past.length = 0; load(); }) : null);
   }
 }
 
-/** The list is replaced only where nobody is about to use it: the focus stays where it is. */
-const isBusy = () => list.contains(document.activeElement) && document.activeElement !== document.body;
-
 content.removeAttribute("aria-live");
 fill(content, uploadForm(), list);
 load();
-follow(["fleet"], () => isBusy() || load());
+follow(["fleet"], load);

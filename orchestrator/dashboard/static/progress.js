@@ -7,6 +7,16 @@ const WINDOW = 30_000;
 const KINDS = { completed: "completed", error: "failed", user_requested: "cancelled" };
 const OPEN = ["in_progress", "queued", "paused"];
 
+/** Draw a part of the page anew; what had the focus there has it again, known by its address or its name. */
+export function redraw(node, draw) {
+  const key = (one) => one.href || one.textContent;
+  const before = node.contains(document.activeElement) ? key(document.activeElement) : null;
+  draw();
+  if (before === null) return;
+  const all = [...node.querySelectorAll("a, button")];
+  (all.find((one) => key(one) === before) || all[0])?.focus({ preventScroll: true });
+}
+
 /** How many runs of a batch have ended. */
 export const ended = (one) => one.completed + one.failed + one.cancelled + one.stopped;
 
