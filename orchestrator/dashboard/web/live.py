@@ -162,7 +162,7 @@ class Live(ApiHandler):
         self._tab.leave()
 
     async def _stream(self) -> None:
-        await self._send(": open\n\n")
+        await self._send(f": {' '.join(sorted(self._tab.topics))}\n\n")
         while True:
             changes = await self._tab.changes(HEARTBEAT)
             if self._tab.is_left:

@@ -125,6 +125,8 @@ def test_texts_are_hidden_from_strangers_and_where_the_setting_says_so(
     hidden = started_flower(commands, redis_url, STEPFLEET_FLOWER_CONTENT="0")
     _, found = hidden.api(f"/runs/{result.run_id}")
     assert (found["run"]["steps"], found["steps"][0]["text"]) == (1, None)
+    topics = f"topic=run:{result.run_id}&topic=text:{result.run_id}"
+    assert hidden.line(f"/live?{topics}") == f": run:{result.run_id}\n"
     is_open = {"FLOWER_UNAUTHENTICATED_API": "true"}
     site = started_flower(commands, redis_url, auth=None, **is_open)
     _, found = site.api(f"/runs/{result.run_id}", auth=None)

@@ -54,6 +54,16 @@ class Site:
         except OSError:
             return False
 
+    def line(self, path: str) -> str:
+        """Return the first line of an answer of the JSON API, which may have no end."""
+        headers = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", self.address(path), headers=headers)
+            return connection.getresponse().readline().decode()
+        finally:
+            connection.close()
+
     def address(self, path: str) -> str:
         """Return the address of a path of the JSON API."""
         return f"/api/stepfleet{path}"

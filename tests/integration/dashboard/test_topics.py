@@ -1,0 +1,47 @@
+"""What open pages are told of a run's text: read from chunks as workers write them."""
+
+import asyncio
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any
+
+from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator.dashboard.web.topics import LONGEST_TEXT, Topics
+from stepfleet.orchestrator.events.envelope import Event, EventType
+from stepfleet.orchestrator.store.events.feeds import Chunks
+
+
+def chunk(
+    run_id: str, step: int, attempt: int, index: int, text: str, *, end: bool = False
+) -> Event:
+    payload = {
+        "step_number": step,
+        "attempt": attempt,
+        "chunk_index": index,
+        "chunk": text,
+        "is_complete": end,
+    }
+    return Event(EventType.STREAM_CHUNK, run_id, "e", datetime.now(UTC), payload)
+
+
+async def test_the_newest_steps_text_is_shown_from_its_end_and_anew_with_each_attempt(
+    redis_url: str,
+) -> None:
+    async with AsyncFleet(redis_url) as fleet, asyncio.timeout(60):
+        store = (await fleet._session.open()).store
+        chunks = Chunks(store.connection, store.keys)
+        run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")
+        await chunks.add([chunk(run_id, 1, 1, 0, "old", end=True), chunk(run_id, 2, 1, 0, "lost")])
+        async with aclosing(Topics(fleet).text(run_id)) as states:
+
+            async def after(*written: Event) -> dict[str, Any]:
+                await chunks.add(written)
+                found: dict[str, Any] = await anext(states)
+                return found
+
+            first = await anext(states)
+            assert first == {"step": 2, "text": "lost", "left_out": 0, "is_open": True}
+            late, new = chunk(run_id, 1, 2, 0, "late"), chunk(run_id, 2, 2, 0, "<b>é")
+            assert (await after(late, new))["text"] == "<b>é"
+            long = await after(chunk(run_id, 2, 2, 1, "x" * LONGEST_TEXT, end=True))
+            assert long == {"step": 2, "text": "x" * LONGEST_TEXT, "left_out": 4, "is_open": False}
