@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from flower.options import options
 from flower.urls import settings
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
+from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.web import ErrorHandler
 
@@ -30,6 +32,8 @@ MAX_TASKS = 10_000
 
 SAVE_MILLISECONDS = 60_000
 """How often kept tasks are written; also when Flower ends."""
+MOST_CONNECTIONS = 4_000
+"""At a time, and not more than half of the files that the process may open."""
 IDLE_SECONDS, BODY_SECONDS = 120.0, 600.0
 """How long a connection waits for its next request, and for the rest of one's body."""
 
@@ -44,6 +48,22 @@ class Address:
     kept: Path | None = None
 
 
+class Server(HTTPServer):
+    """Flower's server. Connections beyond a number are closed at once.
+
+    Tornado alone runs out of files, and then tries and logs without a pause.
+    """
+
+    def handle_stream(self, stream: IOStream, address: Any) -> None:
+        """Serve a connection."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = MOST_CONNECTIONS if files < 0 else min(files // 2, MOST_CONNECTIONS)
+        if len(self._connections) >= most:
+            stream.close()
+        else:
+            super().handle_stream(stream, address)
+
+
 class Dashboard(Flower):
     """Flower that, without authentication, answers only requests addressed to this machine.
 
@@ -54,7 +74,7 @@ class Dashboard(Flower):
     def start_http_server(self) -> int:
         """Listen, and return the port. A client that says nothing is not waited for."""
         sockets = bind_sockets(self.options.port, address=self.options.address)
-        server = HTTPServer(self, idle_connection_timeout=IDLE_SECONDS, body_timeout=BODY_SECONDS)
+        server = Server(self, idle_connection_timeout=IDLE_SECONDS, body_timeout=BODY_SECONDS)
         server.add_sockets(sockets)
         return int(sockets[0].getsockname()[1])
 

@@ -1,9 +1,13 @@
 """`stepfleet flower` beside a working fleet."""
 
+import contextlib
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,6 +209,26 @@ def test_a_port_that_is_taken_is_one_message(commands: CommandLine, redis_url: s
     assert done.returncode == 2
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
+def test_strangers_connections_leave_it_files_to_open(
+    commands: CommandLine, redis_url: str
+) -> None:
+    """Beyond half of its files, connections are closed at once, and it goes on."""
+    port = free_port()
+    flower = commands.start("flower", "--port", str(port), STEPFLEET_REDIS_URL=redis_url)
+    commands.until_said("Flower: http", within=LONG)
+    resource.prlimit(flower.pid, resource.RLIMIT_NOFILE, (200, 200))
+    with contextlib.ExitStack() as stack:
+        for _ in range(250):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LONG))
+        last = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LONG))
+        with contextlib.suppress(ConnectionError):
+            assert last.recv(1) == b""
+    site = Site(port)
+    wait_until(lambda: site.get("/", auth=None)[0] == 200, within=LONG, what="a page")
+    assert "Too many open files" not in commands.said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
