@@ -58,7 +58,10 @@ def rules(request: RequestRecord) -> Reply:
 
 @dataclass
 class Chaos:
-    """A fleet with budgets, and what happens to it. `budgets` are calls that a tenant may make."""
+    """A fleet with budgets, and what happens to it. `budgets` are calls that a tenant may make.
+
+    Workers that are killed are replaced where fewer than `least` are left.
+    """
 
     server: RedisServer
     model: ModelServer
@@ -66,6 +69,7 @@ class Chaos:
     launch: Callable[[], FleetWorker]
     draw: random.Random
     runs: int
+    least: int = 1
 
     def play(self, events: list[str], pace: float) -> list[Batch]:
         """Submit runs of all tenants, and let events strike."""
@@ -102,7 +106,8 @@ class Chaos:
             victim = self.workers.pop(self.draw.randrange(len(self.workers)))
             victim.signal(signal.SIGKILL)
             victim.wait()
-            self.workers.append(self.launch().launch())
+            if len(self.workers) < self.least:
+                self.workers.append(self.launch().launch())
         elif event == "redis":
             self.server.kill()
             self.server.start()
@@ -193,4 +198,5 @@ def test_budgets_under_kills_are_what_the_ledger_and_the_server_have_at_length(
     chaos: Chaos,
 ) -> None:
     """MULTI-05, COST-12: the same for long."""
+    chaos.least = 2
     check(chaos, ["kill"] * KILLS + ["redis"] * REDIS_KILLS + ["raise"] * 3, 2.0)
