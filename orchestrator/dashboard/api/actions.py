@@ -126,15 +126,15 @@ class RunAction(ActionHandler):
         """Do it. Raises `ConfigurationError`."""
         if given.where or given.filter or given.cursor or given.runs is not None:
             raise ConfigurationError("where, filter, cursor and runs are for several runs")
+        try:
+            await self.site.fleet.runs.timeline(target, limit=1, content=False)
+        except ConfigurationError as error:
+            raise MissingError(error.message) from None
         if verb not in VERBS:
             return await self._going_on(target, verb, given)
         if given.message is not None or given.at is not None:
             raise ConfigurationError("message and at are for send and fork")
         act = self.of_run(verb, given)
-        try:
-            await self.site.fleet.runs.timeline(target, limit=1, content=False)
-        except ConfigurationError as error:
-            raise MissingError(error.message) from None
         result = await act(target)
         return ActionResult(
             action=verb,

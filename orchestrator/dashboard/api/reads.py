@@ -14,6 +14,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
 from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
+from stepfleet.orchestrator.records.state import Lifecycle
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
@@ -51,7 +52,12 @@ class Run(ReadHandler):
 
     async def found(self, *path: str, **query: Any) -> RunTimeline:
         """Return the run."""
-        return await self.site.fleet.runs.timeline(path[0], **query, content=self.shows_content)
+        fleet = self.site.fleet
+        found = await fleet.runs.timeline(path[0], **query, content=self.shows_content)
+        moves = found.run.status in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
+        if moves and not found.waits_for and (wait := await fleet.limits.wait_of(path[0])):
+            return found.model_copy(update={"waits_for": str(wait).removeprefix("for ")})
+        return found
 
 
 class BatchesOf(ReadHandler):

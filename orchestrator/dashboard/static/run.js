@@ -21,6 +21,7 @@ const MEANING = {
   guard: "A guard ended it, as a budget that is spent. Raise it, then retry.",
   user_requested: "Somebody has cancelled it.",
 };
+const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "broken off", retried: "taken back by a retry" };
 const LIMITS = [
   { label: "max_steps", name: "max_steps", type: "number" },
   { label: "time_limit (seconds)", name: "time_limit", type: "number" },
@@ -34,6 +35,7 @@ const steps = el("div");
 let first = 1;
 let found = null;
 
+const isOver = (run) => ENDED.includes(run.status);
 const numbers = (given) => Object.fromEntries(Object.entries(given).filter(([name, value]) => value !== "" && LIMITS.some((one) => one.name === name)).map(([name, value]) => [name, Number(value)]));
 
 function buttons(run) {
@@ -43,27 +45,27 @@ function buttons(run) {
       await load();
     }, question.danger ? "outline-danger" : "outline-primary");
   const made = [];
-  const isOver = ENDED.includes(run.status);
-  if (isOver && run.status !== "completed") {
+  if (isOver(run) && run.status !== "completed") {
     made.push(act("retry", { title: "Retry this run?", text: "It goes on with the step that failed; what went well is kept.", button: "Retry" }));
     made.push(act("retry", { title: "Raise limits and go on?", text: "Leave empty what stays as it is.", fields: LIMITS, button: "Raise and go on" }, (given) => ({ overrides: numbers(given) })));
   }
-  if (isOver) made.push(act("send", { title: "Send a message", text: "The run goes on with its whole conversation.", fields: [{ label: "Message", name: "message" }], button: "Send" }, (given) => ({ message: given.message }), () => "The run goes on."));
+  if (isOver(run)) made.push(act("send", { title: "Send a message", text: "The run goes on with its whole conversation.", fields: [{ label: "Message", name: "message" }], button: "Send" }, (given) => ({ message: given.message }), () => "The run goes on."));
   if (run.status === "paused") made.push(act("resume", { title: "Resume this run?", button: "Resume" }));
-  else if (!isOver) made.push(act("pause", { title: "Pause this run?", text: "It stops before its next step or tool.", button: "Pause" }));
-  if (!isOver) made.push(act("cancel", { title: "Cancel this run?", text: "A step under way is broken off.", button: "Cancel", danger: true }));
-  if (run.steps) made.push(button("Fork", fork));
+  else if (!isOver(run)) made.push(act("pause", { title: "Pause this run?", text: "It stops before its next step or tool.", button: "Pause" }));
+  if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A step under way is broken off.", button: "Cancel", danger: true }));
+  if (run.steps) made.push(button("Fork", () => fork()));
+  made.forEach((one) => { one.id = `act-${one.textContent.toLowerCase().replaceAll(" ", "-")}`; });
   return el("div", { class: "sf-buttons" }, made);
 }
 
-async function fork() {
+async function fork(at = found.run.steps - 1, title = "Fork this run") {
   const fields = [
-    { label: `Keep steps (0 to ${found.run.steps})`, name: "at", type: "number", value: String(found.run.steps - 1) },
+    { label: `Keep steps (0 to ${found.run.steps})`, name: "at", type: "number", value: String(at) },
     { label: "Message in place of what it was given there", name: "message" },
     { label: "Model", name: "model", hint: "as before" },
     ...LIMITS,
   ];
-  const result = await attempt({ title: "Fork this run", text: "A new run begins with these steps; this one stays as it is.", fields, button: "Fork" }, (given) => {
+  const result = await attempt({ title, text: "A new run begins with these steps; this one stays as it is.", fields, button: "Fork" }, (given) => {
     const overrides = { ...numbers(given), ...(given.model ? { model: given.model } : {}) };
     return post(`${path}/fork`, { at: given.at === "" ? null : Number(given.at), message: given.message || null, overrides });
   }, () => "A new run has begun.");
@@ -84,21 +86,38 @@ function header(run) {
       ["Steps", `${count(run.steps)}${run.max_steps ? ` of ${count(run.max_steps)}` : ""}`], ["Active", duration(run.active_seconds)],
       ["Tokens", count(run.tokens)], ["Cost", usd(run.cost_usd)], ["Lost attempts", found.lost_attempts || null],
       ["Created", time(run.created)], ["Ended", time(run.ended)],
+      ["Celery", el("a", { href: page(`/tasks?name=${encodeURIComponent(`step args:"${run.run_id.replaceAll('"', "")}"`)}`) }, "its tasks")],
     ]),
     buttons(run),
-    found.evaluations.length ? el("details", { class: "sf-folded mb-3", open: run.status !== "completed" && ENDED.includes(run.status) },
+    found.waits_for ? el("p", { class: "sf-wrap" }, el("strong", {}, `Step ${run.steps + 1} waits for `), found.waits_for) : null,
+    found.evaluations.length ? el("details", { class: "sf-folded mb-3", "data-key": "why", open: run.status !== "completed" && isOver(run) },
       el("summary", {}, `Why: ${found.reason}`),
-      table("Criteria", ["Criterion", "Decision", "Reason"], found.evaluations.map((one) => [one.criterion, one.decision.replaceAll("_", " "), el("span", { class: "sf-wrap" }, one.reason)]))) : null,
+      table("Criteria", ["Criterion", "Decision", "Reason", "Numbers"], found.evaluations.map(criterion))) : null,
+    lost(),
   ];
+}
+
+const criterion = (one) => [
+  el(one.decisive ? "strong" : "span", { class: "sf-wrap" }, one.criterion, one.decisive ? " (decided)" : ""), one.decision.replaceAll("_", " "),
+  el("span", { class: "sf-wrap" }, one.reason), el("span", { class: "sf-muted" }, Object.entries(one.numbers).map(([name, value]) => `${name}=${value}`).join(", ")),
+];
+
+function lost() {
+  if (!found.lost.length) return null;
+  const row = (one) => [String(one.step), KINDS[one.kind] || one.kind, one.at ? time(one.at) : "", duration(one.seconds), count(one.tokens), usd(one.cost_usd), el("span", { class: "sf-wrap" }, one.reason || "")];
+  return el("details", { class: "sf-folded mb-3", "data-key": "lost" }, el("summary", {}, `${count(found.lost_attempts)} attempts were not committed`),
+    table("Lost attempts", ["Step", "What became of it", "At", "Seconds", "Tokens", "Cost", "Reason"], found.lost.map(row)));
 }
 
 const since = (step) => (step.started_at ? new Date(step.started_at).getTime() / 1000 : null);
 
 function timeline(list) {
   const known = list.filter((one) => one.started_at);
+  const attempts = found.lost.filter((one) => one.at && one.step >= first && one.step <= (list.at(-1)?.step ?? 0) + 1);
   if (!known.length) return null;
-  const begin = Math.min(...known.map((one) => since(one) - one.waited_seconds));
-  const end = Math.max(...known.map((one) => since(one) + (one.duration_ms || 0) / 1000));
+  const noted = (one) => new Date(one.at).getTime() / 1000;
+  const begin = Math.min(...known.map((one) => since(one) - one.waited_seconds), ...attempts.map((one) => noted(one) - one.seconds));
+  const end = Math.max(...known.map((one) => since(one) + (one.duration_ms || 0) / 1000), ...attempts.map(noted));
   const rows = known.map((one) => {
     const at = since(one) - begin;
     const tools = Math.min(one.tool_calls.reduce((sum, call) => sum + (call.duration_ms || 0), 0) / 1000, (one.duration_ms || 0) / 1000);
@@ -109,7 +128,8 @@ function timeline(list) {
       { name: `step ${one.step}: tools ${duration(tools)}`, from: until - tools, to: until, kind: "tools" },
     ].filter((part) => part.to > part.from);
   });
-  const legend = [["waiting", "waiting for limits"], ["model", "model"], ["tools", "tools"], ["failed", "with errors"]];
+  rows.push(...attempts.map((one) => [{ name: `step ${one.step}: lost attempt, ${KINDS[one.kind] || one.kind}`, from: noted(one) - one.seconds - begin, to: noted(one) - begin, kind: "lost" }]));
+  const legend = [["waiting", "waiting for limits"], ["model", "model"], ["tools", "tools"], ["failed", "with errors, or lost"]];
   return el("section", { "aria-label": "Timeline" }, spans(`Steps over ${duration(end - begin)}`, rows, end - begin),
     el("ul", { class: "sf-legend mt-2" }, legend.map(([kind, name]) => el("li", {}, el("span", { class: `sf-key sf-key-${kind}`, "aria-hidden": "true" }), name))));
 }
@@ -122,14 +142,21 @@ function tool(call) {
 
 function step(one) {
   if (one.too_large) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", {}, "It is too large for this page: stepfleet show has all of it."));
-  const about = [one.model, `${count(one.tokens)} tokens`, usd(one.cost_usd), duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
+  const about = [one.model, `${count(one.tokens)} tokens (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd), duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
     one.waited_seconds >= 0.05 ? `waited ${duration(one.waited_seconds)}${one.waited_for ? ` for ${one.waited_for}` : ""}` : null, one.worker].filter(Boolean);
-  return el("article", { class: "sf-card" },
+  if (!one.type) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", { class: "sf-muted" }, "Its memory policy has removed this step from the log."));
+  const again = button("Again from here", () => fork(one.step - 1, `Again from step ${one.step}`), "link");
+  again.id = `again-${one.step}`;
+  again.setAttribute("aria-label", `Again from step ${one.step}`);
+  const made = el("article", { class: "sf-card" },
+    one.given === null ? null : folded("message to the run", one.given, one.given.length < 400),
     el("h3", {}, `Step ${one.step}`, one.type ? ` · ${one.type.replaceAll("_", " ")}` : ""),
     el("p", { class: "sf-muted small sf-wrap" }, about.join(" · ")),
     one.errors.map((error) => el("p", { class: "sf-error" }, error)),
     one.text ? folded("answer", one.text, true) : null,
-    one.tool_calls.map(tool));
+    one.tool_calls.map(tool), again);
+  made.querySelectorAll("details").forEach((part, at) => { part.dataset.key = `${one.step}:${at}`; });
+  return made;
 }
 
 function pages() {
@@ -149,40 +176,86 @@ function pages() {
 async function beside() {
   const other = new URLSearchParams(location.search).get("beside");
   if (!other) return null;
-  const run = await get(`/runs/${encodeURIComponent(other)}`, { limit: 1 }).then((one) => one.run, () => null);
-  if (!run) return null;
+  const there = await get(`/runs/${encodeURIComponent(other)}`, { first, limit: STEPS }).catch(() => null);
+  if (!there) return el("p", { class: "sf-muted sf-wrap" }, `Run ${other} is not there any more, so there is nothing to compare with.`);
+  const { run } = there;
   const row = (name, read) => [name, read(found.run), read(run)];
-  return table("This run beside the one that it was forked from", ["", "this run", el("a", { href: page(`/runs/${encodeURIComponent(other)}`) }, "the other")].map((name) => ({ name })), [
+  const heads = ["", "this run", el("a", { href: page(`/runs/${encodeURIComponent(other)}`) }, "the other")].map((name) => ({ name }));
+  return [table("This run beside another", heads, [
     row("Status", (one) => badge(one.status)), row("Stop reason", (one) => one.stop_reason || ""), row("Steps", (one) => count(one.steps)),
     row("Tokens", (one) => count(one.tokens)), row("Cost", (one) => usd(one.cost_usd)), row("Active", (one) => duration(one.active_seconds)), row("Error", (one) => one.error || ""),
-  ]);
+  ]), stepsBeside(found.steps, there.steps, heads)];
 }
 
+function stepsBeside(mine, theirs, heads) {
+  const did = (one) => one && [one.type, one.text, one.errors, one.tool_calls.map((call) => [call.tool, call.arguments, call.result, call.error])];
+  const differs = (at) => JSON.stringify(did(mine[at])) !== JSON.stringify(did(theirs[at]));
+  const all = [...Array(Math.max(mine.length, theirs.length)).keys()];
+  const from = all.find(differs);
+  if (from === undefined) return all.length ? el("p", {}, "The steps of this page are alike in both.") : null;
+  const cell = (one) => (one ? el("div", { class: "sf-wrap" }, [...one.tool_calls.map((call) => `${call.tool}(${call.arguments ?? ""}) → ${call.error ?? call.result ?? ""}`), one.text, ...one.errors].filter(Boolean).map((text) => el("p", { class: "mb-1" }, text.length > 400 ? `${text.slice(0, 400)}…` : text))) : "none");
+  return el("details", { class: "sf-folded mb-3", "data-key": "beside", open: true }, el("summary", {}, `They part with step ${first + from}`),
+    table("Steps beside each other", heads, all.slice(from).map((at) => [`Step ${first + at}${differs(at) ? "" : " (alike)"}`, cell(mine[at]), cell(theirs[at])])));
+}
+
+let turn = 0;
+let shown = "";
+
 async function load() {
+  const mine = ++turn;
+  let read;
+  let other;
   try {
-    found = await get(path, { first, limit: STEPS });
+    read = await get(path, { first, limit: STEPS });
+    found = read;
+    other = await beside();
   } catch (error) {
-    return fill(head, problem(error));
+    if (mine === turn) failed(error);
+    return;
   }
-  const hidden = found.steps.length && found.steps.every((one) => one.text === null && one.tool_calls.every((call) => call.arguments === null)) && found.steps.some((one) => one.tool_calls.length);
-  const opened = new Set([...steps.querySelectorAll("details[open]")].map((one) => one.dataset.key));
-  fill(head, header(found.run), await beside());
-  fill(steps, el("h2", { class: "h5" }, "Steps"), timeline(found.steps), pages(),
-    hidden ? el("p", { class: "sf-muted" }, "Texts of models and tools are not shown here.") : null,
-    found.steps.length ? found.steps.map(step) : el("p", { class: "sf-muted" }, "No step is committed yet."), found.steps.length > 5 ? pages() : null);
-  [...steps.querySelectorAll("details")].forEach((one, at) => {
-    one.dataset.key = String(at);
-    if (opened.has(one.dataset.key)) one.open = true;
+  const state = JSON.stringify([first, read, other?.toString()]);
+  // Only what has changed is drawn anew: a reader may be in the middle of it.
+  if (mine !== turn || (state === shown && !other)) return;
+  shown = state;
+  keepingPlace(() => {
+    fill(head, header(read.run), other);
+    fill(steps, el("h2", { class: "h5" }, "Steps"), timeline(read.steps), pages(),
+      read.content ? null : el("p", { class: "alert alert-secondary" }, "Texts of models and tools are not shown here: Flower was started without them, or without a password."),
+      read.steps.length ? read.steps.map(step) : el("p", { class: "sf-muted" }, read.run.steps ? "There are no steps here." : "No step is committed yet."),
+      read.given !== null && !read.next ? folded("message to the run, not answered yet", read.given, true) : null,
+      read.steps.length > 5 ? pages() : null);
   });
-  return null;
+}
+
+/** A run that is gone has no buttons. When Flower is away, what is known stays. */
+function failed(error) {
+  const isGone = error.status === 404;
+  if (isGone || !shown) fill(steps);
+  if (isGone) fill(text);
+  const hint = isGone ? el("p", {}, "Runs are removed by stepfleet purge, and some time after their end. ", el("a", { href: page("/runs") }, "All runs")) : null;
+  if (isGone || !shown) fill(head, problem(error), hint);
+  else if (!head.querySelector("[role=alert]")) head.prepend(problem(error));
+  shown = isGone ? "" : `${shown} `;
+}
+
+/** Leave open what is open, and the keyboard where it is. */
+function keepingPlace(change) {
+  const all = () => [...content.querySelectorAll("details[data-key]")];
+  const before = new Map(all().map((one) => [one.dataset.key, one.open]));
+  const focused = document.activeElement?.id;
+  const summary = document.activeElement?.closest("summary")?.parentElement.dataset.key;
+  change();
+  for (const one of all()) if (before.has(one.dataset.key)) one.open = before.get(one.dataset.key);
+  if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus();
+  if (summary) all().find((one) => one.dataset.key === summary)?.querySelector("summary").focus();
 }
 
 function written(data) {
   const isOpen = Boolean(data?.is_open && data.text);
-  fill(text, isOpen ? el("article", { class: "sf-card" }, el("h3", {}, `Step ${data.step} is being written`), el("pre", { class: "sf-wrap" }, data.text)) : null);
+  fill(text, isOpen ? el("article", { class: "sf-card" }, el("h3", {}, `Step ${data.step} is being written`), data.left_out ? el("p", { class: "sf-muted" }, `${count(data.left_out)} characters before this`) : null, el("pre", { class: "sf-wrap" }, data.text)) : null);
 }
 
 content.removeAttribute("aria-live");
 fill(content, head, text, steps);
 await load();
-if (found) follow([`run:${id}`, `text:${id}`], (topic, data) => (topic.startsWith("text:") ? written(data) : load()));
+follow([`run:${id}`, `text:${id}`], (topic, data) => (topic.startsWith("text:") ? written(data) : load()));

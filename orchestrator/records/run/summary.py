@@ -63,8 +63,9 @@ class ToolSummary(Record):
 class StepSummary(Record):
     """A committed step as a timeline shows it; its `text` is the model's.
 
-    Texts are cut, and None where contents are hidden. Of a step that is `too_large` to be read for
-    a timeline only the number is given.
+    Texts are cut, and None where contents are hidden; `given` is what the run received before the
+    step. `cached` is an answer of the response cache, `cached_tokens` are those that the provider
+    had in its own. Of a step that is `too_large` for a timeline only the number is known.
     """
 
     step: int
@@ -78,26 +79,48 @@ class StepSummary(Record):
     worker: str | None = None
     finish_reason: str | None = None
     tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
     cost_usd: float = 0.0
     cached: bool = False
     errors: tuple[str, ...] = ()
+    given: str | None = None
     text: str | None = None
     tool_calls: tuple[ToolSummary, ...] = ()
 
 
+class LostSummary(Record):
+    """An attempt at a step that was not committed. `kind` is one of `LostKind`; `reason` is cut."""
+
+    step: int
+    kind: str
+    at: datetime | None = None
+    seconds: float = 0.0
+    tokens: int = 0
+    cost_usd: float | None = None
+    reason: str | None = None
+
+
 class Evaluated(Record):
-    """What a criterion has decided on whether the run goes on, and why. `reason` is cut."""
+    """What a criterion has decided on whether the run goes on, and why. Texts are cut.
+
+    `numbers` are those that it has compared; `decisive` marks the criteria behind the outcome.
+    """
 
     criterion: str
     decision: ContinuationDecision
     reason: str
+    numbers: dict[str, str] = Field(default_factory=dict)
+    decisive: bool = False
 
 
 class RunTimeline(Record):
     """A run and a page of its steps. `next` is the first step of the next page, None at the end.
 
-    `lost_attempts` is how many attempts at its steps were not committed. `reason` says why it has
-    stopped, or goes on, and `evaluations` what each criterion has decided behind its last step.
+    `lost_attempts` is how many attempts at its steps were not committed, `lost` the newest ones.
+    `reason` says why it has stopped, or goes on, and `evaluations` what each criterion has decided
+    behind its last step. `waits_for` is what its next step waits for now. `given` is what it has
+    received behind its last step. `content` is false where texts are hidden.
     """
 
     run: RunSummary
@@ -106,3 +129,7 @@ class RunTimeline(Record):
     steps: tuple[StepSummary, ...] = ()
     next: int | None = None
     lost_attempts: int = 0
+    lost: tuple[LostSummary, ...] = ()
+    waits_for: str = ""
+    given: str | None = None
+    content: bool = True

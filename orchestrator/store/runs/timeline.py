@@ -1,15 +1,18 @@
 """Reads a run's steps page by page, as a timeline shows them: bounded, whatever they contain."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import orjson
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
+from stepfleet.orchestrator.records.run.facts import LostAttempt
 from stepfleet.orchestrator.records.run.summary import (
     Evaluated,
+    LostSummary,
     RunTimeline,
     StepSummary,
     ToolSummary,
@@ -17,6 +20,7 @@ from stepfleet.orchestrator.records.run.summary import (
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.records.codec import MESSAGES, load_lost, load_outage, moment
 from stepfleet.orchestrator.store.records.compression import unpacked_within
 from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import unknown_run
@@ -27,6 +31,9 @@ PAGE_BYTES = 1_048_576
 LONGEST = 2_000
 """Characters of each text."""
 MOST_CALLS = 50
+MOST_NUMBERS = 10
+MOST_LOST = 50
+MOST_LOST_READ = 1_000
 
 
 class Timelines:
@@ -69,18 +76,83 @@ class Timelines:
         )
         steps = await asyncio.to_thread(_steps, numbers[:taken], stored, content=content)
         following = first + len(steps)
-        lost, known = await self._connection.execute_all(
-            ("HLEN", f"{key}:lost"), ("HGET", key, "outcome")
+        how_many, header = await self._connection.execute_all(
+            ("HLEN", f"{key}:lost"), ("HMGET", key, "outcome", "waiting", "outage", "step")
         )
+        lost = await self._lost(key) if 0 < int(how_many) <= MOST_LOST_READ else ()
+        known, *waits = header
         reason, evaluations = _why(known)
+        before = [one.step - 1 for one in steps]
+        given = await self._given(key, [*before, run.steps]) if content else {}
+        steps = [
+            one.model_copy(update={"given": given.get(number)}) if number in given else one
+            for one, number in zip(steps, before, strict=True)
+        ]
         return RunTimeline(
             run=run,
             reason=reason,
             evaluations=evaluations,
             steps=tuple(steps),
             next=following if following <= run.steps and steps else None,
-            lost_attempts=int(lost),
+            lost_attempts=int(how_many),
+            lost=lost,
+            waits_for="" if run.status.is_terminal else _waits(*waits),
+            given=given.get(run.steps),
+            content=content,
         )
+
+    async def _lost(self, key: str) -> tuple[LostSummary, ...]:
+        found = await self._connection.execute("HGETALL", f"{key}:lost")
+        try:
+            return tuple(map(_lost, load_lost(found)[-MOST_LOST:]))
+        except ValidationError:  # of another version
+            return ()
+
+    async def _given(self, key: str, numbers: Sequence[int]) -> dict[int, str]:
+        """Return what the run was given when it had done so many steps, where it was."""
+        names = [f"input:{number}" for number in numbers]
+        sizes = await self._connection.execute_all(
+            *(("HSTRLEN", f"{key}:log", name) for name in names)
+        )
+        found: dict[int, str] = {}
+        for number, name, size in zip(numbers, names, sizes, strict=True):
+            if size > LARGEST_STEP:
+                found[number] = f"({size:,} bytes, too large for this page)"
+            elif size:
+                stored = await self._connection.execute("HGET", f"{key}:log", name)
+                found[number] = _cut(_messages(stored or "[]"))
+        return found
+
+
+def _messages(stored: str) -> str:
+    try:
+        given = MESSAGES.validate_json(stored)
+    except ValidationError:  # of another version
+        return "(it cannot be read)"
+    return "\n".join(one.text if one.role == "user" else f"{one.role}: {one.text}" for one in given)
+
+
+def _lost(one: LostAttempt) -> LostSummary:
+    return LostSummary(
+        step=one.step,
+        kind=one.kind,
+        at=moment(str(one.at_ms)) if one.at_ms else None,
+        seconds=one.seconds,
+        tokens=one.tokens,
+        cost_usd=one.cost_usd,
+        reason=_cut(one.reason) if one.reason else None,
+    )
+
+
+def _waits(waiting: str | None, outage: str | None, step: str | None) -> str:
+    """Return what the next step waits for: tools on other queues, or a service that is out."""
+    tools: Iterable[str] = (
+        f"tool {one.tool!r} on queue {one.queue!r}" for one in waits_in(waiting or "", step or "0")
+    )
+    if text := _cut(", ".join(tools)):
+        return text
+    out = load_outage(outage)
+    return f"its model's service, out since {out.since:%Y-%m-%d %H:%M:%S} UTC" if out else ""
 
 
 def _why(stored: str | None) -> tuple[str, tuple[Evaluated, ...]]:
@@ -93,8 +165,21 @@ def _why(stored: str | None) -> tuple[str, tuple[Evaluated, ...]]:
     if outcome is None:
         return "", ()
     each = outcome.evaluations[:MOST_CALLS]
+    same = [one for one in each if one.decision is outcome.decision]
+    forbids = outcome.decision is ContinuationDecision.FORBID_CONTINUATION
+    deciding = same[:1] if forbids else same
     return _cut(outcome.reason), tuple(
-        Evaluated(criterion=one.criterion, decision=one.decision, reason=_cut(one.reason))
+        Evaluated(
+            criterion=one.criterion,
+            decision=one.decision,
+            reason=_cut(one.reason),
+            numbers={
+                name[:60]: str(value)[:60]
+                for name, value in list(one.context.items())[:MOST_NUMBERS]
+                if isinstance(value, int | float)
+            },
+            decisive=any(one is other for other in deciding),
+        )
         for one in each
     )
 
@@ -138,6 +223,8 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         worker=result.worker,
         finish_reason=result.finish_reason.value,
         tokens=result.usage.total_tokens if result.usage else 0,
+        output_tokens=result.usage.completion_tokens if result.usage else 0,
+        cached_tokens=result.usage.cached_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
         cached=result.cached,
         errors=tuple(_cut(error.message) for error in result.errors[:MOST_CALLS]),

@@ -127,11 +127,55 @@ def test_texts_are_hidden_from_strangers_and_where_the_setting_says_so(
     assert (found["run"]["steps"], found["steps"][0]["text"]) == (1, None)
     topics = f"topic=run:{result.run_id}&topic=text:{result.run_id}"
     assert hidden.line(f"/live?{topics}") == f": run:{result.run_id}\n"
+    assert (found["content"], found["steps"][0]["given"]) == (False, None)
     is_open = {"FLOWER_UNAUTHENTICATED_API": "true"}
     site = started_flower(commands, redis_url, auth=None, **is_open)
     _, found = site.api(f"/runs/{result.run_id}", auth=None)
     assert (found["run"]["steps"], found["steps"][0]["text"]) == (1, None)
     assert site.api(f"/runs/{result.run_id}/retry", {}, auth=None)[0] == 403
+
+
+def test_a_run_is_shown_with_what_it_was_given_lost_attempts_and_why(
+    stock: Site, fleet: Fleet, model: ModelServer, start_worker: Any
+) -> None:
+    """And goes on with a message, or as another run from an earlier step."""
+    failures = iter([Fault("overloaded")])
+
+    def rules(request: RequestRecord) -> Reply | Fault:
+        return next(failures, None) or Reply(f"to {request.question}")
+
+    model.follow(rules)
+    agent = Agent("plain", model="openai:gpt-4o-mini")
+    run_id = fleet.submit(agent, EVIL)
+    _, found = stock.api(f"/runs/{run_id}")
+    assert (found["given"], found["steps"], found["content"]) == (EVIL, [], True)
+    start_worker()
+    fleet.runs.wait(run_id, LONG)
+    sent = {"message": "and this? \u202e" + "y" * 3_000}
+    assert stock.api(f"/runs/{run_id}/send", sent)[1]["outcome"] == "sent"
+    fleet.runs.wait(run_id, LONG)
+    _, found = stock.api(f"/runs/{run_id}")
+    first, second = found["steps"]
+    assert (first["given"], first["text"]) == (EVIL, f"to {EVIL}")
+    assert second["given"].startswith("and this? \u202e")
+    assert len(second["given"]) == 2_000
+    assert second["tokens"] > second["output_tokens"] > 0
+    (lost,) = found["lost"]
+    assert (lost["step"], lost["kind"], found["lost_attempts"]) == (1, "deferred", 1)
+    assert any(one["decisive"] and one["reason"] for one in found["evaluations"])
+    assert (found["waits_for"], found["given"]) == ("", None)
+
+    _, made = stock.api(f"/runs/{run_id}/fork", {"at": 1, "message": "another"})
+    fleet.runs.wait(made["detail"], LONG)
+    _, fork = stock.api(f"/runs/{made['detail']}")
+    assert [one["given"] for one in fork["steps"]] == [EVIL, "another"]
+    for body, field in (({"at": 9}, "at"), ({"message": ""}, "message"), ({"at": -1}, "at")):
+        assert stock.api(f"/runs/{run_id}/fork", body)[0] == 400, (body, field)
+    for verb in ("send", "fork", "retry"):
+        body = {"message": "x"} if verb == "send" else {}
+        assert stock.api(f"/runs/no-such-run/{verb}", body)[0] == 404
+    fleet.runs.purge()
+    assert stock.api(f"/runs/{run_id}")[0] == 404
 
 
 def _references(part: Any) -> set[str]:
