@@ -16,6 +16,7 @@ from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
 
 pytestmark = pytest.mark.timeout(600)
 EVIL = "<img src=x onerror=document.title='pwned'>\"'\u202e</script>"
+LISTS = ("/runs", "/batches", "/fleet", "/costs")
 LINES = 40
 BAD = 4
 
@@ -84,11 +85,11 @@ def test_the_failed_runs_of_a_batch_are_found_by_error_and_retried(
     assert batch.progress().completed == LINES
 
     run_id = fleet.runs.find(f"q-0 {EVIL}", batch.id)
-    for path in ("/runs", f"/runs/{run_id}", "/fleet", "/costs"):
+    for path in (*LISTS, f"/runs/{run_id}", f"/batches/{batch.id}"):
         visitor.open(path)
         assert visitor.barriers() == [], path
         assert not visitor.is_too_wide(), path
-    assert page.title() == "Costs · Flower"
+    assert page.title() == "Batch · Flower"
     assert visitor.complaints == []
 
 
@@ -109,7 +110,7 @@ def test_pages_fit_a_phone_in_light_and_in_dark(
     small = {"width": 375, "height": 812}
     visitor = Visitor(chromium, site, viewport=small, color_scheme=scheme)
     run_id = fleet.runs.find(f"q-0 {EVIL}", batch.id)
-    for path in ("/runs", f"/runs/{run_id}", "/fleet", "/costs"):
+    for path in (*LISTS, f"/runs/{run_id}", f"/batches/{batch.id}"):
         visitor.open(path)
         assert visitor.barriers() == [], path
         assert not visitor.is_too_wide(), path

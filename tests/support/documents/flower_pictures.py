@@ -21,7 +21,7 @@ from stepfleet.orchestrator import Agent, Fleet
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
 
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
-RUNS, BAD, WIDTH, HEIGHT = 5_000, 20, 1_000, 560
+RUNS, BAD, WIDTH, HEIGHT = 5_000, 20, 1_200, 620
 LONG = 600.0
 
 
