@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from support.browser import LONG, Visitor, browser
-from support.servers.flower_site import Site, started_flower
+from support.deadlines import wait_until
+from support.servers.flower_site import AUTH, Site, started_flower
 from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
 
@@ -28,13 +29,18 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def site(redis_url: str) -> Iterator[Site]:
+def commands() -> Iterator[CommandLine]:
     with short_folder() as folder:
-        commands = CommandLine(folder)
+        made = CommandLine(folder)
         try:
-            yield started_flower(commands, redis_url)
+            yield made
         finally:
-            commands.end()
+            made.end()
+
+
+@pytest.fixture
+def site(redis_url: str, commands: CommandLine) -> Site:
+    return started_flower(commands, redis_url)
 
 
 class Script:
@@ -54,6 +60,10 @@ def submitted(fleet: Fleet, tenant: str = "acme") -> Any:
         for number in range(LINES)
     ]
     return fleet.submit_batch(lines, agent=agent, tenant=tenant)
+
+
+def is_announced(fleet: Fleet) -> bool:
+    return any(one.alive and "plain" in one.agents for one in fleet.overview().workers)
 
 
 def rows(page: Page) -> Any:
@@ -164,3 +174,45 @@ def test_a_limit_is_set_and_the_fleet_is_paused_from_the_page(
     fleet.resume()
     expect(page.get_by_role("button", name="Pause the fleet")).to_be_visible()
     assert visitor.complaints == []
+
+
+def test_a_file_is_checked_submitted_and_its_failures_retried_by_cause_also_over_a_restart(
+    chromium: Browser,
+    site: Site,
+    commands: CommandLine,
+    redis_url: str,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+) -> None:
+    """An open page goes on when Flower has been away."""
+    script = Script()
+    model.follow(script)
+    start_worker()
+    wait_until(lambda: is_announced(fleet), within=LONG / 1000, what="a worker's report")
+    questions = ["bad one", *(f"good {number}" for number in range(9))]
+    lines = [f'{{"id": "l{at}", "input": "{one}"}}' for at, one in enumerate(questions)]
+    file = commands.write("lines.jsonl", "\n".join([*lines, "{broken"]))
+    visitor = Visitor(chromium, site)
+    page = visitor.open("/batches")
+    page.get_by_text("Submit a batch").click()
+    page.get_by_label("File").set_input_files(file)
+    page.get_by_label("Agent").select_option("plain")
+    page.get_by_role("button", name="Check the file").click()
+    expect(page.locator("#content")).to_contain_text("10 of 11 lines are good")
+    page.get_by_role("button", name="Submit 10 runs").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("#content")).to_contain_text("completed: 9")
+    expect(page.get_by_role("button", name="Retry these")).to_be_visible()
+    assert visitor.complaints == []
+
+    for process in commands.processes():
+        process.terminate()
+        process.wait(LONG / 1000)
+    again = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_FLOWER_BASIC_AUTH": AUTH}
+    commands.start("flower", "--port", str(site.port), **again)
+    wait_until(lambda: site.get("/")[0] == 200, within=LONG / 1000, what="Flower again")
+    script.mended = True
+    page.get_by_role("button", name="Retry these").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("#content")).to_contain_text("completed: 10")
