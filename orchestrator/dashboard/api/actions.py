@@ -223,6 +223,8 @@ class LimitAction(ActionHandler):
         """Do it. Raises `ConfigurationError`."""
         if given != Action(overrides=given.overrides) or (verb == "clear" and given.overrides):
             raise ConfigurationError("overrides: write the limit's fields, for set alone")
+        if lacking := [name for name, value in given.overrides.items() if value is None]:
+            raise ConfigurationError(f"overrides: {lacking[0]}: write a value; null is none")
         if verb == "set":
             limit = await self.site.fleet.limits.set(target, **given.overrides)
             return ActionResult(action=verb, outcome="set", detail=limit.to_json())

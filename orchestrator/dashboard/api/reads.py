@@ -100,7 +100,10 @@ class FleetState(ReadHandler):
             f"{runs} runs wait for queue {name}: no worker serves it. Fix: start one"
             for name, runs in overview.unserved.items()
         ]
-        findings = dict.fromkeys([*overview.troubles, *warnings, *unserved])
+        outages = map(str, overview.outages)
+        absent = "no worker is running: nothing moves. Fix: stepfleet worker --agents MODULE"
+        lacking = [] if any(one.alive for one in overview.workers) else [absent]
+        findings = dict.fromkeys([*overview.troubles, *lacking, *outages, *warnings, *unserved])
         return FleetReport(
             overview=overview, limits=tuple(await fleet.limits.use()), findings=tuple(findings)
         )

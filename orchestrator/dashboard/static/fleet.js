@@ -76,6 +76,9 @@ function set(name) {
   const fields = [...(name ? [] : [{ label: "Name, as openai:gpt-4o-mini or tenant:acme", name: "name" }]), ...FIELDS.map((one) => ({ label: one.replaceAll("_", " "), name: one, type: "text" }))];
   const question = { title: name ? `Change the limit ${name}` : "Set a limit", text: "Leave empty what stays as it is. It holds for the next call of the whole fleet.", fields, button: "Set" };
   return attempt(question, (given) => {
+    // JSON has no NaN: it would be sent as null, which takes the field, as a budget, away.
+    const wrong = FIELDS.find((one) => !Number.isFinite(Number(given[one])));
+    if (wrong) throw new Error(`${wrong.replaceAll("_", " ")}: "${given[wrong]}" is no number; write it as 1000 or 0.5`);
     const overrides = Object.fromEntries(FIELDS.filter((one) => given[one].trim()).map((one) => [one, Number(given[one])]));
     return post(`/limits/${encodeURIComponent(name || given.name.trim())}/set`, { overrides });
   }, () => "The limit is set.").then(load);

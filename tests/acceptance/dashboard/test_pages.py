@@ -158,6 +158,13 @@ def test_a_limit_is_set_and_the_fleet_is_paused_from_the_page(
 ) -> None:
     visitor = Visitor(chromium, site)
     page = visitor.open("/fleet")
+    expect(page.locator("#content")).to_contain_text("no worker is running")
+    page.get_by_role("button", name="Set a limit").click()
+    page.get_by_label("Name, as").fill("tenant:acme")
+    page.get_by_label("requests per minute").fill("1,000")
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("#toast-container")).to_contain_text('"1,000" is no number')
+    assert not fleet.limits.all()
     page.get_by_role("button", name="Set a limit").click()
     page.get_by_label("Name, as").fill("tenant:acme")
     page.get_by_label("requests per minute").fill("60")

@@ -1,9 +1,16 @@
 """Real Stepfleet workers on a test's Redis: started, killed, frozen and stopped at will."""
 
+import contextlib
 import os
 from pathlib import Path
+from typing import Self
 
+from redis import Redis
+from redis.exceptions import RedisError
+from support.deadlines import wait_until
 from support.workers.celery_worker import PROGRAM, CeleryWorker
+
+from stepfleet.orchestrator.store.keys import NAMES, Keys
 
 AGENTS = Path(__file__).parents[2] / "acceptance" / "agent_modules" / "agents.py"
 QUICK = {
@@ -47,3 +54,19 @@ class FleetWorker(CeleryWorker):
             cwd=folder,
             program=program,
         )
+        self._url = told["STEPFLEET_REDIS_URL"]
+        self._names = Keys(prefix=told.get("STEPFLEET_PREFIX", "")).of(NAMES)
+
+    def start(self) -> Self:
+        """Start the process and return when it consumes, and clients know its agents by name.
+
+        It announces them as soon as it is connected. Not all tests let this process look for them.
+        """
+        super().start()
+        with contextlib.suppress(AssertionError, RedisError, ValueError):
+            wait_until(self._is_known, within=3, what="its agents announced")
+        return self
+
+    def _is_known(self) -> bool:
+        with Redis.from_url(self._url, socket_timeout=2) as client:
+            return bool(client.exists(self._names))

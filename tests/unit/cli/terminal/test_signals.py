@@ -8,12 +8,16 @@ from stepfleet.orchestrator.cli.terminal.signals import Interrupts
 async def test_a_closed_terminal_is_an_orderly_stop_however_often_it_is_reported() -> None:
     interrupts = Interrupts()
     interrupts.before_exit(os.abort)
-    with interrupts.handled():
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGHUP)
-            async with asyncio.timeout(10):
-                await interrupts.requested.wait()
-            await asyncio.sleep(0)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with interrupts.handled():
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGHUP)
+                async with asyncio.timeout(10):
+                    await interrupts.requested.wait()
+                await asyncio.sleep(0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
     assert interrupts.requested.is_set()
 
