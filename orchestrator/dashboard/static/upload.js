@@ -5,6 +5,7 @@ import { button, count, el, field, fill, problem, table } from "./dom.js";
 import { confirm, notify } from "./dialog.js";
 
 const LARGEST = 128 * 1024 * 1024;
+const AGAIN = 3_000; // milliseconds
 const PRIORITIES = [["", "normal"], ["high", "high"], ["low", "low"]];
 
 /** The parameters of a request about the file, from the form. */
@@ -59,10 +60,11 @@ async function check(form, shown) {
 }
 
 /** The agents that workers announce fill the choice when the form is opened. */
-async function agents(choice, hint) {
+async function agents(choice, hint, isOpen) {
+  let names = [];
   try {
     const { overview } = await get("/fleet");
-    const names = [...new Set(overview.workers.filter((one) => one.alive).flatMap((one) => one.agents))].sort();
+    names = [...new Set(overview.workers.filter((one) => one.alive).flatMap((one) => one.agents))].sort();
     const before = choice.value;
     fill(choice, [["", "named by each line"], ...names.map((one) => [one, one])].map(([value, name]) => el("option", { value }, name)));
     choice.value = names.includes(before) ? before : names.length === 1 ? names[0] : "";
@@ -70,6 +72,7 @@ async function agents(choice, hint) {
   } catch (error) {
     fill(hint, error.message);
   }
+  if (!names.length) setTimeout(() => isOpen() && agents(choice, hint, isOpen), AGAIN);
 }
 
 /** The form, folded until somebody opens it. */
@@ -98,6 +101,6 @@ export function uploadForm() {
   });
   form.addEventListener("change", () => fill(shown)); // what was checked is no longer what is chosen
   const box = el("details", { class: "sf-card" }, el("summary", {}, el("h2", { class: "d-inline" }, "Submit a batch")), form, shown);
-  box.addEventListener("toggle", () => box.open && agents(agent.querySelector("select"), hint));
+  box.addEventListener("toggle", () => box.open && agents(agent.querySelector("select"), hint, () => box.open));
   return box;
 }
