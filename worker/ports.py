@@ -17,6 +17,7 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.records.answers import Awaited
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
@@ -196,7 +197,8 @@ class Ports:
     request that holds its batch, or 0 where the run may end (see `protocol.holding`);
     `circuits` know which services are out, for which a step waits `outage_patience` seconds;
     `crash` is called at points where tests end the process; without `isolation` all work is
-    executed in this process.
+    executed in this process; `attend` looks after a call that waits for another run or a person,
+    and returns after how many seconds it is to be looked at again (None: it has its answer).
     """
 
     store: Store
@@ -218,6 +220,7 @@ class Ports:
     hold: Callable[[Claim, ErrorInfo], Awaitable[int]] | None = None
     circuits: Circuits | None = None
     outage_patience: float = 86_400.0
+    attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float | None]] | None = None
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

@@ -40,6 +40,7 @@ class StepReport:
     """What became of a step task.
 
     `refusal` is set when there was nothing to do; `isolated` when an isolated process does it.
+    `owes` is set where other runs are to learn of the run's end, or of a request to it.
     """
 
     hint: StepHint
@@ -47,6 +48,7 @@ class StepReport:
     verdict: Verdict | None = None
     applied: bool = False
     isolated: bool = False
+    owes: bool = False
 
 
 async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
@@ -58,7 +60,7 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
     token = ports.token()
     claim = await leases.complete(ports.claim(hint, token), partial(unclaim, hint, token, ports))
     if isinstance(claim, Refusal):
-        return StepReport(hint, refusal=claim)
+        return StepReport(hint, refusal=claim, owes=claim.owes)
     with leases.hold(claim) as lease:
         criteria, attempt = await execute(claim, lease, ports)
         lease.settle()
@@ -162,7 +164,7 @@ async def commit(
             verdict = replace(verdict, guess=guess)
         done = await ports.commit(claim, verdict, events)
         if not done.wanted:
-            return StepReport(claim.hint, verdict=verdict, applied=done.applied)
+            return StepReport(claim.hint, verdict=verdict, applied=done.applied, owes=done.owes)
         claim = _cancelled(claim)
 
 

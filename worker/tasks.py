@@ -185,6 +185,8 @@ def call_outcome(report: CallReport) -> str:
         return _refused(report.hint.run_id, report.refusal)
     if report.isolated:
         return ISOLATED
+    if report.attended:
+        return "waits"
     if report.record is None:
         return "given back: the worker is stopping"
     if not report.applied:

@@ -36,6 +36,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records.answers import Awaited
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
@@ -138,7 +139,8 @@ class Agent:
     def queues(self) -> frozenset[str]:
         """The queues of its tools; each needs workers."""
         tools = (*self.tools, *self.earlier_tools)
-        return frozenset(one.options.queue for one in tools if one.options.queue)
+        named = (one.options.queue for one in tools)
+        return frozenset(one for one in named if one and not isinstance(one, Awaited))
 
     def with_error_policy(self, policy: ErrorPolicy) -> "Agent":
         """Return a copy that follows `policy`."""

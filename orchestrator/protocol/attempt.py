@@ -113,11 +113,17 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One call that a step waits for: its index in the response, its tool's queue, its tool."""
+    """One call that a step waits for: its index in the response, its tool's queue, its tool.
+
+    A queue that begins with @ is none (see `records.answers.Awaited`): `key` then names what the
+    call waits for, and `within` is that wait's time limit in seconds (None: the run's patience).
+    """
 
     index: int
     queue: str
     tool: str
+    key: str = ""
+    within: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from stepfleet.orchestrator.limits.budgets import Exhausted
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.memory.window import History
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
+from stepfleet.orchestrator.records.answers import Answer
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
@@ -40,10 +41,14 @@ class Refused(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused claim of a step or a tool call; `detail` explains it."""
+    """A refused claim of a step or a tool call; `detail` explains it.
+
+    `owes` is set where other runs are to learn of the run's end, or of a request to it.
+    """
 
     why: Refused
     detail: str = ""
+    owes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,8 @@ class Journal:
     remembered: Remembered | None = None
     spent: float = 0.0
     """Seconds that workers spent on this step before it waited for tool calls, and on those."""
+    answers: dict[int, Answer] = field(default_factory=dict)
+    """What other runs and people answered to calls that waited for them, by the call's index."""
     began: datetime | None = None
     """When the step began, if it has waited since (UTC)."""
 
@@ -154,8 +161,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Answer to a commit. `status` is the run's; `wanted` asks to decide again."""
+    """Answer to a commit. `status` is the run's; `wanted` asks to decide again.
+
+    `owes` is set where other runs are to learn of the run's end.
+    """
 
     applied: bool
     status: str = ""
     wanted: str = ""
+    owes: bool = False

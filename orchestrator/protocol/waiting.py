@@ -7,9 +7,12 @@ a call that is unfinished by then. Knows neither the contents of queues nor thei
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
+from json import dumps
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.state import AgentState
@@ -73,11 +76,45 @@ class TakenCall:
     batch_id: str | None = None
     line_id: str | None = None
     parent: str | None = None
+    tenant: str | None = None
+    priority: int = NORMAL
+    place: str = ""
+    """Its queue, or what it waits for (see `Awaited`)."""
+    until: datetime | None = None
+    """The time limit of a call that no worker makes."""
+
+    @property
+    def key(self) -> str:
+        """What an answer to this call names, and the id of a run that it starts."""
+        return wait_key(self.hint.run_id, self.hint.step, self.hint.index, self.call)
 
     @property
     def crashes(self) -> int:
         """How many workers have vanished with this call."""
         return self.losses.count
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The reply to an answer. `left` counts the calls that the run still waits for.
+
+    Where it was not applied, `first` is the answer (JSON) that the call had already, or empty where
+    the run has ended or gone on; `status` is the run's.
+    """
+
+    applied: bool
+    left: int = 0
+    status: str = ""
+    first: str = ""
+
+
+def wait_key(run_id: str, step: int, index: int, call: ToolCall) -> str:
+    """Return what an answer to a call names: another call at its place has another key.
+
+    It is the id of the run that the call starts, so that starting it twice makes one run.
+    """
+    made = dumps([run_id, step, index, call.id, call.name, call.arguments], sort_keys=True)
+    return f"{run_id}.{sha256(made.encode()).hexdigest()[:10]}"
 
 
 def divided(

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.records.answers import awaited_by
 from stepfleet.orchestrator.redis_client.transient_errors import OutageLog, TransientError
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
@@ -216,19 +217,29 @@ class Dispatch:
         """Return the message that a script pushes for a tool call; empty as that of `message`."""
         if not self.in_script:
             return ""
-        if call.queue not in self._calls:
-            self._calls[call.queue] = CallMessages(call.queue, self._signing)
-        return self._calls[call.queue].filled(call.args, call.label)
+        queue = self.queue_of(call)
+        if queue not in self._calls:
+            self._calls[queue] = CallMessages(queue, self._signing)
+        return self._calls[queue].filled(call.args, call.label)
+
+    def queue_of(self, call: CallTask) -> str:
+        """Return the queue of a call's task: a call that no tool's worker makes goes with steps."""
+        return self.queue if awaited_by(call.queue) else call.queue
 
     async def publish_calls(self, calls: Sequence[CallTask]) -> None:
         """Send tasks of tool calls now, each to the head of its own queue."""
         if not calls:
             return
         if self.in_script:
-            pushes = [("RPUSH", self.key_of(call.queue), self.call_message(call)) for call in calls]
+            pushes = [
+                ("RPUSH", self.key_of(self.queue_of(call)), self.call_message(call))
+                for call in calls
+            ]
             await asyncio.gather(*(self._connection.execute(*push) for push in pushes))
         else:
-            await self._publish((TOOL_TASK, one.queue, one.args, one.label) for one in calls)
+            await self._publish(
+                (TOOL_TASK, self.queue_of(one), one.args, one.label) for one in calls
+            )
 
     async def waiting(self) -> int:
         """Return how many messages wait in the queue."""

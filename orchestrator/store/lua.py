@@ -23,7 +23,7 @@ STANDALONE = frozenset(
         *("list", "replace", "rescue", "swept", "tidy", "turn", "unnote", "unused", "wake"),
     }
 )
-WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died"})
+WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died", "answer", "settled"})
 """Scripts of runs that wait for tool calls: they share `waiting.lua`."""
 PAGED = frozenset({"claim", "page"})
 """Scripts that read a run's log: they share `paging.lua`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.answers import Awaited
 from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
@@ -303,7 +304,9 @@ def _check_tool(tool: Tool[..., Any]) -> None:
             "limits or formats"
         )
     queue = tool.options.queue
-    if queue is not None and (not isinstance(queue, str) or not _QUEUE.fullmatch(queue)):
+    if queue is None or isinstance(queue, Awaited):
+        return
+    if not isinstance(queue, str) or not _QUEUE.fullmatch(queue):
         raise ConfigurationError(
             f"tool {tool.name!r}: queue must be 1 to 100 letters, digits, _, . or -, and is "
             f"{queue!r}"

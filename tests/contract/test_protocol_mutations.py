@@ -134,7 +134,7 @@ MUTATIONS = {
         "claim", "if number(h[9]) > now then return { 'early', number(h[9]) - now } end", ""
     ),
     "claim starts an ended run again": Mutation(
-        "claim", "if TERMINAL[status] then return { 'ended', status } end", ""
+        "claim", "if TERMINAL[status] then return { 'ended', status, owed } end", ""
     ),
     "claim lets a late repetition own a step that nobody works on": Mutation(
         "claim",
@@ -382,14 +382,12 @@ MUTATIONS = {
         "deliver", "redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))\n", ""
     ),
     "deliver does not make the run due": Mutation(
-        "deliver", "redis.call('ZADD', due_key, now_ms() + number(a.grace), run_id)\n", ""
+        "deliver", "redis.call('ZADD', due_key, now_ms() + number(grace), run_id)\n", ""
     ),
     "deliver wakes a run that still waits": Mutation(
         "deliver", "if #left > 0 then", "if false then"
     ),
-    "deliver wakes a paused run": Mutation(
-        "deliver", "if status == 'paused' then", "if false then"
-    ),
+    "deliver wakes a paused run": Mutation("deliver", "if h[1] == 'paused' then", "if false then"),
     "resume ends a wait": Mutation("resume", "'not_before', patience", "'not_before', 0"),
     "rescue dispatches a call that is held": Mutation(
         "rescue", "if till <= now then", "if true then"
@@ -400,7 +398,9 @@ MUTATIONS = {
     "the end of a circuit ends a wait for tools": Mutation(
         "park", "if h[9] then redis.call('HDEL', run_key, 'outage', 'parked') end\n", ""
     ),
-    "retry keeps an old wait for a service": Mutation("retry", ", 'outage',\n  'parked')", ")"),
+    "retry keeps an old wait for a service": Mutation(
+        "retry", ", 'outage',\n  'parked', 'reach')", ")"
+    ),
     "commit keeps a wait for a service that is over": Mutation(
         "commit", "redis.call('HDEL', run_key, 'outage', 'parked')", "local _"
     ),

@@ -9,10 +9,12 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.attempt import Interruption, gave_up, not_run
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
@@ -28,7 +30,8 @@ class CallReport:
     """The outcome of a tool task. `refusal` is set when there was nothing to do.
 
     `record` is None where the call was given back, or executed in an `isolated` process; `applied`
-    is true where the run has it.
+    is true where the run has it. `attended` is set for a call that waits for another run, or a
+    person.
     """
 
     hint: ToolHint
@@ -36,6 +39,7 @@ class CallReport:
     record: ToolCallRecord | None = None
     applied: bool = False
     isolated: bool = False
+    attended: bool = False
 
 
 async def run_call(hint: ToolHint, ports: Ports, leases: Leases) -> CallReport:
@@ -54,6 +58,8 @@ async def run_call(hint: ToolHint, ports: Ports, leases: Leases) -> CallReport:
         log.warning("a tool call was left to other workers: %s", error)
         await ports.calls.leave(hint, token, delay=ports.patience, started=False)
         return CallReport(hint, refusal=Refusal(Refused.UNREADABLE, str(error)))
+    if awaited := awaited_by(taken.place):
+        return await _attend(taken, awaited, agent, ports, leases)
     with leases.hold_call(taken) as lease:
         if taken.crashes and ports.isolation and await ports.isolation.takes(lease, ports):
             return CallReport(hint, isolated=True)
@@ -64,6 +70,27 @@ async def run_call(hint: ToolHint, ports: Ports, leases: Leases) -> CallReport:
             return CallReport(hint)
         delivered = await ports.deliver(taken, record, lease.seconds)
     return CallReport(hint, record=record, applied=delivered.applied)
+
+
+async def _attend(
+    taken: TakenCall, awaited: Awaited, agent: AgentCode, ports: Ports, leases: Leases
+) -> CallReport:
+    """Look after a call that no tool makes; it is left to others until its next look."""
+    hint = taken.hint
+    with leases.hold_call(taken) as lease:
+        delay: float | None = ports.patience
+        try:
+            delay = await ports.attend(taken, awaited, agent) if ports.attend else delay
+        except StoreError:
+            raise
+        except asyncio.CancelledError:
+            delay = 0.0
+        except Exception:
+            log.exception("tool call %s of run %s is looked at again", taken.call.name, hint.run_id)
+        lease.settle()
+        if delay is not None:
+            await ports.calls.leave(hint, taken.token, delay=delay, started=False)
+    return CallReport(hint, attended=True)
 
 
 async def _attempt(

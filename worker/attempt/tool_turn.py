@@ -4,10 +4,11 @@ Decides which calls still have to run; running one is the toolbox's business.
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.protocol.answered import answered
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
     Interrupted,
@@ -20,7 +21,8 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim, Want
 from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
 from stepfleet.orchestrator.protocol.revision import price_of
-from stepfleet.orchestrator.protocol.waiting import divided
+from stepfleet.orchestrator.protocol.waiting import divided, wait_key
+from stepfleet.orchestrator.records.answers import awaited_by
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -61,8 +63,8 @@ class ToolTurn:
     records: dict[int, ToolCallRecord] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.records = dict(self.claim.journal.results)
-        self._journaled = set(self.records)
+        self.records = {**self._answered(), **self.claim.journal.results}
+        self._journaled = set(self.claim.journal.results)
         self._response_known = self.claim.journal.response is not None
         self._noted = False
         self._handled: frozenset[int] = frozenset()
@@ -128,7 +130,22 @@ class ToolTurn:
             self.records[index] = waited_in_vain(self.calls[index], self.lease.now)
         left = [index for index in open_calls if index not in self.records]
         parallel = self.claim.config.parallel_tool_execution
-        return divided(left, self.calls, self.agent.tools.queues, parallel=parallel)
+        now, waits = divided(left, self.calls, self.agent.tools.queues, parallel=parallel)
+        return now, tuple(replace(one, key=self._key(one)) for one in waits)
+
+    def _key(self, wait: Wait) -> str:
+        if awaited_by(wait.queue) is None:
+            return ""
+        claim, index = self.claim, wait.index
+        return wait_key(claim.run_id, claim.step, index, self.calls[index])
+
+    def _answered(self) -> dict[int, ToolCallRecord]:
+        """Return the records of calls that have their answer from another run, or a person."""
+        found = {
+            index: answered(self.calls[index], answer, self.lease.now)
+            for index, answer in self.claim.journal.answers.items()
+        }
+        return {index: record for index, record in found.items() if record is not None}
 
     async def _parked(self, waits: tuple[Wait, ...]) -> Parked:
         await self.keep()

@@ -30,6 +30,7 @@ from stepfleet.worker.ports import Circuits, Isolation, Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
+from stepfleet.worker.runtime.attending import Attending
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
@@ -112,6 +113,7 @@ class Collaborators:
             hold=_holding(opened) if settings.hold_after else None,
             circuits=circuits,
             outage_patience=settings.outage_patience,
+            attend=Attending({}),
         )
 
     async def settle(self) -> None:

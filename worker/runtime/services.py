@@ -42,6 +42,7 @@ from stepfleet.worker.runtime.connect import child_name, connect, disconnect, pr
 from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
+from stepfleet.worker.runtime.links import LinkedRuns
 from stepfleet.worker.runtime.shutdown import Stopping
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.telemetry.instrumentation import import_exporters
@@ -91,6 +92,7 @@ class LoopServices:
         self._has_ended = False
         self._isolation: Isolation | None = None
         self._gate: Gate | None = None
+        self._linked: LinkedRuns | None = None
         self._renewal: Renewal
 
     async def ports(self) -> Ports:
@@ -119,7 +121,10 @@ class LoopServices:
         """Do the step that `hint` names, paced among the others of this loop."""
         ports = ports or await self.ports()
         with ports.pacing:
-            return await run_step(hint, ports, self._leases)
+            report = await run_step(hint, ports, self._leases)
+        if report.owes and self._linked:
+            await self._linked.settle(hint.run_id)
+        return report
 
     async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
         """Make the tool call that `hint` names."""
@@ -185,6 +190,7 @@ class LoopServices:
             marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
             renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
             isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
+        self._linked = LinkedRuns(opened, store)
         gate = self._gate = Gate(opened, f"{process_name()}:{id(self):x}", self._crash)
         ticker = Ticker(opened, store, gate, leases)
         await ticker.prepare()

@@ -12,6 +12,7 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Messages, Part
 from stepfleet.orchestrator.protocol.claim import Journal, Outage, Want
 from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.records.answers import Answer
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
@@ -304,6 +305,11 @@ def load_journal(fields: Fields) -> Journal:
                 int(name[2:]): ToolCallRecord.from_json(value)
                 for name, value in fields.items()
                 if name.startswith("r:")
+            },
+            answers={
+                int(name[2:]): Answer.from_json(value)
+                for name, value in fields.items()
+                if name.startswith("a:")
             },
             spent=int(fields.get("spent", "0")) / 1000,
             began=moment(fields["began"]) if "began" in fields else None,

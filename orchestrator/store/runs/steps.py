@@ -63,6 +63,7 @@ _COMPLETE = 6
 """Parts of a claim's reply that is complete; a longer one lacks pages of the log or the journal."""
 _MOST_NAMES = 1000
 """Fields of the journal that one call reads."""
+OWED = "owed"
 LOST_WHILE_READ = "the step was taken over while its log was read"
 MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
@@ -131,7 +132,7 @@ class StepStore:
         owned = (hint.step, token, duration(self.terms.lease))
         reply = await self._pushing.run("claim", hint.run_id, *owned, self.terms.worker, *_HEADER)
         if reply[0] != "claimed":
-            return Refusal(Refused(reply[0]), detail_of(reply))
+            return Refusal(Refused(reply[0]), detail_of(reply), owes=reply[-1] == OWED)
         if len(reply) > _COMPLETE and not await _read_pages(
             self._scripts, (hint.run_id, *owned), reply
         ):
@@ -380,4 +381,4 @@ def ending(reason: StopReason | None, error: str | None, retention: int) -> dict
 def _committed(reply: list[str]) -> Committed:
     if reply[0] == "wanted":
         return Committed(applied=False, wanted=reply[1])
-    return Committed(applied=reply[0] != "lost", status=reply[1])
+    return Committed(applied=reply[0] != "lost", status=reply[1], owes=reply[-1] == OWED)

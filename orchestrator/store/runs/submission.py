@@ -14,6 +14,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import RunOrigin
@@ -31,7 +32,7 @@ class NewRun:
     """A run to create. `config` is the digest of its stored configuration.
 
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
-    its own.
+    its own. `returns_to`: the call that waits for its end.
     """
 
     run_id: str
@@ -50,6 +51,7 @@ class NewRun:
     tenant: str | None = None
     priority: int = NORMAL
     limited: bool = False
+    returns_to: ToolHint | None = None
 
 
 class Submission:
@@ -190,7 +192,20 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
         fields["priority"] = run.priority
     if run.limited:
         fields["limited_by"] = "own"
+    if run.returns_to is not None:
+        fields |= {"returns": "1", "returns_to": address_of(run.returns_to)}
     return fields
+
+
+def address_of(call: ToolHint) -> str:
+    """Return how the store names a call that waits for the end of another run."""
+    return f"{call.step} {call.index} {call.run_id}"
+
+
+def call_at(address: str) -> ToolHint:
+    """Return the call of such an address."""
+    step, index, run_id = address.split(" ", 2)
+    return ToolHint(run_id, int(step), int(index))
 
 
 def _queued(run: NewRun, now: datetime) -> Events:

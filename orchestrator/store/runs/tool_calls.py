@@ -10,11 +10,20 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, StepHint, Want
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint, Waiting
+from stepfleet.orchestrator.protocol.waiting import (
+    Arrived,
+    Delivered,
+    TakenCall,
+    ToolHint,
+    Waiting,
+    waits_in,
+)
+from stepfleet.orchestrator.records.answers import Answer, awaited_by
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
@@ -76,7 +85,9 @@ class ToolCalls:
             for part in (
                 wait.index,
                 f"{wait.queue}:{wait.tool}",
-                self._dispatch.call_message(task),
+                "" if _by_people(wait) else self._dispatch.call_message(task),
+                wait.key,
+                "" if wait.within is None else duration(wait.within),
             )
         ]
         reply: list[str] = await self._scripts.run(
@@ -86,7 +97,9 @@ class ToolCalls:
             claim.token,
             len(tasks),
             *calls,
-            queues=[self._dispatch.key_of(task.queue) for task in tasks if in_script],
+            queues=[
+                self._dispatch.key_of(self._dispatch.queue_of(task)) for task in tasks if in_script
+            ],
             want=Want.CANCEL if claim.state.stop_requested else "",
             patience=duration(waiting.patience),
             grace=duration(self.grace),
@@ -101,7 +114,8 @@ class ToolCalls:
         if reply[0] in ("committed", "mine"):
             self._crash("tool-parked")
             if not in_script and reply[1] == "in_progress":
-                await self._dispatch.publish_calls(tasks)
+                started = zip(tasks, waiting.calls, strict=True)
+                await self._dispatch.publish_calls([one for one, w in started if not _by_people(w)])
         return reply
 
     async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
@@ -175,6 +189,32 @@ class ToolCalls:
             await self._dispatch.published(step, agent)
         return Delivered(applied=True, left=left, status=reply[2])
 
+    async def answer(self, hint: ToolHint, key: str, answer: Answer, agent: str = "") -> Arrived:
+        """Give a call that waits for another run, or a person, its answer; the first one counts.
+
+        `key` names what it waits for (see `wait_key`). `agent` labels the step that goes on. Raises
+        `StoreError` when Redis stays out of reach.
+        """
+        step = StepHint(hint.run_id, hint.step)
+        reply = await self._pushing.run(
+            "answer",
+            hint.run_id,
+            hint.step,
+            hint.index,
+            key,
+            answer=answer.to_json(),
+            grace=duration(self.grace),
+            message=self._dispatch.message(step, agent),
+        )
+        if reply[0] == "before":
+            return Arrived(applied=False, first=reply[1])
+        if reply[0] == "lost":
+            return Arrived(applied=False, status=reply[1])
+        left = int(reply[1])
+        if not left and reply[2] == "in_progress":
+            await self._dispatch.published(step, agent)
+        return Arrived(applied=True, left=left, status=reply[2])
+
     async def _taken(self, hint: ToolHint, token: str, reply: Sequence[Any]) -> TakenCall:
         header: Fields = pairs(reply[2])
         await self._scripts.ensure_version(hint.run_id, header)
@@ -184,6 +224,7 @@ class ToolCalls:
             state = AgentState.from_json(unpacked(header["slim"]))
         except ValidationError as error:
             raise SerializationError(f"a record of the run cannot be read: {error}") from error
+        waits = waits_in(header.get("waiting", ""), header["step"])
         return TakenCall(
             hint=hint,
             token=token,
@@ -198,10 +239,19 @@ class ToolCalls:
             parent=state.parent_agent_id,
             attempt=int(reply[4]),
             losses=losses(int(reply[5]), reply[6], hint.step, new=reply[7] == "1"),
+            tenant=header.get("tenant"),
+            priority=int(header.get("priority") or NORMAL),
+            place=next((one.queue for one in waits if one.index == hint.index), ""),
+            until=moment(reply[8]) if reply[8] else None,
         )
 
     async def _run(self, script: str, hint: ToolHint, token: str, *args: Any) -> Any:
         return await self._scripts.run(script, hint.run_id, hint.step, hint.index, token, *args)
+
+
+def _by_people(wait: Wait) -> bool:
+    awaited = awaited_by(wait.queue)
+    return awaited is not None and awaited.by_people
 
 
 def _task(claim: Claim, wait: Wait) -> CallTask:

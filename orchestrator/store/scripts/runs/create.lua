@@ -16,6 +16,7 @@ redis.call('HSET', run_key, 'status', 'queued', 'step', 0, 'token', '', 'last_to
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '', 'created', now,
   'updated', now, 'not_before', delay > 0 and now + delay or 0, 'logged', '0 ' .. #ARGV[3])
 redis.call('HSET', log_key, 'input:0', ARGV[3])
+if a.returns == '1' then redis.call('SADD', run_key .. ':returns', a.returns_to) end
 redis.call('ZADD', due_key, now + (delay > 0 and delay or number(ARGV[2])), run_id)
 count(a.batch, 'total', 1)
 -- Counters of a shard expire when all its runs have ended, and live again with the next one.

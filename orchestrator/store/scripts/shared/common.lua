@@ -215,6 +215,22 @@ local function retain(seconds)
   for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, lifetime(seconds)) end
 end
 
+-- A run that ends may owe that to others: its header's `returns` is 1 while their addresses are in the set
+-- run:<id>:returns. It stays due until a worker has sent its end to each (see settled.lua).
+local function owe(known, now, seconds)
+  if (known or redis.call('HGET', run_key, 'returns')) ~= '1' then return end
+  redis.call('ZADD', due_key, digits(now), run_id)
+  if seconds then redis.call('EXPIRE', run_key .. ':returns', lifetime(seconds)) end
+end
+
+-- A request to a run that waits for runs of its own is to reach these: a worker passes it on (see settled.lua).
+local function reach(word, now)
+  local h = redis.call('HMGET', run_key, 'waiting', 'step')
+  if not h[1] or string.match(h[1], '^(%d+) ') ~= h[2] or not string.find(h[1], ':@run:', 1, true) then return end
+  redis.call('HSET', run_key, 'reach', word, 'dispatches', '0')
+  redis.call('ZADD', due_key, digits(now), run_id)
+end
+
 -- Enters an end state. The caller has checked that the run is not in one. The journal of a step
 -- that was not committed stays: a retry must neither pay for its answer again nor run its tools.
 local function finish(from, batch, a, now)
@@ -222,6 +238,7 @@ local function finish(from, batch, a, now)
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
   redis.call('ZREM', due_key, run_id)
   relist(from, a.stop_reason, a.created)
+  owe(a.returns, now, batch == '' and a.retention)
   -- The runs of a batch stay until the last of them has ended.
   if batch == '' then return retain(a.retention) end
   move(batch, from, a.status)
@@ -284,6 +301,7 @@ local function halt(from, batch, now)
   relist(from, 'paused')
   move(batch, from, 'paused')
   emit_status(from, 'paused')
+  reach('pause', now)
 end
 
 -- Lets the run wait for services that are out: in the set of each of their circuits, from which it is woken.
@@ -306,6 +324,7 @@ local function abandon(from, batch, step, owner, a, now)
   end
   emit_status(from, a.status)
   finish(from, batch, a, now)
+  reach('cancel', now)
   return paid and 'waiting' or ''
 end
 
@@ -394,7 +413,15 @@ local function go_again(h, grace, now)
   local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0
   local patience = waits and number(h.not_before) + now - number(h.updated) or 0
   local calls, times = {}, {}
-  for index in string.gmatch(waits and h.waiting or '', ' (%d+):') do calls[#calls + 1] = 'o:' .. index end
+  for index, place in string.gmatch(waits and h.waiting or '', ' (%d+):(%S+)') do
+    local till = number(redis.call('HGET', journal_key, 't:' .. index))
+    if string.find(place, '^@') and till > 0 then
+      local later = digits(till + now - number(h.updated))
+      redis.call('HSET', journal_key, 't:' .. index, later, 'n:' .. index, later)
+    else
+      calls[#calls + 1] = 'o:' .. index
+    end
+  end
   for i, owner in ipairs(#calls > 0 and redis.call('HMGET', journal_key, unpack(calls)) or {}) do
     if not owner or owner == '' then
       times[#times + 1] = 'n' .. string.sub(calls[i], 2)
@@ -403,6 +430,7 @@ local function go_again(h, grace, now)
   end
   if #times > 0 then redis.call('HSET', journal_key, unpack(times)) end
   redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
+  redis.call('HDEL', run_key, 'reach')
   redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
   relist('paused', to)
   move(h.batch, 'paused', to)

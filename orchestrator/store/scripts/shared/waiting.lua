@@ -7,6 +7,9 @@
 -- next, c:i how many owners vanished, x:i how, y:i '<token> <n>' of an owner that is an
 -- isolated process for n suspects, w:i the owner's worker, e:i ms since it was taken, r:i its result; and for the
 -- step: `spent`, ms of workers' time so far, `began` (ms), `paid`, the ledger entry if the wait is ended from outside.
+--
+-- A call whose queue is @run, @approval, @person or @after has no worker: k:i is the key of what it
+-- waits for, t:i its time limit (ms), a:i the answer (JSON). Those that people answer are in the shard's index `asks`.
 local function waits_of(text, step)
   local calls = {}
   if not text or string.match(text, '^(%d+) ') ~= tostring(step) then return calls end
@@ -45,4 +48,38 @@ local function rearm(h, index)
   if h[1] == 'in_progress' and h[3] == '' and patience > 0 and has_call(calls, index) then
     arm(calls, patience)
   end
+end
+
+local ASKS = { ['@approval'] = true, ['@person'] = true }
+local function ask_of(step, index) return step .. ' ' .. index .. ' ' .. run_id end
+
+-- Lets a call wait for the answer of `key` until `till`; one to an earlier key is not for this call. A worker looks at it
+-- `soon` (ms), or only when that time is over where a person is to answer.
+local function await(index, place, key, now, till, soon)
+  if redis.call('HGET', journal_key, 'k:' .. index) ~= key then redis.call('HDEL', journal_key, 'a:' .. index) end
+  local is_ask = ASKS[string.match(place, '^[^:]+')]
+  redis.call('HSET', journal_key, 'k:' .. index, key, 't:' .. index, digits(till), 'n:' .. index,
+    digits(is_ask and till or math.min(soon, till)))
+  if is_ask then
+    redis.call('ZADD', shard .. 'asks', 'NX', digits(now), ask_of(redis.call('HGET', run_key, 'step'), index))
+  end
+end
+
+-- The waiting call `index` has its answer: the last one makes the run due, and pushes its step. `h` is status, step,
+-- token, waiting, batch, not_before. Returns {'delivered', calls left, status}.
+local function arrived(h, index, grace, message)
+  local left = {}
+  for _, call in ipairs(waits_of(h[4], h[2])) do
+    if call[1] ~= index then left[#left + 1] = call end
+  end
+  redis.call('HSET', run_key, 'waiting', waiting_text(h[2], left))
+  if #left == 0 then redis.call('HSET', run_key, 'not_before', 0, 'dispatches', 0) end
+  if h[1] == 'paused' then return { 'delivered', #left, h[1] } end
+  if #left > 0 then
+    arm(left, number(h[6]))
+    return { 'delivered', #left, h[1] }
+  end
+  redis.call('ZADD', due_key, now_ms() + number(grace), run_id)
+  push(message)
+  return { 'delivered', 0, h[1] }
 end

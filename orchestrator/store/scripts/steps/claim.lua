@@ -4,6 +4,7 @@
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
+-- ('ended' and 'paused' name the status, and 'owed' where other runs are to be told of it: see settled.lua).
 -- Requests to the run's batch, or to the fleet, are applied here where they have not reached the run.
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
@@ -24,11 +25,12 @@ local function read_log(h, step)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged', 'created')
+  'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged', 'created', 'returns', 'reach')
 local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
-if TERMINAL[status] then return { 'ended', status } end
-if status == 'paused' then return { 'paused' } end
+local owed = (h[15] == '1' or h[16]) and 'owed' or ''
+if TERMINAL[status] then return { 'ended', status, owed } end
+if status == 'paused' then return { 'paused', status, h[16] and owed or '' } end
 local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.

@@ -14,7 +14,7 @@
 --   status, stop_reason, error, retention (s): of an end state
 --   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
--- Returns {'committed', status, step} | {'mine', status, step}: it was applied, its reply was lost
+-- Returns {'committed', status, step, 'owed' if others are to be told of the run's end (see settled.lua)} | {'mine', status, step}: it was applied, its reply was lost
 --   | {'lost', status}: another owner or step, nothing written but the ledger
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
@@ -66,7 +66,7 @@ local function trim(first, since)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
-  'logged', 'outage', 'created')
+  'logged', 'outage', 'created', 'returns')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -115,9 +115,9 @@ if h[10] and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run
 if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
-  a.created = h[11]
+  a.created, a.returns = h[11], h[12] or ''
   finish(status, batch, a, now)
-  return { 'committed', a.status, step }
+  return { 'committed', a.status, step, a.returns == '1' and 'owed' or '' }
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end

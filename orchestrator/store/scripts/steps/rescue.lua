@@ -100,7 +100,8 @@ for _, run_id in ipairs(overdue) do
     break
   end
   local run_key = shard .. 'run:' .. run_id
-  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting', 'batch', 'heard')
+  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting', 'batch', 'heard',
+    'returns', 'reach')
   local waits = h[6] and string.match(h[6], '^(%d+) ') == h[2] and h[5] == ''
   if (h[1] == 'queued' or h[1] == 'in_progress') and is_kept(h[7], h[8]) then
     redis.call('ZADD', due_key, now + tonumber(ARGV[2]), run_id)
@@ -116,6 +117,11 @@ for _, run_id in ipairs(overdue) do
       local to = leave and behind or out
       for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
     end
+  elseif h[10] or (h[9] == '1' and h[1] and h[1] ~= 'paused') then
+    -- It has ended, or is paused, and other runs are to be told of it.
+    local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
+    redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
+    for _, part in ipairs({ run_id, h[2], h[3] }) do out[#out + 1] = part end
   else
     redis.call('ZREM', due_key, run_id)
   end

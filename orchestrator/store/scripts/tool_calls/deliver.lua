@@ -23,19 +23,10 @@ end
 redis.call('HSET', journal_key, 'r:' .. index, a.record)
 redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', log_key, by, ARGV[2])
-local left = {}
-for _, call in ipairs(calls) do
-  if call[1] ~= index then left[#left + 1] = call end
-end
 -- A run that was retried, or has lost its patience, does not wait now: its step finds the result.
-if h[3] ~= '' or number(h[6]) == 0 or not has_call(calls, index) then return { 'delivered', #left, status } end
-redis.call('HSET', run_key, 'waiting', waiting_text(h[2], left))
-if #left == 0 then redis.call('HSET', run_key, 'not_before', 0, 'dispatches', 0) end
-if status == 'paused' then return { 'delivered', #left, status } end
-if #left > 0 then
-  arm(left, number(h[6]))
-  return { 'delivered', #left, status }
+if h[3] ~= '' or number(h[6]) == 0 or not has_call(calls, index) then
+  local others = 0
+  for _, call in ipairs(calls) do others = others + (call[1] == index and 0 or 1) end
+  return { 'delivered', others, status }
 end
-redis.call('ZADD', due_key, now_ms() + number(a.grace), run_id)
-push(a.message)
-return { 'delivered', 0, status }
+return arrived(h, index, a.grace, a.message)

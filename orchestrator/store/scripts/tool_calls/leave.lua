@@ -6,7 +6,8 @@ local index = ARGV[3]
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
 if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then return { 'lost' } end
 redis.call('HSET', journal_key, 'o:' .. index, '', 'n:' .. index, now_ms() + number(ARGV[5]))
-redis.call('HSET', log_key, 'by:' .. ARGV[4], ARGV[2])
+-- A call that no tool's worker makes is looked at again and again, and taking it twice does no harm.
+if redis.call('HEXISTS', journal_key, 'k:' .. index) == 0 then redis.call('HSET', log_key, 'by:' .. ARGV[4], ARGV[2]) end
 if ARGV[6] == '1' and redis.call('HINCRBY', journal_key, 's:' .. index, -1) <= 0 then
   redis.call('HDEL', journal_key, 's:' .. index)
 end

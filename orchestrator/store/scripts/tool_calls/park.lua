@@ -1,15 +1,17 @@
 -- Lets a step wait, without a slot, for tool calls that are tasks of their own. ARGV[2] step,
--- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message of each; behind them name,
+-- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message, key, ms of each; behind them name,
 -- value pairs: want (the request that the worker knew), patience, grace (ms), began (ms), spent (ms
 -- of this part of the step), paid, dropped, failed (ledger entries), events, event_count.
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
+-- A queue that begins with @ is none: the call waits for another run or a person, whose answer (see answer.lua)
+-- must name its key. ms is its time limit, or ''; the rescuer looks at other calls after the grace time.
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
 -- Invariants: nobody claims the step before the last result or the end of the run's patience.
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
   'outage')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local n = number(ARGV[4])
-local a = named(5 + 3 * n)
+local a = named(5 + 5 * n)
 if not status then return { 'lost', 'unknown' } end
 local by = 'by:' .. ARGV[3]
 if h[4] == ARGV[3] then return { 'mine', status, step } end
@@ -31,13 +33,16 @@ end
 local now = now_ms()
 local patience, calls, messages = now + number(a.patience), {}, {}
 for i = 0, n - 1 do
-  local index = ARGV[5 + 3 * i]
+  local index, place, message, key, ms = unpack(ARGV, 5 + 5 * i, 9 + 5 * i)
   -- A call may have been delivered, or taken, since the wait before this one.
   if redis.call('HEXISTS', journal_key, 'r:' .. index) == 0 then
-    calls[#calls + 1] = { index, ARGV[6 + 3 * i] }
-    if number(redis.call('HGET', journal_key, 'n:' .. index)) <= now then
+    calls[#calls + 1] = { index, place }
+    if key ~= '' then
+      await(index, place, key, now, ms ~= '' and now + number(ms) or patience, now + number(a.grace))
+      messages[#messages + 1] = { KEYS[3 + i], message }
+    elseif number(redis.call('HGET', journal_key, 'n:' .. index)) <= now then
       redis.call('HSET', journal_key, 'n:' .. index, now + number(a.grace))
-      messages[#messages + 1] = { KEYS[3 + i], ARGV[7 + 3 * i] }
+      messages[#messages + 1] = { KEYS[3 + i], message }
     end
   end
 end

@@ -1,6 +1,6 @@
 -- Takes one tool call of a waiting run: fence, lease, load. ARGV[2] step, ARGV[3] index, ARGV[4]
 -- token (random), ARGV[5] lease ms, ARGV[6] worker. Returns {'taken', now, header, response, starts,
--- crashes, their kinds, '1' if an owner was found lost} or
+-- crashes, their kinds, '1' if an owner was found lost, the call's time limit (ms) or ''} or
 -- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
 -- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
 -- a journaled response.
@@ -41,4 +41,4 @@ if j[1] ~= ARGV[4] then
 end
 return { 'taken', now, redis.call('HGETALL', run_key), j[5], redis.call('HGET', journal_key, 's:' .. index),
   number(redis.call('HGET', journal_key, 'c:' .. index)), redis.call('HGET', journal_key, 'x:' .. index) or '',
-  found }
+  found, redis.call('HGET', journal_key, 't:' .. index) or '' }

@@ -1,0 +1,49 @@
+"""A call that waited for another run, or for a person, and has its answer. Pure."""
+
+from datetime import datetime
+
+from stepfleet.orchestrator.records.answers import Answer, Decision, RunEnd
+from stepfleet.orchestrator.records.run.results import RunStatus
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
+
+DENIED = "DENIED"
+RUN_FAILED = "RUN_FAILED"
+
+
+def answered(call: ToolCall, answer: Answer, at: datetime) -> ToolCallRecord | None:
+    """Return the record of a call with that answer; None where the call may be made now."""
+    if answer.run is not None:
+        return _of_run(call, answer.run, at)
+    if answer.decision is not None:
+        return _of_decision(call, answer.decision, at)
+    return None
+
+
+def _of_run(call: ToolCall, end: RunEnd, at: datetime) -> ToolCallRecord:
+    if end.status != RunStatus.COMPLETED:
+        why = f": {end.error}" if end.error else ""
+        message = f"run {end.run_id} of agent {end.agent!r} ended as {end.stop_reason}{why}"
+        return refused(call, at, code=RUN_FAILED, message=message)
+    text = end.output or ""
+    if end.cut:
+        text += f"\n[{end.cut:,} more characters: see run {end.run_id}]"
+    return _result(call, text, at)
+
+
+def _of_decision(call: ToolCall, decision: Decision, at: datetime) -> ToolCallRecord | None:
+    if not decision.approved:
+        by = decision.by or "nobody in time"
+        reason = f": {decision.reason}" if decision.reason else ""
+        return refused(call, at, code=DENIED, message=f"denied by {by}{reason}")
+    return None if decision.text is None else _result(call, decision.text, at)
+
+
+def _result(call: ToolCall, text: str, at: datetime) -> ToolCallRecord:
+    return ToolCallRecord(
+        tool_name=call.name,
+        call_id=call.id,
+        arguments=call.arguments,
+        result=text,
+        duration_ms=0.0,
+        timestamp=at,
+    )

@@ -1,0 +1,80 @@
+"""What a call receives that waited for another run, or for a person. Stored with its step."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.usage import UsageStats
+
+LONGEST_OUTPUT = 8_000
+"""Characters of a run's output that reach the run which waits for it."""
+
+
+class Awaited(StrEnum):
+    """What a call waits for that no worker of a queue does. Stored in place of its queue."""
+
+    RUN = "@run"
+    """The end of a run that the call has started."""
+    APPROVAL = "@approval"
+    """A person's decision whether the call may be made."""
+    PERSON = "@person"
+    """A person's answer, which is the call's result."""
+    AFTER = "@after"
+    """The end of a run that was there before this one."""
+
+    @property
+    def by_people(self) -> bool:
+        """Whether a person answers: no worker has anything to do before its time limit."""
+        return self in (Awaited.APPROVAL, Awaited.PERSON)
+
+
+_AWAITED = frozenset(Awaited)
+
+
+def awaited_by(place: str) -> Awaited | None:
+    """Return what a call with that queue waits for; None for a queue."""
+    return Awaited(place) if place in _AWAITED else None
+
+
+class RunEnd(Record):
+    """The end of a run, as another one reads it.
+
+    `status` is the text of a `RunStatus`, `stop_reason` that of a `StopReason`. `cut` counts the
+    characters that were left out of `output`. `usage` and `cost_usd` are the run's own,
+    `below_usage` and `below_cost_usd` those of the runs that it has started itself.
+    """
+
+    run_id: str
+    agent: str
+    status: str
+    stop_reason: str = ""
+    output: str | None = None
+    cut: int = 0
+    error: str | None = None
+    steps: int = 0
+    usage: UsageStats = UsageStats()
+    cost_usd: float = 0.0
+    below_usage: UsageStats = UsageStats()
+    below_cost_usd: float = 0.0
+
+
+class Decision(Record):
+    """What a person has decided about a call, or answered to it.
+
+    `by` is who, as they named themselves, `at` when (UTC). `by_default` is set where the time limit
+    decided. `text` is the answer to a question, `reason` why.
+    """
+
+    approved: bool
+    by: str = ""
+    at: datetime | None = None
+    reason: str = ""
+    text: str | None = None
+    by_default: bool = False
+
+
+class Answer(Record):
+    """One of both."""
+
+    run: RunEnd | None = None
+    decision: Decision | None = None

@@ -1,0 +1,80 @@
+"""Links between runs: who waits for a run's end, and which runs a request to it is to reach.
+
+A run that has ended, or is paused, stays in `due` while it owes something; what is done twice
+changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.claim import Want
+from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
+from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import RunScripts
+from stepfleet.orchestrator.store.runs.reading import unknown_run
+from stepfleet.orchestrator.store.runs.submission import address_of, call_at
+
+PAGE = 200
+"""Calls that are answered at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What a run owes: its end to `calls`, a page of them, and `request` to `runs` it started."""
+
+    calls: tuple[ToolHint, ...] = ()
+    request: Want | None = None
+    runs: tuple[str, ...] = ()
+
+
+class Links:
+    """Reads and writes the links of runs."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._scripts = RunScripts(connection, keys)
+
+    async def follow(self, run_id: str, call: ToolHint) -> Lifecycle | None:
+        """Have the end of a run answered to `call`; return its status where it has ended already.
+
+        Raises `ConfigurationError` if there is no run of that id, or too many follow it.
+        """
+        reply = await self._scripts.run("follow", run_id, address_of(call))
+        if reply[0] == "unknown":
+            raise unknown_run(run_id)
+        if reply[0] == "full":
+            msg = f"run {run_id!r} has 100,000 followers; let a run follow it that others follow"
+            raise ConfigurationError(msg)
+        return Lifecycle(reply[1]) if reply[0] == "ended" else None
+
+    async def owed(self, run_id: str) -> Owed:
+        """Return what a run owes to others now."""
+        key = self._keys.run(run_id)
+        header, addresses = await self._connection.execute_all(
+            ("HMGET", key, "status", "returns", "reach", "waiting", "step"),
+            ("SRANDMEMBER", f"{key}:returns", PAGE),
+        )
+        status, returns, reach, waiting, step = header
+        has_ended = status is not None and Lifecycle(status).is_terminal
+        calls = tuple(map(call_at, addresses)) if returns == "1" and has_ended else ()
+        if not reach:
+            return Owed(calls)
+        waits = [w for w in waits_in(waiting or "", step) if w.queue == Awaited.RUN]
+        names = [f"k:{one.index}" for one in waits]
+        found = await self._connection.execute("HMGET", f"{key}:journal", *names) if names else []
+        return Owed(calls, Want(reach), tuple(one for one in found if one))
+
+    async def settled(
+        self, run_id: str, calls: Sequence[ToolHint], request: Want | None = None
+    ) -> int:
+        """Note that these calls were answered, and that `request` has reached its runs.
+
+        Returns how many calls are left.
+        """
+        addresses = map(address_of, calls)
+        return int(await self._scripts.run("settled", run_id, request or "", *addresses))

@@ -1,0 +1,18 @@
+-- Gives a call that waits for another run or a person its answer. ARGV[2] step, ARGV[3] index, ARGV[4] the key of what
+-- it waits for, ARGV[5..] name, value pairs: answer (JSON), grace (ms), message (the step's task). Returns
+-- {'delivered', calls left, status}, {'before', answer}: it has one already, which stays, or {'lost', status}: the run
+-- has ended or gone on, or waits for something else; then nothing is written.
+-- Invariants: an answer is written once, and only to the call that waits for it.
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local index = ARGV[3]
+local a = named(5)
+if not h[1] then return { 'lost', 'unknown' } end
+local j = redis.call('HMGET', journal_key, 'k:' .. index, 'a:' .. index)
+local mine = h[2] == ARGV[2] and j[1] == ARGV[4]
+redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
+if mine and j[2] then return { 'before', j[2] } end
+if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then return { 'lost', h[1] } end
+-- A worker took the step when the run's patience had ended: it goes on without this answer.
+if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
+redis.call('HSET', journal_key, 'a:' .. index, a.answer)
+return arrived(h, index, a.grace, a.message)

@@ -1,0 +1,164 @@
+"""Calls that wait for another run, or for a person: answered once, and settled after every end."""
+
+import pytest
+from support.runs.heavy_calls import journal
+from support.runs.opened_runs import Opened
+from support.runs.scripted_steps import call, say
+from support.runs.stored_runs import Bench, answered, bench, plain_agent
+
+from stepfleet.orchestrator import tool
+from stepfleet.orchestrator.protocol.claim import Refused, Want
+from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.records.answers import Answer, Awaited, Decision, RunEnd
+from stepfleet.orchestrator.store.runs.links import Links
+
+YES = Answer(decision=Decision(approved=True, by="ada", text="forty-two"))
+NO = Answer(decision=Decision(approved=False, by="bob", reason="too dear"))
+
+
+@tool(queue=Awaited.PERSON)
+def ask(question: str) -> str:
+    """Ask somebody."""
+    raise AssertionError(question)
+
+
+@tool(queue=Awaited.RUN)
+def research(topic: str) -> str:
+    """Have somebody look."""
+    raise AssertionError(topic)
+
+
+ASK = (call(("ask", {"question": "how many?"})), say("done"))
+RESEARCH = (call(("research", {"topic": "a"}), ("research", {"topic": "b"})), say("done"))
+
+
+async def key_of(desk: Bench, run_id: str, index: int) -> str:
+    """Return what the waiting call waits for."""
+    return (await journal(desk, run_id))[f"k:{index}"]
+
+
+async def asks(desk: Bench, run_id: str) -> list[str]:
+    """Return what is in the index of questions to people."""
+    key = desk.opened.keys.tag(desk.opened.keys.shard_of(run_id)) + "asks"
+    return list(await desk.opened.connection.execute("ZRANGE", key, 0, -1))
+
+
+async def test_a_question_waits_in_the_index_and_the_first_answer_counts(opened: Opened) -> None:
+    async with opened(*ASK, tools=(ask,)) as (desk, hands, run_id):
+        before = await desk.queued()
+        report = await hands.step(run_id, 0)
+        assert report.verdict is not None
+        assert report.verdict.move is Move.WAIT
+        assert len(hands.leases) == 0
+        assert await asks(desk, run_id) == [f"0 0 {run_id}"]
+        assert await desk.queued() == before  # no message: nothing is to be done before the answer
+        assert (await desk.refused(run_id)).why is Refused.EARLY
+        hint, key = ToolHint(run_id, 0, 0), await key_of(desk, run_id, 0)
+        answer = desk.steps.calls.answer
+        other = await answer(hint, f"{key}x", YES)
+        assert (other.applied, other.first, other.status) == (False, "", "in_progress")
+        first = await answer(hint, key, YES)
+        assert (first.applied, first.left) == (True, 0)
+        again = await answer(hint, key, NO)
+        assert not again.applied
+        assert Answer.from_json(again.first) == YES
+        assert await asks(desk, run_id) == []
+        await hands.finish(run_id)
+        late = await answer(hint, key, NO)
+        assert (late.applied, late.status) == (False, "completed")
+        result = (await desk.stored(run_id)).result()
+    assert result.steps[0].tool_calls[0].result == "forty-two"
+
+
+async def test_an_answer_during_a_pause_is_kept(opened: Opened) -> None:
+    async with opened(*ASK, tools=(ask,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        key = await key_of(desk, run_id, 0)
+        await desk.control.pause(run_id)
+        done = await desk.steps.calls.answer(ToolHint(run_id, 0, 0), key, NO)
+        assert (done.applied, done.status) == (True, "paused")
+        await desk.control.resume(await desk.stored(run_id))
+        await hands.finish(run_id)
+        record = (await desk.stored(run_id)).result().steps[0].tool_calls[0]
+    assert record.error is not None
+    assert (record.error.code, record.error.message) == ("DENIED", "denied by bob: too dear")
+
+
+async def test_calls_for_runs_join_once_and_are_dispatched_at_once(opened: Opened) -> None:
+    async with opened(*RESEARCH, tools=(research,), parallel_tool_execution=True) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        before = await desk.queued()
+        await hands.step(run_id, 0)
+        assert await desk.queued() == before + 2
+        end = RunEnd(run_id="child", agent="researcher", status="completed", output="found", cut=3)
+        hints = [ToolHint(run_id, 0, index) for index in range(2)]
+        keys = [await key_of(desk, run_id, index) for index in range(2)]
+        assert keys[0] != keys[1]
+        answer = desk.steps.calls.answer
+        assert (await answer(hints[1], keys[1], Answer(run=end))).left == 1
+        assert (await desk.refused(run_id)).why is Refused.EARLY
+        failed = end.model_copy(update={"status": "error", "stop_reason": "error", "error": "no"})
+        assert (await answer(hints[0], keys[0], Answer(run=failed))).left == 0
+        await hands.finish(run_id)
+        records = (await desk.stored(run_id)).result().steps[0].tool_calls
+    assert records[0].error is not None
+    assert records[0].error.code == "RUN_FAILED"
+    assert records[1].result == "found\n[3 more characters: see run child]"
+
+
+@pytest.mark.parametrize("how", ["completed", "cancelled"])
+async def test_an_ended_run_stays_due_until_its_followers_know(how: str, redis_url: str) -> None:
+    async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
+        waits = ToolHint("some other run", 3, 1)
+        run_id = await desk.create(returns_to=waits)
+        links = Links(desk.opened.connection, desk.opened.keys)
+        second = ToolHint("another", 0, 0)
+        assert await links.follow(run_id, second) is None
+        assert (await links.owed(run_id)).calls == ()  # it has not ended
+        if how == "completed":
+            claim = await desk.claim(run_id)
+            done = await desk.commit(claim, answered(claim, "fine"))
+            assert done.owes
+        else:
+            await desk.control.cancel_unread(run_id, "no more")
+        assert await desk.due(run_id) is not None
+        refusal = await desk.refused(run_id)
+        assert (refusal.why, refusal.owes) == (Refused.ENDED, True)
+        owed = await links.owed(run_id)
+        assert set(owed.calls) == {waits, second}
+        assert await links.settled(run_id, [second]) == 1
+        assert await desk.due(run_id) is not None
+        assert await links.settled(run_id, [waits]) == 0
+        assert await desk.due(run_id) is None
+        assert not (await desk.refused(run_id)).owes
+        status = await links.follow(run_id, second)
+        assert status is not None
+        assert status.is_terminal
+
+
+async def test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started(opened: Opened) -> None:
+    async with opened(*RESEARCH, tools=(research,), parallel_tool_execution=True) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        links = Links(desk.opened.connection, desk.opened.keys)
+        await hands.step(run_id, 0)
+        keys = {await key_of(desk, run_id, index) for index in range(2)}
+        await desk.control.pause(run_id)
+        assert (await desk.refused(run_id)).owes
+        owed = await links.owed(run_id)
+        assert (owed.request, set(owed.runs)) == (Want.PAUSE, keys)
+        await links.settled(run_id, (), Want.PAUSE)
+        assert await desk.due(run_id) is None
+        await desk.control.resume(await desk.stored(run_id))
+        assert (await links.owed(run_id)).request is None
+        await desk.control.cancel_unread(run_id, "no more")
+        owed = await links.owed(run_id)
+        assert (owed.request, set(owed.runs)) == (Want.CANCEL, keys)
+        await links.settled(run_id, (), Want.CANCEL)
+        assert await desk.due(run_id) is None

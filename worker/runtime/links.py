@@ -1,0 +1,87 @@
+"""Sends the end of a run to the calls that wait for it, and requests to the runs it has started."""
+
+import asyncio
+import logging
+
+from stepfleet.orchestrator.protocol.claim import Want
+from stepfleet.orchestrator.records.answers import LONGEST_OUTPUT, Answer, RunEnd
+from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.runs.control import Control
+from stepfleet.orchestrator.store.runs.links import Links, Owed
+from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.runs.steps import StepStore
+
+log = logging.getLogger(__name__)
+
+PAUSED_BY = "paused_by"
+"""The header's field of a run that was paused with the run that has started it: that run's id."""
+_LONGEST_ERROR = 2_000
+
+
+class LinkedRuns:
+    """Settles what runs owe to others. What a dead worker has done of it is done again."""
+
+    def __init__(self, opened: OpenStore, store: StepStore) -> None:
+        settings = opened.settings
+        given = (opened.connection, opened.keys)
+        self._opened = opened
+        self._calls = store.calls
+        self._links = Links(*given)
+        self._runs = Runs(*given, opened.configs)
+        self._control = Control(
+            *given, opened.dispatch, grace=settings.grace, retention=settings.retention
+        )
+
+    async def settle(self, run_id: str) -> None:
+        """Send the run's end, and the request to it, to whom they concern.
+
+        Raises `StoreError` when Redis stays out of reach; the rescuer then has it done again.
+        """
+        while True:
+            owed = await self._links.owed(run_id)
+            if owed.request:
+                await self._pass_on(run_id, owed, owed.request)
+            if owed.calls:
+                await self._answer(run_id, owed)
+            left = await self._links.settled(run_id, owed.calls, owed.request)
+            if not owed.calls or not left:
+                return
+
+    async def _answer(self, run_id: str, owed: Owed) -> None:
+        run = await self._runs.get(run_id)
+        answer = Answer(run=run_end(run.result()))
+        keys, execute = self._opened.keys, self._opened.connection.execute_all
+        # What a call waits for is this run's id: of one that it started, and of one before it.
+        agents = await execute(*(("HGET", keys.run(one.run_id), "agent") for one in owed.calls))
+        pairs = zip(owed.calls, agents, strict=True)
+        await asyncio.gather(
+            *(self._calls.answer(call, run_id, answer, agent or "") for call, agent in pairs)
+        )
+
+    async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> None:
+        note = f"run {run_id}, which has started it, was cancelled"
+        for child in owed.runs:
+            if request is Want.CANCEL:
+                await self._control.cancel_unread(child, note)
+            elif (await self._control.pause(child)).outcome in ("paused", "requested"):
+                await self._opened.connection.execute(
+                    "HSET", self._opened.keys.run(child), PAUSED_BY, run_id
+                )
+
+
+def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:
+    """Return the end of a run with the first `most` characters of its output. Pure."""
+    output = result.output or ""
+    return RunEnd(
+        run_id=result.run_id,
+        agent=result.agent_name,
+        status=result.status or "",
+        stop_reason=result.stop_reason or "",
+        output=None if result.output is None else output[:most],
+        cut=max(len(output) - most, 0),
+        error=result.error[:_LONGEST_ERROR] if result.error else None,
+        steps=len(result.steps),
+        usage=result.usage,
+        cost_usd=result.cost_usd,
+    )
