@@ -198,7 +198,7 @@ class Ports:
     `circuits` know which services are out, for which a step waits `outage_patience` seconds;
     `crash` is called at points where tests end the process; without `isolation` all work is
     executed in this process; `attend` looks after a call that waits for another run or a person,
-    and returns after how many seconds it is to be looked at again (None: it has its answer).
+    and returns after how many seconds it is to be looked at again, if it has no answer by then.
     """
 
     store: Store
@@ -220,7 +220,7 @@ class Ports:
     hold: Callable[[Claim, ErrorInfo], Awaitable[int]] | None = None
     circuits: Circuits | None = None
     outage_patience: float = 86_400.0
-    attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float | None]] | None = None
+    attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]] | None = None
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.agents.keywords import AgentKeywords
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.agents.strategies import Strategy, stored_name
+from stepfleet.orchestrator.agents.sub_agents import AgentTool, agent_tool, tools_of_agents
 from stepfleet.orchestrator.continuation import (
     CanDecideToContinue,
     ContinuationCriteria,
@@ -57,7 +58,8 @@ class Agent:
     `output_type` is the type of its answer's data: one that pydantic knows, or a JSON Schema.
     `special_tools` are calls that may end a run, answered by their own handlers.
     `middleware` goes around its model and tool calls, the first one outermost. `earlier_tools`
-    are for runs that began with them; new runs are not offered any.
+    are for runs that began with them; new runs are not offered any. `agents` are tools too: a
+    call starts a run of that agent, and waits for its answer.
     Raises `ConfigurationError` that names the field and the fix.
     """
 
@@ -88,9 +90,10 @@ class Agent:
         special_tools: Iterable[SpecialTool] = (),
         middleware: Iterable[Middleware] = (),
         earlier_tools: Iterable[Any] = (),
+        agents: Iterable["Agent"] = (),
         **config: Unpack[AgentKeywords],
     ) -> None:
-        registry = registry_of(tools)
+        registry = registry_of([*tools, *tools_of_agents(agents, name)])
         specials = tuple(special_tools)
         custom = not isinstance(model, str | list | tuple)
         fields = {
@@ -141,6 +144,23 @@ class Agent:
         tools = (*self.tools, *self.earlier_tools)
         named = (one.options.queue for one in tools)
         return frozenset(one for one in named if one and not isinstance(one, Awaited))
+
+    @property
+    def sub_agents(self) -> tuple["Agent", ...]:
+        """The agents whose runs its tools' calls are."""
+        tools = (*self.tools, *self.earlier_tools)
+        found = (one.agent for one in tools if isinstance(one, AgentTool))
+        return tuple(one for one in found if isinstance(one, Agent))
+
+    def as_tool(
+        self, name: str | None = None, description: str | None = None, input_type: Any = None
+    ) -> AgentTool:
+        """Return a tool for other agents: a call starts a run of this one, and is its answer.
+
+        `name` is the agent's own by default. The arguments are one text, `input`, or the fields of
+        the agent's `prompt`, or those of `input_type`, a type that pydantic knows or a JSON Schema.
+        """
+        return agent_tool(self, name, description, input_type)
 
     def with_error_policy(self, policy: ErrorPolicy) -> "Agent":
         """Return a copy that follows `policy`."""
@@ -208,3 +228,21 @@ def _schema(name: str, output_type: Any) -> dict[str, Any]:
     except ConfigurationError as error:
         msg = f"agent {name!r}: field 'output_type': {error.message}"
         raise ConfigurationError(msg) from None
+
+
+def with_sub_agents(agents: Iterable[Agent]) -> dict[str, Agent]:
+    """Return agents, and all whose runs they may start, by name.
+
+    Raises `ConfigurationError` where two of them have one name.
+    """
+    found: dict[str, Agent] = {}
+    left = list(agents)
+    while left:
+        agent = left.pop(0)
+        known = found.setdefault(agent.name, agent)
+        if known is agent:
+            left += agent.sub_agents
+        elif known.config != agent.config:
+            msg = f"two agents are named {agent.name!r}, one of them a sub-agent; rename one"
+            raise ConfigurationError(msg)
+    return found

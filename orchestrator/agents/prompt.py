@@ -53,6 +53,12 @@ def worded(prompt: str, fields: Mapping[str, Any]) -> str:
     return "".join(texts)
 
 
+def fields_of(prompt: str) -> list[str]:
+    """Return the fields of a row that `prompt` words, in their order."""
+    names = (name for _, name in _pieces(prompt) if name is not None)
+    return list(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names))
+
+
 def names_shown(fields: Mapping[str, Any]) -> str:
     """Return the names of fields for a message, the first 20."""
     names = [str(name)[:60] for name in list(fields)[:_SHOWN]]

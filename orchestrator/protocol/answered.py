@@ -20,14 +20,17 @@ def answered(call: ToolCall, answer: Answer, at: datetime) -> ToolCallRecord | N
 
 
 def _of_run(call: ToolCall, end: RunEnd, at: datetime) -> ToolCallRecord:
+    bare = end.model_copy(update={"output": None})
     if end.status != RunStatus.COMPLETED:
         why = f": {end.error}" if end.error else ""
-        message = f"run {end.run_id} of agent {end.agent!r} ended as {end.stop_reason}{why}"
-        return refused(call, at, code=RUN_FAILED, message=message)
+        started = f"run {end.run_id} of agent {end.agent!r} ended as {end.stop_reason}{why}"
+        message = started if end.run_id else f"no run of agent {end.agent!r} was started{why}"
+        record = refused(call, at, code=RUN_FAILED, message=message)
+        return record.model_copy(update={"run": bare}) if end.run_id else record
     text = end.output or ""
     if end.cut:
         text += f"\n[{end.cut:,} more characters: see run {end.run_id}]"
-    return _result(call, text, at)
+    return _result(call, text, at).model_copy(update={"run": bare})
 
 
 def _of_decision(call: ToolCall, decision: Decision, at: datetime) -> ToolCallRecord | None:

@@ -78,6 +78,8 @@ class TakenCall:
     parent: str | None = None
     tenant: str | None = None
     priority: int = NORMAL
+    depth: int = 0
+    """How many runs are above its own, each started by a call of the one before."""
     place: str = ""
     """Its queue, or what it waits for (see `Awaited`)."""
     until: datetime | None = None

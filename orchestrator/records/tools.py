@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 
@@ -62,6 +63,8 @@ class ToolCallRecord(Record):
     """Content blocks that the model sees after the step's results (`tools.WithMedia`)."""
     version: str | None = None
     """The digest of a server's tool; the versions of other tools stand in the configuration."""
+    run: RunEnd | None = None
+    """The run that the call has started, without its output."""
 
 
 def refused(

@@ -78,7 +78,7 @@ async def _attend(
     """Look after a call that no tool makes; it is left to others until its next look."""
     hint = taken.hint
     with leases.hold_call(taken) as lease:
-        delay: float | None = ports.patience
+        delay = ports.patience
         try:
             delay = await ports.attend(taken, awaited, agent) if ports.attend else delay
         except StoreError:
@@ -88,8 +88,7 @@ async def _attend(
         except Exception:
             log.exception("tool call %s of run %s is looked at again", taken.call.name, hint.run_id)
         lease.settle()
-        if delay is not None:
-            await ports.calls.leave(hint, taken.token, delay=delay, started=False)
+        await ports.calls.leave(hint, taken.token, delay=delay, started=False)
     return CallReport(hint, attended=True)
 
 

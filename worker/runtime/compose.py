@@ -11,6 +11,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.models.pricing import RecentPrices, stated_cost
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.answers import Awaited
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
@@ -31,6 +32,7 @@ from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
 from stepfleet.worker.runtime.attending import Attending
+from stepfleet.worker.runtime.child_runs import ChildRuns
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
@@ -113,7 +115,7 @@ class Collaborators:
             hold=_holding(opened) if settings.hold_after else None,
             circuits=circuits,
             outage_patience=settings.outage_patience,
-            attend=Attending({}),
+            attend=Attending({Awaited.RUN: ChildRuns(opened, store).attend}),
         )
 
     async def settle(self) -> None:

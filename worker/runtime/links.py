@@ -7,7 +7,7 @@ from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.control import Control
+from stepfleet.orchestrator.store.runs.control import Control, mark
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
@@ -60,14 +60,24 @@ class LinkedRuns:
         )
 
     async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> None:
-        note = f"run {run_id}, which has started it, was cancelled"
         for child in owed.runs:
             if request is Want.CANCEL:
-                await self._control.cancel_unread(child, note)
-            elif (await self._control.pause(child)).outcome in ("paused", "requested"):
-                await self._opened.connection.execute(
-                    "HSET", self._opened.keys.run(child), PAUSED_BY, run_id
-                )
+                await self._control.cancel_unread(child, self.note(run_id))
+            else:
+                await self.pause(child, run_id)
+
+    async def pause(self, child: str, run_id: str) -> None:
+        """Pause a run with the one that has started it, and which it goes on with."""
+        before = await self._opened.connection.execute(
+            "HGET", self._opened.keys.run(child), "status"
+        )
+        done = await self._control.pause(child)
+        if before != "paused" and done.outcome in ("paused", "requested"):
+            await mark(self._opened.connection, self._opened.keys, child, PAUSED_BY, run_id)
+
+    def note(self, run_id: str) -> str:
+        """Return why a run is cancelled that `run_id` has started."""
+        return f"run {run_id}, which has started it, has ended"
 
 
 def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:

@@ -15,7 +15,7 @@ from typing import Any
 from celery import Celery
 from redis.exceptions import RedisError
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
@@ -78,7 +78,7 @@ class LoopServices:
         leases.worker = leases.worker or process_name()
         leases.slots = leases.slots or (lambda: settings.slots)
         self._patience = settings.patience
-        self._agents = list(agents)
+        self._agents = list(with_sub_agents(agents).values())
         self._isolates = isolates
         self._consumes = consumes
         self._app = app
@@ -229,7 +229,7 @@ class Services:
         isolates: bool = False,
         leave: Callable[[float], None] | None = None,
     ) -> None:
-        agents = tuple(agents)
+        agents = tuple(with_sub_agents(agents).values())
         check_sources(agents)
         import_exporters(settings)
         self._settings = settings

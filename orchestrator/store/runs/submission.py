@@ -32,7 +32,8 @@ class NewRun:
     """A run to create. `config` is the digest of its stored configuration.
 
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
-    its own. `returns_to`: the call that waits for its end.
+    its own. `returns_to`: the call that waits for its end. `depth`: how many runs
+    are above it, each started by a call of the one before.
     """
 
     run_id: str
@@ -52,6 +53,7 @@ class NewRun:
     priority: int = NORMAL
     limited: bool = False
     returns_to: ToolHint | None = None
+    depth: int = 0
 
 
 class Submission:
@@ -193,7 +195,7 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
     if run.limited:
         fields["limited_by"] = "own"
     if run.returns_to is not None:
-        fields |= {"returns": "1", "returns_to": address_of(run.returns_to)}
+        fields |= {"depth": run.depth, "returns": "1", "returns_to": address_of(run.returns_to)}
     return fields
 
 

@@ -241,6 +241,7 @@ class ToolCalls:
             losses=losses(int(reply[5]), reply[6], hint.step, new=reply[7] == "1"),
             tenant=header.get("tenant"),
             priority=int(header.get("priority") or NORMAL),
+            depth=int(header.get("depth") or 0),
             place=next((one.queue for one in waits if one.index == hint.index), ""),
             until=moment(reply[8]) if reply[8] else None,
         )

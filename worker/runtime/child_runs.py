@@ -1,0 +1,139 @@
+"""Starts and checks the runs that calls of other runs are: its own room of `Attending`."""
+
+from collections.abc import Mapping
+
+from stepfleet.orchestrator.agents.sub_agents import AgentTool
+from stepfleet.orchestrator.batches.lines import input_of
+from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.records.answers import Answer, RunEnd
+from stepfleet.orchestrator.records.run.results import RunStatus
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
+from stepfleet.orchestrator.store.runs.control import Control
+from stepfleet.orchestrator.store.runs.links import Links
+from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.worker.ports import AgentCode
+from stepfleet.worker.runtime.attending import LOOK_AGAIN
+from stepfleet.worker.runtime.links import PAUSED_BY, LinkedRuns, run_end
+
+SOON = 5.0
+"""Seconds after which a call is looked at again that may have its answer by now."""
+DEEPEST = 3
+"""Levels of runs below one that was submitted."""
+
+
+class ChildRuns:
+    """Looks after calls that are runs. Doing it twice makes one run: its id is the call's key."""
+
+    def __init__(self, opened: OpenStore, store: StepStore) -> None:
+        settings = opened.settings
+        given = (opened.connection, opened.keys)
+        grace = settings.grace
+        control = Control(*given, opened.dispatch, grace=grace, retention=settings.retention)
+        self._opened = opened
+        self._calls = store.calls
+        self._configs: Configs = opened.configs
+        self._runs = Runs(*given, opened.configs)
+        self._links = Links(*given)
+        self._linked = LinkedRuns(opened, store)
+        self._submission = Submission(*given, opened.dispatch, grace=grace)
+        self._control = control
+        self._by_id = RunControl(self._runs, control, client_app(settings))
+
+    async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
+        """Start the run of a call, or see to it; returns as `Attending` does.
+
+        A run that ended before this wait began, since its caller was retried, is used where it
+        completed, and else retried itself.
+        """
+        header = await self._header(taken.key)
+        if header:
+            return await self._check(taken, header)
+        tool = agent.tools.get(taken.call.name)
+        if not isinstance(tool, AgentTool):
+            return await self._refuse(taken, "?", f"tool {tool.name!r} is no agent any more")
+        try:
+            run = await self._new(taken, tool)
+        except ConfigurationError as error:
+            return await self._refuse(taken, tool.config.name, str(error))
+        if await self._submission.create(run):
+            await self._submission.publish([run])
+        await self._follow_caller(taken)
+        return LOOK_AGAIN
+
+    async def _new(self, taken: TakenCall, tool: AgentTool) -> NewRun:
+        if taken.depth >= DEEPEST:
+            msg = f"runs may be started {DEEPEST} levels deep, and this one would be below"
+            raise ConfigurationError(msg)
+        config, arguments = tool.config, tool.check(taken.call.arguments)
+        return NewRun(
+            run_id=taken.key,
+            agent=config.name,
+            config=await self._configs.save(config),
+            messages=input_of(tool.input_of(arguments), "input", config.prompt),
+            max_steps=config.max_steps,
+            metadata=taken.metadata,
+            parent=taken.hint.run_id,
+            tenant=taken.tenant,
+            priority=taken.priority,
+            returns_to=taken.hint,
+            depth=taken.depth + 1,
+        )
+
+    async def _check(self, taken: TakenCall, header: Mapping[str, str]) -> float:
+        child, status = taken.key, Lifecycle(header["status"])
+        if status.is_terminal and header.get("returns") == "1":
+            await self._linked.settle(child)
+            return SOON
+        if status.is_terminal:
+            return await self._again(taken)
+        if status is Lifecycle.PAUSED and header.get(PAUSED_BY) == taken.hint.run_id:
+            await self._by_id.resume(child)
+            await self._opened.connection.execute("HDEL", self._opened.keys.run(child), PAUSED_BY)
+        await self._links.follow(child, taken.hint)
+        await self._follow_caller(taken)
+        return LOOK_AGAIN
+
+    async def _again(self, taken: TakenCall) -> float:
+        result = (await self._runs.get(taken.key)).result()
+        if result.status is not RunStatus.COMPLETED:
+            try:
+                await self._by_id.retry(taken.key, {})
+            except StoreError:
+                raise
+            except AgentException:  # it would end at once again: that is the answer
+                return await self._answer(taken, run_end(result))
+            if await self._links.follow(taken.key, taken.hint) is None:
+                await self._follow_caller(taken)
+                return LOOK_AGAIN
+            result = (await self._runs.get(taken.key)).result()
+        return await self._answer(taken, run_end(result))
+
+    async def _follow_caller(self, taken: TakenCall) -> None:
+        """Do to the run what was done to its caller meanwhile, which may not have known of it."""
+        caller = await self._header(taken.hint.run_id)
+        status = Lifecycle(caller["status"]) if caller else Lifecycle.CANCELLED
+        if status.is_terminal:
+            await self._control.cancel_unread(taken.key, self._linked.note(taken.hint.run_id))
+        elif status is Lifecycle.PAUSED:
+            await self._linked.pause(taken.key, taken.hint.run_id)
+
+    async def _refuse(self, taken: TakenCall, agent: str, why: str) -> float:
+        end = RunEnd(run_id="", agent=agent, status=RunStatus.ERROR, error=why[:2000])
+        return await self._answer(taken, end)
+
+    async def _answer(self, taken: TakenCall, end: RunEnd) -> float:
+        answer = Answer(run=end)
+        await self._calls.answer(taken.hint, taken.key, answer, taken.config.name)
+        return LOOK_AGAIN
+
+    async def _header(self, run_id: str) -> dict[str, str]:
+        names = ("status", "returns", PAUSED_BY)
+        key = self._opened.keys.run(run_id)
+        values = await self._opened.connection.execute("HMGET", key, *names)
+        return {k: v for k, v in zip(names, values, strict=True) if v is not None}
