@@ -4,15 +4,13 @@ from collections.abc import Mapping
 
 from stepfleet.orchestrator.agents.sub_agents import AgentTool
 from stepfleet.orchestrator.batches.lines import input_of
-from stepfleet.orchestrator.client.control.control import RunControl
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.answers import Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
-from stepfleet.orchestrator.store.runs.control import Control
+from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.links import Links
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
@@ -34,7 +32,6 @@ class ChildRuns:
         settings = opened.settings
         given = (opened.connection, opened.keys)
         grace = settings.grace
-        control = Control(*given, opened.dispatch, grace=grace, retention=settings.retention)
         self._opened = opened
         self._calls = store.calls
         self._configs: Configs = opened.configs
@@ -42,8 +39,6 @@ class ChildRuns:
         self._links = Links(*given)
         self._linked = LinkedRuns(opened, store)
         self._submission = Submission(*given, opened.dispatch, grace=grace)
-        self._control = control
-        self._by_id = RunControl(self._runs, control, client_app(settings))
 
     async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
         """Start the run of a call, or see to it; returns as `Attending` does.
@@ -93,7 +88,7 @@ class ChildRuns:
         if status.is_terminal:
             return await self._again(taken)
         if status is Lifecycle.PAUSED and header.get(PAUSED_BY) == taken.hint.run_id:
-            await self._by_id.resume(child)
+            await self._linked.control.resume(child)
             await self._opened.connection.execute("HDEL", self._opened.keys.run(child), PAUSED_BY)
         await self._links.follow(child, taken.hint)
         await self._follow_caller(taken)
@@ -103,7 +98,7 @@ class ChildRuns:
         result = (await self._runs.get(taken.key)).result()
         if result.status is not RunStatus.COMPLETED:
             try:
-                await self._by_id.retry(taken.key, {})
+                await self._linked.control.retry(taken.key, {})
             except StoreError:
                 raise
             except AgentException:  # it would end at once again: that is the answer
@@ -119,7 +114,7 @@ class ChildRuns:
         caller = await self._header(taken.hint.run_id)
         status = Lifecycle(caller["status"]) if caller else Lifecycle.CANCELLED
         if status.is_terminal:
-            await self._control.cancel_unread(taken.key, self._linked.note(taken.hint.run_id))
+            await self._linked.cancel(taken.key, taken.hint.run_id)
         elif status is Lifecycle.PAUSED:
             await self._linked.pause(taken.key, taken.hint.run_id)
 

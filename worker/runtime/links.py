@@ -3,10 +3,11 @@
 import asyncio
 import logging
 
+from stepfleet.orchestrator.client.control.control import RunControl
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
 from stepfleet.orchestrator.store.runs.control import Control, mark
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
@@ -32,6 +33,7 @@ class LinkedRuns:
         self._control = Control(
             *given, opened.dispatch, grace=settings.grace, retention=settings.retention
         )
+        self.control = RunControl(self._runs, self._control, client_app(settings))
 
     async def settle(self, run_id: str) -> None:
         """Send the run's end, and the request to it, to whom they concern.
@@ -62,7 +64,7 @@ class LinkedRuns:
     async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> None:
         for child in owed.runs:
             if request is Want.CANCEL:
-                await self._control.cancel_unread(child, self.note(run_id))
+                await self.cancel(child, run_id)
             else:
                 await self.pause(child, run_id)
 
@@ -75,9 +77,11 @@ class LinkedRuns:
         if before != "paused" and done.outcome in ("paused", "requested"):
             await mark(self._opened.connection, self._opened.keys, child, PAUSED_BY, run_id)
 
-    def note(self, run_id: str) -> str:
-        """Return why a run is cancelled that `run_id` has started."""
-        return f"run {run_id}, which has started it, has ended"
+    async def cancel(self, child: str, run_id: str) -> None:
+        """Cancel a run whose starter `run_id` has ended, and interrupt a worker that holds it."""
+        note = f"run {run_id}, which has started it, has ended"
+        if (await self._control.cancel_unread(child, note)).in_hands:
+            await self.control.interrupt([child])
 
 
 def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:

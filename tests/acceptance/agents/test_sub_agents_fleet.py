@@ -79,13 +79,16 @@ def test_a_cancel_reaches_the_children_of_children(
     start_worker(env={**env, "STEPFLEET_SLOTS": "8"})
     with Fleet(redis_url) as fleet:
         run_id = fleet.submit(EDITOR, "topic a")
-        keys = lambda: {request.key for request in model.requests}  # noqa: E731
+        wanted = {"check look topic a 0", "check look topic a 1"}
         wait_until(
-            lambda: {"check look topic a 0", "check look topic a 1"} <= keys(),
+            lambda: wanted <= {request.key for request in model.requests},
             within=LONG,
             what="the grandchildren's calls",
         )
         fleet.runs.cancel(run_id)
-        page = lambda: fleet.runs.page(status="cancelled").runs  # noqa: E731
-        wait_until(lambda: len(page()) == 5, within=LONG, what="the end of all of them")
+        wait_until(
+            lambda: len(fleet.runs.page(status="cancelled").runs) == 5,
+            within=LONG,
+            what="the end of all of them",
+        )
         assert not fleet.runs.page(status="in_progress").runs
