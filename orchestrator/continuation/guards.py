@@ -120,14 +120,14 @@ class StepsLimit(Limit):
 
 
 class TokenUsageLimit(Limit):
-    """Forbids when the execution has used `maximum` tokens, the last step's included."""
+    """Forbids when the execution, and all runs below it, have used `maximum` tokens."""
 
     what = "tokens"
     stop_reason = StopReason.TOKEN_LIMIT
 
     def measure(self, state: AgentState) -> Number:
         """Return the tokens of this execution."""
-        return state.usage.total_tokens
+        return state.usage.total_tokens + state.below_usage.total_tokens
 
 
 class CumulativeExecutionTimeLimit(Limit):
@@ -164,14 +164,14 @@ class ExecutionTimeLimit(Limit):
 
 
 class BudgetLimit(Limit):
-    """Forbids when the execution has cost `maximum` US dollars."""
+    """Forbids when the execution, and all runs below it, have cost `maximum` US dollars."""
 
     what = "cost"
     unit = " USD"
 
     def measure(self, state: AgentState) -> Number:
         """Return the cost of this execution in USD."""
-        return state.cost_usd
+        return state.cost_usd + state.below_cost_usd
 
 
 class FinishReasonCheck:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 from functools import reduce
-from operator import or_
+from operator import add, or_
 from typing import Any
 
 from stepfleet.orchestrator.continuation.error_policy import next_failures
@@ -49,9 +49,24 @@ def after_step(
             "last_output": result.thought or state.last_output,
             "last_result": results[-1] if results else state.last_result,
             "window": remembered.window if remembered else state.window,
+            **_below(state, result),
             **(_progressed(state, progress) if progress else {}),
         }
     )
+
+
+def _below(state: AgentState, result: StepResult) -> dict[str, Any]:
+    """Return the totals of runs below, where the step's calls have started some."""
+    if not (runs := result.runs):
+        return {}
+    usage = reduce(add, (one.total_usage for one in runs))
+    cost = sum(one.total_cost_usd for one in runs)
+    return {
+        "below_usage": state.below_usage + usage,
+        "session_below_usage": state.session_below_usage + usage,
+        "below_cost_usd": state.below_cost_usd + cost,
+        "session_below_cost_usd": state.session_below_cost_usd + cost,
+    }
 
 
 def _progressed(state: AgentState, progress: Progress) -> dict[str, Any]:

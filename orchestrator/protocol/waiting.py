@@ -15,6 +15,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
+from stepfleet.orchestrator.records.answers import awaited_by
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.tools import ToolCall
 
@@ -157,6 +158,15 @@ def waits_in(text: str, step: str) -> tuple[Wait, ...]:
         return ()
     calls = (call.split(":", 2) for call in text.split()[1:])
     return tuple(Wait(int(index), queue, tool) for index, queue, tool in calls)
+
+
+def queues_in(text: str, step: str, steps: str) -> set[str]:
+    """Return the queues of a stored `waiting`; `steps` is that of steps.
+
+    It serves calls that wait for other runs, too. Those that wait for people need no worker.
+    """
+    waits = ((one.queue, awaited_by(one.queue)) for one in waits_in(text, step))
+    return {steps if by else queue for queue, by in waits if not (by and by.by_people)}
 
 
 def patience(config: AgentConfig, state: AgentState, now: datetime) -> float:

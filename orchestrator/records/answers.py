@@ -57,6 +57,16 @@ class RunEnd(Record):
     below_usage: UsageStats = UsageStats()
     below_cost_usd: float = 0.0
 
+    @property
+    def total_usage(self) -> UsageStats:
+        """What it and all runs below it have used."""
+        return self.usage + self.below_usage
+
+    @property
+    def total_cost_usd(self) -> float:
+        """What it and all runs below it have cost."""
+        return self.cost_usd + self.below_cost_usd
+
 
 class Decision(Record):
     """What a person has decided about a call, or answered to it.

@@ -125,6 +125,11 @@ class AgentState(Record):
     session_usage: UsageStats = UsageStats()
     cost_usd: float = 0.0
     session_cost_usd: float = 0.0
+    below_usage: UsageStats = UsageStats()
+    """What the runs used that this one has started, and all below these."""
+    session_below_usage: UsageStats = UsageStats()
+    below_cost_usd: float = 0.0
+    session_below_cost_usd: float = 0.0
     current_step: LastStep | None = None
     failures: ErrorContext = Field(default_factory=ErrorContext.none)
     stop_requested: str | None = None
@@ -169,6 +174,8 @@ class AgentState(Record):
             step_count=0,
             usage=UsageStats(),
             cost_usd=0.0,
+            below_usage=UsageStats(),
+            below_cost_usd=0.0,
             current_step=None,
             failures=ErrorContext(),
             stop_requested=None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, computed_field
 
+from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
@@ -89,6 +90,11 @@ class StepResult(Record):
     def usage_estimated(self) -> bool:
         """Whether the step's tokens were counted here: its provider reported none."""
         return not self.usage_reported and self.usage is not None and self.usage.total_tokens > 0
+
+    @property
+    def runs(self) -> tuple[RunEnd, ...]:
+        """The runs that its calls have started, and which have ended."""
+        return tuple(call.run for call in self.tool_calls if call.run is not None)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -1,5 +1,6 @@
 """Tool calls as the model made them, and their records. Pure values."""
 
+import operator
 from datetime import datetime
 from typing import Any
 
@@ -63,7 +64,7 @@ class ToolCallRecord(Record):
     """Content blocks that the model sees after the step's results (`tools.WithMedia`)."""
     version: str | None = None
     """The digest of a server's tool; the versions of other tools stand in the configuration."""
-    run: RunEnd | None = None
+    run: RunEnd | None = Field(default=None, exclude_if=operator.not_)
     """The run that the call has started, without its output."""
 
 

@@ -98,4 +98,6 @@ def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:
         steps=len(result.steps),
         usage=result.usage,
         cost_usd=result.cost_usd,
+        below_usage=result.below_usage,
+        below_cost_usd=result.below_cost_usd,
     )

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool
+from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
@@ -72,6 +73,9 @@ def _head(result: AgentRunResult) -> RenderableType:
         f"{count(usage.total_tokens)} tokens ({count(usage.prompt_tokens)} prompt, "
         f"{count(usage.completion_tokens)} completion), {usd(result.cost_usd)}"
     )
+    if result.below_usage.total_tokens or result.below_cost_usd:
+        below = f"{count(result.below_usage.total_tokens)} tokens, {usd(result.below_cost_usd)}"
+        used += f"; runs below: {below}"
     if usage.cached_calls:
         used += f", {count(usage.cached_calls)} cached (saved {usd(result.saved_usd)})"
     for label, value in (
@@ -81,6 +85,7 @@ def _head(result: AgentRunResult) -> RenderableType:
         ("origin", origin_text(result.origin)),
         ("batch", f"{result.batch_id}, line {shown(result.line_id)}" if result.batch_id else ""),
         ("tenant", result.tenant),
+        ("parent", result.parent_agent_id),
         ("started", moment(result.start_time)),
         ("duration", seconds(result.duration_seconds) if result.end_time else ""),
         ("used", used),
@@ -162,7 +167,16 @@ def _call(call: ToolCallRecord, limit: int) -> Text:
         line.append(f"  {call.duration_ms:.0f} ms", style="dim")
     if call.repeated:
         line.append("  repeated: an earlier attempt may have done it", style="yellow")
+    if call.run is not None:
+        line.append(f"\n    {_of_run(call.run)}", style="dim")
     return line
+
+
+def _of_run(run: RunEnd) -> str:
+    steps = "1 step" if run.steps == 1 else f"{count(run.steps)} steps"
+    below = f", runs below {usd(run.below_cost_usd)}" if run.below_cost_usd else ""
+    spent = f"{run.status}, {steps}, {usd(run.cost_usd)}{below}"
+    return f"run {run.run_id} of {shown(run.agent, 60)}: {spent}"
 
 
 def _awaited(one: AwaitedTool) -> Text:

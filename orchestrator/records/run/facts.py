@@ -139,6 +139,8 @@ class RunFacts(Record):
     Times are UTC; `duration_seconds` is `end_time - start_time`. `error` is set exactly when
     the status is `error`. `stop_reason` and `status` are None while the run is active.
     `last_error` is the newest error of the execution's steps where the run did not complete.
+    `usage` and `cost_usd` are the run's own, `below_usage` and `below_cost_usd` those of the runs
+    that its calls have started, and of all below these.
     `structured` is JSON data that fits the schema of the name `schema_name`; the schema itself
     is never part of a result.
     """
@@ -158,6 +160,8 @@ class RunFacts(Record):
     steps: tuple[StepResult, ...] = ()
     usage: UsageStats = UsageStats()
     cost_usd: float = 0.0
+    below_usage: UsageStats = UsageStats()
+    below_cost_usd: float = 0.0
     cumulative_execution_seconds: float = 0.0
     start_time: datetime
     end_time: datetime | None = None
@@ -207,6 +211,16 @@ class RunFacts(Record):
     def duration_seconds(self) -> float | None:
         """Seconds from start to end; None while the run is active."""
         return (self.end_time - self.start_time).total_seconds() if self.end_time else None
+
+    @property
+    def total_usage(self) -> UsageStats:
+        """What the run and all runs below it have used."""
+        return self.usage + self.below_usage
+
+    @property
+    def total_cost_usd(self) -> float:
+        """What the run and all runs below it have cost."""
+        return self.cost_usd + self.below_cost_usd
 
     @property
     def usage_estimated(self) -> bool:

@@ -11,7 +11,7 @@ from pydantic import Field
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.protocol.waiting import queues_in
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
@@ -216,7 +216,7 @@ async def needs_of(store: OpenStore, run_ids: Sequence[str], batch: str = "") ->
     found = set()
     for status, token, of, agent, text, step in heads:
         if status in _MOVES and not token and batch in ("", of):
-            queues = {wait.queue for wait in waits_in(text or "", step or "")}
+            queues = queues_in(text or "", step or "", store.settings.queue)
             found |= {(queue, agent) for queue in queues or {store.settings.queue}}
     return [Need(queue=queue, agent=agent) for queue, agent in sorted(found)]
 
@@ -240,7 +240,7 @@ async def _waits_for_tools(store: OpenStore) -> Counter[str]:
                 *(("HMGET", store.keys.run(run_id), "waiting", "step") for run_id in some)
             )
             for text, step in headers:
-                found.update({wait.queue for wait in waits_in(text or "", step or "")})
+                found.update(queues_in(text or "", step or "", store.settings.queue))
     return found
 
 

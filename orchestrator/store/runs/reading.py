@@ -89,6 +89,8 @@ class StoredRun:
             steps=steps,
             usage=state.session_usage,
             cost_usd=state.session_cost_usd,
+            below_usage=state.session_below_usage,
+            below_cost_usd=state.session_below_cost_usd,
             cumulative_execution_seconds=state.info.cumulative_execution_seconds,
             start_time=moment(started),
             end_time=moment(ended) if ended else None,

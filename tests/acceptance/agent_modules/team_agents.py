@@ -15,3 +15,10 @@ editor = Agent(
     time_limit=None,
     error_policy=ErrorPolicy.ignore_tool_errors(),
 )
+
+policy = ErrorPolicy.ignore_tool_errors()
+level_5 = Agent("level_5", model="openai:gpt-4o-mini")
+level_4 = Agent("level_4", model="openai:gpt-4o-mini", agents=[level_5], error_policy=policy)
+level_3 = Agent("level_3", model="openai:gpt-4o-mini", agents=[level_4])
+level_2 = Agent("level_2", model="openai:gpt-4o-mini", agents=[level_3])
+level_1 = Agent("level_1", model="openai:gpt-4o-mini", agents=[level_2])

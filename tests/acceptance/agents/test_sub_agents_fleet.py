@@ -2,19 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import ErrorPolicy, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
 FILE = Path(__file__).parents[1] / "agent_modules" / "team_agents.py"
-EDITOR = load_agents(str(FILE))["editor"]
+EDITOR, DEEP = (load_agents(str(FILE))[name] for name in ("editor", "level_1"))
 LONG = 60.0
 
 
@@ -39,6 +40,15 @@ def team(request: RequestRecord) -> Reply:
     return Reply(f"fine: {key}", latency=0.01)
 
 
+def deeper(request: RequestRecord) -> Reply:
+    """Have the next level do it."""
+    if request.turn > 1 or request.key == "level 5":
+        return Reply(f"done at {request.key}", latency=0.01)
+    level = int(request.key.split()[1]) + 1
+    call = ToolCallReply(f"level_{level}", {"input": f"level {level}"})
+    return Reply("", tool_calls=(call,), latency=0.01)
+
+
 def test_a_parent_and_three_children_share_one_slot(
     model: ModelServer, start_worker: Start, env: dict[str, str], redis_url: str
 ) -> None:
@@ -61,7 +71,13 @@ def test_a_parent_and_three_children_share_one_slot(
             assert one is not None
             child = fleet.runs.result(one.run_id)
             assert child.parent_agent_id == run_id
-            assert one.cost_usd == child.cost_usd
+            assert (one.cost_usd, one.below_cost_usd) == (child.cost_usd, child.below_cost_usd)
+        ended = [run for run in fleet.runs.page(status="completed").runs if run.run_id != run_id]
+        assert len(ended) == 5
+        below = [fleet.runs.result(run.run_id) for run in ended]
+        assert result.below_cost_usd == pytest.approx(sum(one.cost_usd for one in below))
+        tokens = sum(one.usage.total_tokens for one in below)
+        assert result.total_usage.total_tokens == result.usage.total_tokens + tokens
     asked = Counter(request.key for request in model.requests)
     assert sum(asked.values()) == 2 + 2 * 2 + 2 + 1
     assert len(result.steps) == 2
@@ -92,3 +108,70 @@ def test_a_cancel_reaches_the_children_of_children(
             what="the end of all of them",
         )
         assert not fleet.runs.page(status="in_progress").runs
+
+
+def test_a_fourth_level_is_refused_and_all_costs_add_up(
+    model: ModelServer, start_worker: Start, env: dict[str, str], redis_url: str
+) -> None:
+    """MULTI-06, COST-14: three levels below a submitted run; parent total = own + children."""
+    model.follow(deeper)
+    start_worker(env=env)
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(DEEP, "level 1")
+        result = fleet.runs.wait(run_id, timeout=LONG)
+        runs = [result]
+        while (below := runs[-1].steps[0].tool_calls[0].run) is not None:
+            runs.append(fleet.runs.result(below.run_id))
+        assert len(runs) == 4
+        refused = runs[-1].steps[0].tool_calls[0].error
+        assert refused is not None
+        assert "3 levels deep" in refused.message
+        own = sum(one.cost_usd for one in runs)
+        assert result.total_cost_usd == pytest.approx(own)
+        assert own > result.cost_usd > 0
+
+
+def test_a_retry_uses_runs_that_completed_and_retries_the_others(
+    model: ModelServer, start_worker: Start, env: dict[str, str], redis_url: str
+) -> None:
+    """RETRY-01, MULTI-07: also over a pause, which reaches the runs below."""
+    failing = [True]
+
+    def rules(request: RequestRecord) -> Reply | Fault:
+        if request.key == "look topic a 1" and failing[0]:
+            return Fault("forbidden")
+        latency = 0.5 if request.key == "look topic a 0" else 0.01
+        return replace(team(request), latency=latency)
+
+    model.follow(rules)
+    start_worker(env={**env, "STEPFLEET_SLOTS": "8"})
+    strict = EDITOR.with_error_policy(ErrorPolicy.stop_on_any_error())
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(strict, "topic a")
+        wait_until(
+            lambda: "look topic a 0" in {request.key for request in model.requests},
+            within=LONG,
+            what="a child at work",
+        )
+        fleet.runs.pause(run_id)
+        wait_until(
+            lambda: not fleet.runs.page(status="in_progress").runs,
+            within=LONG,
+            what="the pause of all that had not ended",
+        )
+        assert fleet.runs.page(status="paused").runs
+        fleet.runs.resume(run_id)
+        failed = fleet.runs.wait(run_id, timeout=LONG)
+        assert not failed.success
+        first = [one.run and one.run.status for one in failed.steps[0].tool_calls]
+        assert first == ["completed", "error", "completed"]
+        asked = Counter(request.key for request in model.requests)
+        failing[0] = False
+        fleet.runs.retry(run_id)
+        result = fleet.runs.wait(run_id, timeout=LONG)
+        assert result.success
+        ids = [one.run and one.run.run_id for one in result.steps[0].tool_calls]
+        assert ids == [one.run and one.run.run_id for one in failed.steps[0].tool_calls]
+    again = Counter(request.key for request in model.requests) - asked
+    assert again.keys() <= {"look topic a 1", "check look topic a 1", "topic a"}
+    assert again["check look topic a 1"] == 1

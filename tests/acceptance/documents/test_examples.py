@@ -53,6 +53,10 @@ ANSWERS: Mapping[str, Mapping[str, Any]] = {
         "hundred": "There are 25 prime numbers below 100.",
         "million": "There are 78498 prime numbers below 1000000.",
     },
+    "team": {
+        "herring": "Herring swim in schools of millions. Why is that?",
+        "bridges": "Bridges move in the wind. Why is that?",
+    },
 }
 TALK = """\
 Add milk, bread and tea.  milk, bread, tea

@@ -415,9 +415,10 @@ local function go_again(h, grace, now)
   local calls, times = {}, {}
   for index, place in string.gmatch(waits and h.waiting or '', ' (%d+):(%S+)') do
     local till = number(redis.call('HGET', journal_key, 't:' .. index))
-    if string.find(place, '^@') and till > 0 then
-      local later = digits(till + now - number(h.updated))
-      redis.call('HSET', journal_key, 't:' .. index, later, 'n:' .. index, later)
+    local later = digits(till + now - number(h.updated))
+    if till > 0 then redis.call('HSET', journal_key, 't:' .. index, later) end
+    if till > 0 and (string.find(place, '^@approval:') or string.find(place, '^@person:')) then
+      redis.call('HSET', journal_key, 'n:' .. index, later)
     else
       calls[#calls + 1] = 'o:' .. index
     end

@@ -1,0 +1,28 @@
+"""An editor who has two agents of their own trades work for it: each call is a run of its own.
+
+The editor waits for them without a slot; its run shows what they did, and what they cost.
+"""
+
+from stepfleet.orchestrator import Agent
+
+researcher = Agent(
+    "researcher",
+    model="openai:gpt-4o-mini",
+    instructions="Find the one most important fact about a subject. Answer with that fact.",
+)
+
+critic = Agent(
+    "critic",
+    model="openai:gpt-4o-mini",
+    instructions="You read like a ten-year-old.",
+    prompt="What would you ask {reader} about {subject}? Ask one question.",
+)
+
+editor = Agent(
+    "editor",
+    model="openai:gpt-4o",
+    instructions="Have the subject researched and questioned, then write two sentences.",
+    agents=[researcher],
+    tools=[critic.as_tool(description="Asks what readers of that age would ask.")],
+    parallel_tool_execution=True,
+)
