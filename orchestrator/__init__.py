@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
     from stepfleet.orchestrator.client.costs import CostOptions as CostOptions
     from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
+    from stepfleet.orchestrator.client.follow_ups import ThenOptions as ThenOptions
     from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
     from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
     from stepfleet.orchestrator.client.history.history import RestoreOptions as RestoreOptions
@@ -195,6 +196,7 @@ _WHERE = {
     "client.checkpoints.record": "AgentCheckpoint",
     "client.costs": "CostOptions",
     "client.fleet": "AsyncFleet",
+    "client.follow_ups": "ThenOptions",
     "client.history.comparison": "RunComparison",
     "client.history.history": "AsyncFleetHistory RestoreOptions",
     "client.inputs": "BatchOptions RunOptions SubmitOptions",

@@ -55,8 +55,13 @@ def worded(prompt: str, fields: Mapping[str, Any]) -> str:
 
 def fields_of(prompt: str) -> list[str]:
     """Return the fields of a row that `prompt` words, in their order."""
-    names = (name for _, name in _pieces(prompt) if name is not None)
+    names = places_in(prompt)
     return list(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in names))
+
+
+def places_in(text: str) -> tuple[str, ...]:
+    """Return the places that a text names, in their order. Raises `ValueError` as it is read."""
+    return tuple(name for _, name in _pieces(text) if name is not None)
 
 
 def names_shown(fields: Mapping[str, Any]) -> str:

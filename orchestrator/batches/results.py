@@ -98,8 +98,13 @@ class BatchResults:
         """Yield results in the order of the lines; a line that was skipped is left out."""
         row = 0
         pause = Pause(self._tick)
-        while row < self._manifest.rows:
+        while True:
             over = not follow or await self._is_over()
+            if row >= self._manifest.rows:
+                if over or self._manifest.sealed:
+                    return
+                await pause.wait(idle=True)
+                continue
             rows = range(row, min(row + ROWS_AT_ONCE, self._manifest.rows))
             run_ids = [run_id_of(self._manifest.batch_id, one) for one in rows]
             statuses = await self._batches.statuses(run_ids)

@@ -14,7 +14,8 @@ from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
 COMMANDS = (
     *(batches.run, batches.ask, fleets.up, fleets.worker, fleets.flower),
-    *(batches.submit, batches.status, batches.watch, batches.failures, batches.results),
+    *(batches.submit, batches.then, batches.status, batches.watch),
+    *(batches.failures, batches.results),
     *(runs.ls, runs.show, runs.explain, runs.events),
     *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
     *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),

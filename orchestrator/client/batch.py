@@ -17,6 +17,7 @@ from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.batches.tables.arrow import require_arrow
 from stepfleet.orchestrator.batches.tables.fields import select
 from stepfleet.orchestrator.batches.tables.table import ResultTable
+from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
 from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -74,7 +75,34 @@ class AsyncBatch:
 
     async def progress(self) -> BatchProgress:
         """Return how far the batch is."""
-        return await (await self._session.open()).batches.progress(self._manifest)
+        return await (await self._session.open()).batches.progress(await self._read())
+
+    async def then(
+        self,
+        agent: Agent | str,
+        input: str | None = None,  # noqa: A002 - the public name
+        **options: Unpack[ThenOptions],
+    ) -> "AsyncBatch":
+        """Return the batch that begins when this one has ended, and works on its results.
+
+        Without a `page` it has a run for each completed one, whose `input` may name `{output}`,
+        `{input}` and `{id}`. With a `page` it has one for so many rows, and `input` names
+        `{outputs}`, a JSON list, and `{count}`; with `until_one` their results are taken in pages
+        again, until one run is left: it alone is the batch that this returns. Each result is cut at
+        8,000 characters. Runs that did not complete are left out; `after_failed="stop"` submits
+        nothing then. Workers submit it: this client may end. The same arguments are the same batch.
+        Other options are as in `submit_batch`. Raises `ConfigurationError` that names the field.
+        """
+        client = await self._session.open()
+        manifest, is_new = await registered(client, self._manifest, agent, input, options)
+        return AsyncBatch(self._session, manifest, is_new=is_new)
+
+    async def _read(self) -> Manifest:
+        """Return the manifest, read anew until all runs were created."""
+        if not self._manifest.sealed:
+            found = await (await self._session.open()).batches.find(self.id)
+            self._manifest = found or self._manifest
+        return self._manifest
 
     def run_ids(self) -> Iterator[str]:
         """Yield the ids of the batch's runs in the order of its lines, also of skipped ones."""
@@ -227,8 +255,11 @@ class AsyncBatch:
 
     async def _request(self, verb: str, on_progress: OnProgress | None, fields: str = "") -> Swept:
         """Put a request in force for the whole batch, then apply it to each of its runs."""
-        client = await self._session.open()
-        request = await client.requests.ask(self._manifest, verb, new_request(), fields)
+        client, manifest = await self._session.open(), await self._read()
+        if manifest.level and not manifest.sealed:  # it waits for a batch of its own
+            between = AsyncBatch(self._session, await client.batches.get(manifest.follows or ""))
+            await between._request(verb, on_progress, fields)
+        request = await client.requests.ask(manifest, verb, new_request(), fields)
         if verb == "cancel":
             await client.control.interrupt_batch(self.id)
         return await client.requests.sweep(request, on_progress or _ignore)
@@ -256,13 +287,13 @@ class AsyncBatch:
         wanted = _RETRIED | {Lifecycle.CANCELLED} if also_cancelled else _RETRIED
         retries = (await self._session.open()).retries
         return await retries.retry(
-            self._manifest, wanted, overrides, on_progress or _ignore, selection
+            await self._read(), wanted, overrides, on_progress or _ignore, selection
         )
 
     async def limit_waits(self) -> tuple[LimitWaits, ...]:
         """Return for which limits runs of the batch wait, by a sample of up to 500 of its runs."""
         store = (await self._session.open()).store
-        rows = self._manifest.rows
+        rows = (await self._read()).rows
         every = range(0, rows, max(-(-rows // SAMPLED), 1))
         lines = LimitLines(store.connection, store.keys)
         return await lines.waits_of([run_id_of(self.id, row) for row in every])
@@ -276,7 +307,7 @@ class AsyncBatch:
         number of rows so far.
         """
         client = await self._session.open()
-        progress = await client.batches.progress(self._manifest)
+        progress = await self.progress()
         count = FailureCount()
         not_completed = progress.done - progress.completed
         pages = failed_in(self._manifest, client.batches, client.failed, on_progress or _ignore)

@@ -18,6 +18,25 @@ SILENCE = timedelta(seconds=30)
 UNKNOWN_SILENCE = timedelta(minutes=10)
 
 
+class FollowUp(Record):
+    """What a batch that follows another one is to do with its results.
+
+    `input` is worded for each result, or, with a `page`, for each so many rows. `until_one` does
+    the same with the results of that until one run is left. `config` is the digest of the agent's
+    configuration; `overrides` are those of all runs, in stored form.
+    """
+
+    agent: str
+    config: str
+    input: str
+    page: int | None = None
+    until_one: bool = False
+    after_failed: Literal["skip", "stop"] = "skip"
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    tenant: str | None = None
+    priority: int = 1
+
+
 class BatchHold(Record):
     """Why a batch is held: `runs` of it ended in a row with the same permanent error.
 
@@ -43,6 +62,8 @@ class Manifest(Record):
     `digest` is the content address of lines, agents and overrides. Once all runs have ended,
     `final` holds the counters of that time, and `expires` is the end of the runs' retention.
     `held` is set while equal errors hold the batch.
+    A batch with a `plan` begins when the batch that it `follows` has ended; `level` counts the
+    batches in between, and `refused` says why nothing was submitted. `next` are those that follow.
     """
 
     batch_id: str
@@ -61,10 +82,18 @@ class Manifest(Record):
     final: dict[str, int] | None = None
     expires: datetime | None = None
     held: BatchHold | None = None
+    follows: str | None = None
+    plan: FollowUp | None = None
+    level: int = 0
+    refused: str | None = None
+    next: tuple[str, ...] = ()
 
     def to_fields(self) -> dict[str, str]:
         """Return the fields of a new batch's hash; scripts write the others."""
-        return {name: str(getattr(self, name)) for name in _PLAIN}
+        fields = {name: str(getattr(self, name)) for name in _PLAIN}
+        fields |= {"follows": self.follows} if self.follows else {}
+        fields |= {"plan": self.plan.to_json()} if self.plan else {}
+        return fields | {f"{_NEXT}{one}": "1" for one in self.next}
 
     @classmethod
     def from_fields(cls, batch_id: str, fields: Mapping[str, str]) -> Self:
@@ -78,7 +107,12 @@ class Manifest(Record):
             values["submitting"] = datetime.fromtimestamp(float(fields["submitting"]), UTC)
         if fields.get("expires"):
             values["expires"] = datetime.fromtimestamp(int(fields["expires"]) / 1000, UTC)
+        if fields.get("plan"):
+            values["plan"] = orjson.loads(fields["plan"])
+        values |= {name: fields[name] for name in ("follows", "level", "refused") if name in fields}
+        following = (one.removeprefix(_NEXT) for one in fields if one.startswith(_NEXT))
         values |= {
+            "next": tuple(sorted(following)),
             "batch_id": batch_id,
             "created": datetime.fromtimestamp(int(fields.get("created", "0")) / 1000, UTC),
             "sealed": fields.get("sealed") == "1",
@@ -87,6 +121,7 @@ class Manifest(Record):
         return cls.model_validate(values)
 
 
+_NEXT = "next:"
 _PLAIN = ("key", "digest", "name", "path", "agent", "format", "total", "rows")
 
 
@@ -100,6 +135,8 @@ class BatchProgress(Record):
     `past_retention` counts runs that ended and whose records have been removed since; they stay
     in all other numbers where the batch ended as a whole. While `held` is set, equal permanent
     errors have paused the batch until it is resumed.
+    A batch that `follows` another one begins when that has ended, and has no runs before; `refused`
+    says why it has none at all. `next` are the batches that follow this one.
     """
 
     batch_id: str
@@ -127,6 +164,9 @@ class BatchProgress(Record):
     cancel_requested: bool = False
     submission_stalled: bool = False
     held: BatchHold | None = None
+    follows: str | None = None
+    refused: str | None = None
+    next: tuple[str, ...] = ()
 
     @property
     def done(self) -> int:
@@ -142,7 +182,8 @@ class BatchProgress(Record):
     def ok(self) -> bool:
         """Whether all runs were created, have ended and completed, and are still there."""
         is_whole = self.completed == self.total and not self.past_retention
-        return self.sealed and not self.open and self.done == self.completed and is_whole
+        is_over = self.sealed and not self.open and not self.refused
+        return is_over and self.done == self.completed and is_whole
 
     @property
     def ended(self) -> bool:
@@ -172,7 +213,13 @@ class BatchProgress(Record):
     @property
     def share(self) -> float:
         """The part of all runs that has ended, 0 to 1."""
-        return min(self.done / self.total, 1.0) if self.total else 1.0
+        empty = 0.0 if self.waits else 1.0
+        return min(self.done / self.total, 1.0) if self.total else empty
+
+    @property
+    def waits(self) -> bool:
+        """Whether the batch that it follows has not ended, or its runs are not all created."""
+        return self.follows is not None and not self.sealed and not self.cancel_requested
 
 
 class BatchPage(Record):
@@ -193,8 +240,8 @@ def summed(shards: Iterable[Mapping[str, str]]) -> dict[str, int]:
 
 def is_stalled(manifest: Manifest, now: datetime) -> bool:
     """Return whether a batch's submitter was silent for so long that it must be gone."""
-    if manifest.sealed or manifest.cancel_requested:
-        return False
+    if manifest.sealed or manifest.cancel_requested or manifest.follows:
+        return False  # workers submit what follows a batch
     if manifest.submitting is None:  # of an older version, which does not note it
         return now - manifest.created > UNKNOWN_SILENCE
     return now - manifest.submitting > SILENCE

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
@@ -37,6 +38,10 @@ FIRST_SECONDS = 60.0
 PAUSE_SECONDS = 3600.0
 CHANGE_SECONDS = 1.0
 """A worker that holds more or less than it has reported reports that so soon."""
+FOLLOW_SECONDS = 1.0
+"""How often a worker looks after batches while some are to follow others."""
+MOST_FOLLOW_UPS = 4
+"""Batches that a worker submits at once."""
 LONG_PER_SLOT = 10
 """A queue with more messages per slot than this is long: they need not be published again."""
 
@@ -130,10 +135,48 @@ async def keep_batches(store: OpenStore) -> None:
     requests = BatchRequests(*given, store.dispatch, batches, grace=settings.grace)
     upkeep = BatchUpkeep(*given, retention=settings.retention, requests=requests)
     lists = RunLists(*given)
-    while True:
-        await asyncio.sleep(LOOK_SECONDS * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
-        await _attempt("the housekeeping of batches", upkeep.look)
-        await _attempt("the housekeeping of lists of runs", lists.look)
+    follow_ups = FollowUps(store, batches)
+    try:
+        while True:
+            # While some wait for the end of others, ends are noticed sooner.
+            pause = FOLLOW_SECONDS if follow_ups.wait else LOOK_SECONDS
+            await asyncio.sleep(pause * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
+            await _attempt("the housekeeping of batches", partial(upkeep.look, pause))
+            await _attempt("the search for batches that follow others", follow_ups.look)
+            await _attempt("the housekeeping of lists of runs", lists.look)
+    finally:
+        follow_ups.cancel()
+
+
+class FollowUps:
+    """Submits the batches that follow others, beside all else; `wait`: there may be some."""
+
+    def __init__(self, store: OpenStore, batches: Batches) -> None:
+        self.wait = True
+        self._store = store
+        self._batches = batches
+        self._index = FollowUpIndex(store.connection, store.keys, batches)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def look(self) -> None:
+        """Begin to submit those that are due. Raises `StoreError`."""
+        due, self.wait = await self._index.due()
+        self._tasks = {one: task for one, task in self._tasks.items() if not task.done()}
+        for batch_id in due:
+            if batch_id not in self._tasks and len(self._tasks) < MOST_FOLLOW_UPS:
+                self._tasks[batch_id] = asyncio.create_task(self._submit(batch_id))
+
+    async def _submit(self, batch_id: str) -> None:
+        # Of the client's side: workers that meet no such batch do not import it.
+        from stepfleet.orchestrator.batches.following import Following  # noqa: PLC0415
+
+        following = Following(self._store, self._batches, self._index)
+        await _attempt(f"batch {batch_id}", partial(following.look, batch_id))
+
+    def cancel(self) -> None:
+        """Leave what is not submitted to other workers."""
+        for task in self._tasks.values():
+            task.cancel()
 
 
 async def _attempt(what: str, look: Callable[[], Awaitable[object]]) -> None:

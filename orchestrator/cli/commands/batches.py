@@ -1,4 +1,4 @@
-"""`stepfleet run`, `submit`, `status`, `watch`, `failures`, `results`."""
+"""`stepfleet run`, `submit`, `then`, `status`, `watch`, `failures`, `results`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
@@ -154,6 +154,47 @@ def submit(
         again=again,
         check=not no_check,
     )
+
+
+def then(
+    batch: options.BatchId,
+    *,
+    agent: options.AgentName = None,
+    agents: options.MaybeAgentsRef = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="TEXT",
+            help="With {output}, {input}, {id} of a run; of pages {outputs}, {count}.",
+        ),
+    ] = None,
+    page: Annotated[
+        int | None, typer.Option("--page", help="Rows of the batch for each run; without it, one.")
+    ] = None,
+    until_one: Annotated[
+        bool, typer.Option("--until-one", help="Take pages of results until one run is left.")
+    ] = False,
+    after_failed: Annotated[
+        str,
+        typer.Option(
+            "--after-failed", metavar="[skip|stop]", help="Leave failed runs out, or begin nothing."
+        ),
+    ] = "skip",
+    name: Annotated[str | None, typer.Option("--name", help="The new batch's name.")] = None,
+    tenant: options.Tenant = None,
+    priority: options.BatchPriority = None,
+    raised: options.Raised = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Have another batch work on a batch's results when that has ended, and print its id."""
+    from stepfleet.orchestrator.cli.run.follow_up import follow_batch
+    from stepfleet.orchestrator.cli.views.control import overrides_of
+
+    given = {"page": page, "until_one": until_one, "after_failed": after_failed}
+    given |= {"name": name, "tenant": tenant, "priority": priority, **overrides_of(raised or [])}
+    return follow_batch(batch, text, data, agent=agent, agents=agents, options=given, json=json)
 
 
 def status(

@@ -209,6 +209,10 @@ def progress_line(progress: BatchProgress, pace: Pace) -> str:
 
 def submission_state(progress: BatchProgress) -> str:
     """Return the state of a batch's submission; nothing where it is complete."""
+    if progress.refused:
+        return f"none: {shown(progress.refused, 200)}"
+    if progress.waits and not progress.submitted:
+        return f"begins when batch {progress.follows} has ended"
     if progress.sealed:
         return "cancelled" if progress.cancel_requested else ""
     if progress.cancel_requested:

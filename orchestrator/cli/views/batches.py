@@ -1,6 +1,6 @@
 """Batches as a terminal shows them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -35,11 +35,8 @@ def summary(
         if value or label == "completed":
             table.add_row(label, Text(count(value), style=style))
     table.add_row("total", count(progress.total), end_section=True)
-    if state := submission_state(progress):
-        table.add_row("submission", Text(state, style="yellow"), end_section=True)
-    if progress.past_retention:
-        past = f"{count(progress.past_retention)} results are past retention"
-        table.add_row("retention", Text(past, style="yellow"), end_section=True)
+    for label, text, style in _beside(progress):
+        table.add_row(label, Text(text, style=style), end_section=True)
     for reason, value in sorted(progress.by_reason.items(), key=lambda one: -one[1]):
         if value:
             table.add_row(f"stop reason {shown(reason, 40)}", count(value))
@@ -73,8 +70,26 @@ def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
             shown(batch.batch_id, _ID_CHARACTERS),
             shown(batch.agent or "-", 30),
             f"{batch.created:%m-%d %H:%M}",
-            f"{'held at ' if batch.held else ''}{count(batch.done)}/{count(batch.total)}",
+            _ended(batch),
             count(batch.done - batch.completed),
             usd(batch.cost_usd),
         )
     return table
+
+
+def _beside(batch: BatchProgress) -> Iterator[tuple[str, str, str]]:
+    """Yield what is to be said beside the counts: its label, its text, its style."""
+    if state := submission_state(batch):
+        yield "submission", state, "yellow"
+    if batch.follows:
+        yield "follows batch", batch.follows, ""
+    for one in batch.next:
+        yield "is followed by", one, ""
+    if batch.past_retention:
+        yield "retention", f"{count(batch.past_retention)} results are past retention", "yellow"
+
+
+def _ended(batch: BatchProgress) -> str:
+    if batch.waits:
+        return "waits"
+    return f"{'held at ' if batch.held else ''}{count(batch.done)}/{count(batch.total)}"

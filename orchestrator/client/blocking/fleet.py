@@ -70,7 +70,7 @@ def giving_batch(
     """Return `method` as one that waits for a batch."""
 
     @functools.wraps(method)
-    def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> Batch:
+    def call(self: _Blocking, /, *args: P.args, **options: P.kwargs) -> "Batch":
         return Batch(self._portal.call(method(self._wrapped, *args, **options)), self._portal)
 
     return call
@@ -106,6 +106,7 @@ class Batch(_Blocking):
         return self._wrapped.run_ids()
 
     progress = blocking(AsyncBatch.progress)
+    then = giving_batch(AsyncBatch.then)
     watch = iterating(AsyncBatch.watch)
     on_standstill = blocking(AsyncBatch.on_standstill)
     results = iterating(AsyncBatch.results)

@@ -254,6 +254,11 @@ class Batches:
         reads = (("HGET", self._keys.batch(shard, batch_id), "open") for shard in self._shards)
         return sum(int(value or 0) for value in await self._connection.execute_all(*reads))
 
+    async def is_over(self, batch_id: str, manifest: Manifest | None) -> bool:
+        """Return whether no run of a batch is open, and none will be created."""
+        is_whole = manifest is None or manifest.sealed or manifest.cancel_requested
+        return is_whole and not await self.open_runs(batch_id)
+
     async def ended_after(
         self, batch_id: str, places: Mapping[int, int], limit: int
     ) -> list[Ended]:
@@ -314,4 +319,5 @@ class Batches:
         """Return whether nothing is left; an ended batch is kept for one more retention time."""
         since = manifest.expires or manifest.created
         past = await self.now() - since > self._retention
-        return past and manifest.total > 0 and not any(counters)
+        had_runs = manifest.total > 0 or manifest.refused is not None
+        return past and had_runs and not any(counters)

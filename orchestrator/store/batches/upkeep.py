@@ -15,6 +15,7 @@ from stepfleet.orchestrator.records.batch import Manifest, summed
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
@@ -45,16 +46,19 @@ class BatchUpkeep:
         self._keys = keys_
         self._upkeep = keys_.of(keys.UPKEEP)
         self._batches = Batches(connection, keys_, retention=retention)
+        self._follow_ups = FollowUpIndex(connection, keys_, self._batches)
         self._retention_ms = retention * 1000
 
-    async def look(self) -> int:
+    async def look(self, pause: float = LOOK_SECONDS) -> int:
         """Settle batches that may be over, unless another worker just did; return how many.
+
+        The next look is due after `pause` seconds.
 
         At the same time finishes the requests to batches whose clients are gone. Neither waits for
         the other, or fails with it. Raises `StoreError` when Redis stays out of reach.
         """
-        pause = round(LOOK_SECONDS * 1000)
-        if not await self._connection.execute("SET", self._upkeep, "1", "NX", "PX", pause):
+        turn = ("SET", self._upkeep, "1", "NX", "PX", round(pause * 1000))
+        if not await self._connection.execute(*turn):
             return 0
         if not self._requests:
             return await self.settle_all()
@@ -95,10 +99,12 @@ class BatchUpkeep:
         """Have the runs of a batch expire if all have ended, or stay if they have not."""
         seen = await self._scores(batch_id)
         manifest = await self._batches.find(batch_id)
-        if await self._is_over(batch_id, manifest):
+        if await self._batches.is_over(batch_id, manifest):
+            if manifest and manifest.next:
+                await self._follow_ups.call(manifest.next)
             await self._expire(batch_id, manifest, seen)
             # A run may have been retried meanwhile.
-            if await self._is_over(batch_id, manifest):
+            if await self._batches.is_over(batch_id, manifest):
                 return
         if await self._expires(batch_id):
             await self._sweep(batch_id, "")
@@ -112,10 +118,6 @@ class BatchUpkeep:
         await self._connection.execute_all(
             *(("ZADD", self._keys.over(shard), "XX", later, batch_id) for shard in self._shards)
         )
-
-    async def _is_over(self, batch_id: str, manifest: Manifest | None) -> bool:
-        is_whole = manifest is None or manifest.sealed or manifest.cancel_requested
-        return is_whole and not await self._batches.open_runs(batch_id)
 
     async def _scores(self, batch_id: str) -> list[str]:
         """Return the batch's score in each shard's index of due batches, or ''."""

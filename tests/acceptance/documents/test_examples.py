@@ -131,6 +131,11 @@ def test_the_turns_of_a_conversation_know_what_was_said_before(folder: Path) -> 
     assert run("several_turns", folder).stdout == TALK
 
 
+def test_map_reduce_ends_with_one_sum_of_all_reviews(folder: Path) -> None:
+    """DOC-05, MULTI-04"""
+    assert run("map_reduce", folder).stdout == "72 positive, 48 negative\n"
+
+
 @pytest.mark.parametrize("name", ["simple_agent", "multi_tool_agent", "custom_llm"])
 async def test_the_same_agents_give_the_same_answers_in_one_process(
     name: str, redis_url: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,271 @@
+"""Submits batches whose runs work on the results of another batch, when that one has ended.
+
+Row n stands for row n of the batch before, or for its n-th page of rows: so a worker that goes on
+where another one died makes the same runs. Memory holds a page of results at a time.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.batches.lines import input_of
+from stepfleet.orchestrator.batches.submit import CHUNK_BYTES
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.protocol.composing import (
+    COUNT,
+    OUTPUT,
+    OUTPUTS,
+    Before,
+    answer_text,
+    composed,
+)
+from stepfleet.orchestrator.records.batch import FollowUp, Manifest
+from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle
+from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields
+from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.runs.reading import EndedRuns
+from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+
+log = logging.getLogger(__name__)
+
+ROWS = 200
+"""Rows of the batch before that are read together, unless one page has more."""
+ROOM_SECONDS = 0.2
+"""Between looks for room, where the number of active runs is limited."""
+OF_RUNS = (OUTPUT, "input", "id")
+OF_PAGES = (OUTPUTS, COUNT)
+_FIELDS = ("status", "slim", "line", "tenant")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run of the batch before that has completed."""
+
+    before: Before
+    tenant: str | None
+    given: str = ""
+
+
+class Following:
+    """Looks after batches that follow others."""
+
+    def __init__(self, store: OpenStore, batches: Batches, index: FollowUpIndex) -> None:
+        settings, given = store.settings, (store.connection, store.keys)
+        self._store = store
+        self._batches = batches
+        self._index = index
+        self._ended = EndedRuns(*given)
+        self._submission = Submission(
+            *given, store.dispatch, grace=settings.grace, most=settings.max_active_runs
+        )
+
+    async def look(self, batch_id: str) -> None:
+        """Submit a batch if the one before it has ended; twice does no harm.
+
+        Raises `StoreError` when Redis stays out of reach; any worker then goes on.
+        """
+        if not await self._index.take(batch_id):
+            return
+        try:
+            while await self._advance(batch_id):
+                pass
+        except ConfigurationError as error:  # it was cancelled meanwhile, or its agent is gone
+            manifest = await self._batches.find(batch_id)
+            if manifest and not manifest.cancel_requested:
+                await self._index.refuse(batch_id, error.message)
+            await self._index.done(batch_id)
+        finally:
+            await self._index.release(batch_id)
+
+    async def _advance(self, batch_id: str) -> bool:
+        """Submit the batch, or the next one in between; return whether to look once more."""
+        await self._index.put_off(batch_id)  # first: a call that comes from here on is newer
+        manifest = await self._batches.find(batch_id)
+        if manifest is None or manifest.plan is None or manifest.sealed:
+            await self._index.done(batch_id)
+            return False
+        if manifest.cancel_requested:
+            await self._batches.look_at(batch_id)
+            await self._index.done(batch_id)
+            return False
+        plan, source = manifest.plan, await self._batches.find(manifest.follows or "")
+        config = await self._config(plan)
+        if source and not await self._batches.is_over(source.batch_id, source):
+            return False
+        if why := await self._why_not(plan, source):
+            await self._index.refuse(batch_id, why)
+        elif source:
+            target = await self._target(manifest, plan, source)
+            await self._create(target, plan, config, source, batch_id)
+            if target.batch_id != batch_id:
+                await self._index.passed(batch_id, target.batch_id, manifest.level + 1)
+            return True
+        return False
+
+    async def _config(self, plan: FollowUp) -> AgentConfig:
+        try:
+            config = await self._store.configs.load(plan.config)
+            await self._store.configs.save(config)  # it is used, though no run refers to it yet
+        except SerializationError as error:
+            raise ConfigurationError(str(error)) from None
+        return config
+
+    async def _why_not(self, plan: FollowUp, source: Manifest | None) -> str:
+        """Return why nothing is to be submitted, or ''."""
+        if source is None:
+            return "the batch before is past its retention"
+        progress = await self._batches.progress(source)
+        name = f"batch {source.batch_id}"
+        if source.refused:
+            return f"{name} has no runs: {source.refused}"
+        if source.cancel_requested:
+            return f"{name} was cancelled"
+        failed = progress.total - progress.completed
+        if failed and plan.after_failed == "stop":
+            return f"{failed:,} of {progress.total:,} runs of {name} did not complete"
+        return "" if progress.completed else f"no run of {name} completed"
+
+    async def _target(self, manifest: Manifest, plan: FollowUp, source: Manifest) -> Manifest:
+        """Return the batch to be created now: this one, or one in between."""
+        rows = -(-source.rows // (plan.page or 1))
+        if not plan.until_one or rows <= 1:
+            await self._index.begin(manifest.batch_id, rows, rows)
+            return manifest.model_copy(update={"rows": rows})
+        level = manifest.level + 1
+        target = Manifest(
+            batch_id=follow_up_id(manifest.batch_id, manifest.digest, level),
+            key=manifest.key,
+            digest=manifest.digest,
+            name=f"{manifest.name}, level {level}",
+            agent=manifest.agent,
+            created=await self._batches.now(),
+            total=rows,
+            rows=rows,
+            follows=source.batch_id,
+            next=(manifest.batch_id,),
+        )
+        await self._batches.register(target)
+        await self._index.link(source.batch_id, target.batch_id)
+        return target
+
+    async def _create(
+        self, target: Manifest, plan: FollowUp, config: AgentConfig, source: Manifest, waits: str
+    ) -> None:
+        """Create the runs of `target`, for the sake of the batch that `waits`."""
+        page = plan.page or 1
+        at_once, created = max(ROWS // page, 1), 0
+        for first in range(0, target.rows, at_once):
+            await self._index.hold(waits)
+            rows = range(first, min(first + at_once, target.rows))
+            there = await self._batches.statuses([run_id_of(target.batch_id, n) for n in rows])
+            lacking = [n for n, status in zip(rows, there, strict=True) if status is None]
+            found = {n: await self._read(plan, source, n * page, page) for n in lacking}
+            drafts = await asyncio.to_thread(_drafts, target, plan, config, found)
+            for part in _parts(drafts):
+                await self._submit(part, waits)
+            created += len(rows) - len(lacking) + len(drafts)
+        await self._index.begin(target.batch_id, target.rows, created)
+        await self._batches.seal(target.batch_id)
+
+    async def _submit(self, runs: Sequence[NewRun], waits: str) -> None:
+        while runs:
+            room = await self._submission.room()
+            some, runs = runs[:room], runs[len(runs[:room]) :]
+            if some:
+                fresh = await self._submission.create_all(some)
+                new = [run for run, is_new in zip(some, fresh, strict=True) if is_new]
+                await self._submission.publish(new)
+            else:  # as many are active as there may be
+                await self._index.hold(waits)
+                await asyncio.sleep(ROOM_SECONDS)
+
+    async def _read(
+        self, plan: FollowUp, source: Manifest, first: int, page: int
+    ) -> tuple[Ended, ...]:
+        """Return the completed ones of a page of rows."""
+        rows = range(first, min(first + page, source.rows))
+        run_ids = [run_id_of(source.batch_id, row) for row in rows]
+        headers = await self._ended.headers(run_ids, _FIELDS)
+        found = [
+            (run_id, header)
+            for run_id, header in zip(run_ids, headers, strict=True)
+            if header.get("status") == Lifecycle.COMPLETED
+        ]
+        ended = await asyncio.to_thread(lambda: tuple(_ended(*one) for one in found))
+        if plan.page or "{input}" not in plan.input:
+            return ended
+        logs = [(f"{self._store.keys.run(run_id)}:log", "input:0") for run_id, _ in found]
+        given = await self._store.connection.execute_all(*(("HGET", *one) for one in logs))
+        pairs = zip(ended, given, strict=True)
+        return tuple(replace(one, given=_last_text(text)) for one, text in pairs)
+
+
+def _ended(run_id: str, header: Fields) -> Ended:
+    state = AgentState.from_json(unpacked(header["slim"]))
+    text = answer_text(state.last_output, state.answer.structured if state.answer else None)
+    return Ended(Before(header.get("line") or run_id, text), header.get("tenant"))
+
+
+def _last_text(stored: str | None) -> str:
+    """Return the text of the last message of a run's input."""
+    messages: Sequence[Message] = MESSAGES.validate_json(stored) if stored else ()
+    return messages[-1].text if messages else ""
+
+
+def _drafts(
+    target: Manifest, plan: FollowUp, config: AgentConfig, found: dict[int, tuple[Ended, ...]]
+) -> list[NewRun]:
+    """Return the runs of rows that have results."""
+    changed = config.with_overrides(plan.overrides)
+    return [
+        _run(target, plan, changed, row, ended, config.digest)
+        for row, ended in found.items()
+        if ended
+    ]
+
+
+def _run(
+    target: Manifest,
+    plan: FollowUp,
+    config: AgentConfig,
+    row: int,
+    ended: Sequence[Ended],
+    digest: str,
+) -> NewRun:
+    first, before = ended[0], [one.before for one in ended]
+    others = {} if plan.page else {"input": first.given, "id": first.before.name}
+    tenants = {one.tenant for one in ended}
+    return NewRun(
+        run_id=run_id_of(target.batch_id, row),
+        agent=config.name,
+        config=digest,
+        messages=input_of(composed(plan.input, before, others), "input", config.prompt),
+        max_steps=config.max_steps,
+        batch_id=target.batch_id,
+        row=row,
+        line_id=f"page {row + 1}" if plan.page else first.before.name,
+        overrides=plan.overrides,
+        tenant=plan.tenant or (tenants.pop() if len(tenants) == 1 else None),
+        priority=plan.priority,
+    )
+
+
+def _parts(runs: Sequence[NewRun]) -> Iterator[list[NewRun]]:
+    """Yield runs in parts whose inputs have a megabyte together, or one run each."""
+    part: list[NewRun] = []
+    size = 0
+    for run in runs:
+        own = sum(len(str(one.content)) for one in run.messages)
+        if part and size + own > CHUNK_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(run)
+        size += own
+    if part:
+        yield part

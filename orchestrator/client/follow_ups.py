@@ -1,0 +1,119 @@
+"""A batch that begins when another one has ended: checked and registered here, submitted there."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
+from stepfleet.orchestrator.batches.lines import input_of, parse_tenant
+from stepfleet.orchestrator.client.inputs import Priority
+from stepfleet.orchestrator.client.session import Client
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.limit import priority_of
+from stepfleet.orchestrator.protocol.composing import OUTPUT, OUTPUTS, check_places
+from stepfleet.orchestrator.records.batch import FollowUp, Manifest
+from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id
+
+MOST_ROWS = 1_000
+"""Rows of a page."""
+MOST_FOLLOWING = 100
+"""Batches that follow one batch."""
+
+
+class ThenOptions(RunOverrides, total=False):
+    """The options of `then` beside its input: for all runs of the batch that follows."""
+
+    page: int | None
+    until_one: bool
+    after_failed: Literal["skip", "stop"]
+    name: str | None
+    tenant: str | None
+    priority: Priority | None
+
+
+async def registered(
+    client: Client,
+    source: Manifest,
+    agent: Agent | str,
+    text: str | None,
+    options: Mapping[str, Any],
+) -> tuple[Manifest, bool]:
+    """Return the batch that follows `source`, and whether it is new.
+
+    The same arguments are the same batch. Raises `ConfigurationError` that names field and fix.
+    """
+    config = await client.config_of(agent)
+    overrides = dict(options)
+    name = overrides.pop("name", None) or f"{source.name or source.batch_id}: {config.name}"
+    page = _page(overrides.pop("page", None))
+    places = OF_RUNS if page is None else OF_PAGES
+    text = f"{{{OUTPUT if page is None else OUTPUTS}}}" if text is None else text
+    check_places(text, places)
+    input_of(text, "input", config.prompt)
+    own = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
+    plan = FollowUp(
+        agent=config.name,
+        config=config.digest,
+        input=text,
+        page=page,
+        until_one=_until_one(page, given=own[0]),
+        after_failed=_rule(own[1]),
+        tenant=parse_tenant(overrides.pop("tenant", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+        overrides=stored_overrides(config, overrides),
+    )
+    digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
+    batch_id = follow_up_id(source.batch_id, digest)
+    found, source = await client.batches.find(batch_id), await client.batches.get(source.batch_id)
+    if found and not found.refused:
+        return found, False
+    if len(source.next) >= MOST_FOLLOWING:
+        msg = f"{MOST_FOLLOWING} batches follow batch {source.batch_id}; let some follow others"
+        raise ConfigurationError(msg)
+    progress = await client.batches.progress(source)
+    if progress.past_retention:
+        msg = f"{progress.past_retention:,} results of batch {source.batch_id} are past retention"
+        raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")
+    await client.accept([config])
+    await client.store.configs.save(config)
+    manifest = Manifest(
+        batch_id=batch_id,
+        key=f"then:{source.batch_id}",
+        digest=digest,
+        name=name[:500],
+        agent=config.name,
+        created=await client.batches.now(),
+        total=0,
+        rows=0,
+        follows=source.batch_id,
+        plan=plan,
+    )
+    store = client.store
+    await FollowUpIndex(store.connection, store.keys, client.batches).register(manifest)
+    return manifest, True
+
+
+def _page(given: Any) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MOST_ROWS:
+        return given
+    msg = f"field 'page' is {given!r}; write how many rows a run gets, 1 to {MOST_ROWS:,}"
+    raise ConfigurationError(msg)
+
+
+def _until_one(page: int | None, *, given: Any) -> bool:
+    if given and (page is None or page == 1):
+        raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
+    return bool(given)
+
+
+def _rule(given: Any) -> Literal["skip", "stop"]:
+    if given == "skip":
+        return "skip"
+    if given == "stop":
+        return "stop"
+    raise ConfigurationError(f"field 'after_failed' is {given!r}; write 'skip' or 'stop'")

@@ -1,0 +1,55 @@
+"""Batches that follow each other on real workers, of which one is killed while it submits."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from support.deadlines import wait_until
+from support.workers.fleet_workers import FleetWorker
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
+
+LONG = 60.0
+ROOM = {"STEPFLEET_MAX_ACTIVE_RUNS": "4", "STEPFLEET_LEASE": "2"}
+AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]
+Start = Callable[..., FleetWorker]
+
+
+def test_map_reduce_survives_the_death_of_the_worker_that_submits(
+    fleet: Fleet, start_worker: Start, model: ModelServer
+) -> None:
+    """MULTI-01, MULTI-04: no run is lost, none is made twice, and the sum is right."""
+    killed = threading.Event()
+
+    def count(request: RequestRecord) -> Reply:
+        if "Sum" not in request.question:
+            return Reply("1")
+        # The worker has created as many as may be active, and waits for their ends.
+        killed.wait(LONG)
+        return Reply(str(sum(map(int, re.findall(r'"output":"(\d+)"', request.question)))))
+
+    model.follow(count)
+    numbers = fleet.submit_batch([{"input": f"Number {n}"} for n in range(60)], agent=AGENT)
+    total = numbers.then(AGENT, "Sum up: {outputs}", page=8, until_one=True)
+    first = start_worker(name="w1", env=ROOM)
+    between = wait_until(
+        lambda: next((one for one in numbers.progress().next if one != total.id), None),
+        within=LONG,
+    )
+    assert between is not None
+    batch = fleet.batches.get(between)
+    wait_until(lambda: batch.progress().in_progress == 4, within=LONG)
+    assert batch.progress().waits
+    first.end()
+    killed.set()
+    start_worker(name="w2", env=ROOM)
+    assert [one.output for one in total.results()] == ["60"]
+    progress = batch.wait(LONG)
+    assert (progress.completed, progress.total, progress.sealed) == (8, 8, True)
+    asked = Counter(request.question for request in model.requests)
+    assert len(asked) == 60 + 8 + 1
+    assert total.wait(LONG).ok

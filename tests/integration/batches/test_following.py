@@ -1,0 +1,226 @@
+"""Batches that follow others: rows of results, pages of them, and what happens in between."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from support.runs.stored_runs import Bench, answered, failed, plain_agent
+
+from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
+from stepfleet.orchestrator.batches.following import Following
+from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
+
+AGENT = plain_agent()
+EDITOR = Agent("editor", model="openai:none", max_steps=2)
+
+
+def lines(count: int) -> list[dict[str, str]]:
+    return [{"id": f"q{n}", "input": f"What is {n}?", "tenant": "acme"} for n in range(count)]
+
+
+async def do(desk: Bench, run_ids: Iterable[str], bad: Iterable[int] = ()) -> None:
+    """Have runs answer, and those in `bad` fail."""
+    for n, run_id in enumerate(run_ids):
+        claim = await desk.claim(run_id)
+        await desk.commit(claim, failed(claim) if n in bad else answered(claim, f"answer {{{n}}}"))
+
+
+async def follow(desk: Bench) -> list[str]:
+    """Do what a worker does for batches that follow others; return which were due."""
+    opened = desk.opened
+    await desk.keep_up()
+    batches = Batches(opened.connection, opened.keys, retention=60)
+    index = FollowUpIndex(opened.connection, opened.keys, batches)
+    due, _ = await index.due()
+    for batch_id in due:
+        await Following(opened, batches, index).look(batch_id)
+    return due
+
+
+class Dying(FollowUpIndex):
+    """The index of a worker that dies before its third page, and leaves everything as it is."""
+
+    holds = 0
+
+    async def hold(self, batch_id: str) -> None:
+        """Die at the third time."""
+        self.holds += 1
+        if self.holds == 3:
+            raise asyncio.CancelledError
+        await super().hold(batch_id)
+
+    async def release(self, batch_id: str) -> None:
+        """Do as usual, but not when dead."""
+        if self.holds != 3:
+            await super().release(batch_id)
+        self.holds = 4
+
+
+async def inputs(fleet: AsyncFleet, batch: AsyncBatch) -> dict[str, str]:
+    """Return the inputs of a batch's runs by their lines' ids."""
+    found = {}
+    progress = await batch.progress()
+    assert progress.sealed
+    for run_id in batch.run_ids():
+        try:
+            run = await fleet.runs.show(run_id)
+        except ConfigurationError:
+            continue
+        found[run.result().line_id or ""] = run.state.messages[-1].text
+    assert len(found) == progress.total
+    return found
+
+
+async def test_each_completed_run_gets_a_run_with_its_result(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit_batch(lines(5), AGENT)
+    second = await first.then(EDITOR, "{id} / {input} / {output}", max_steps=7)
+    progress = await second.progress()
+    assert (progress.waits, progress.over, progress.follows) == (True, False, first.id)
+    assert await follow(desk) == [second.id]
+    assert await follow(desk) == []  # it waits for a call
+    await do(desk, first.run_ids(), bad=[2])
+    assert (await first.progress()).next == (second.id,)
+    assert second.id in await follow(desk)
+    found = await inputs(fleet, second)
+    assert found == {f"q{n}": f"q{n} / What is {n}? / answer {{{n}}}" for n in (0, 1, 3, 4)}
+    result = await fleet.runs.result(next(iter(second.run_ids())))
+    assert (result.tenant, result.max_iterations, result.batch_id) == ("acme", 7, second.id)
+    again = await first.then(EDITOR, "{id} / {input} / {output}", max_steps=7)
+    assert (again.id, again.is_new, second.is_new) == (second.id, False, True)
+    # The first batch ends once more, by a retry: nothing is submitted twice.
+    await first.retry()
+    retried = list(first.run_ids())[2]
+    claim = await desk.claim(retried)
+    await desk.commit(claim, answered(claim, "late"))
+    assert second.id not in await follow(desk)
+    assert (await second.progress()).total == 4
+
+
+async def test_pages_are_taken_until_one_run_is_left(fleet: AsyncFleet, desk: Bench) -> None:
+    first = await fleet.submit_batch(lines(7), AGENT)
+    last = await first.then(EDITOR, "{count}: {outputs}", page=3, until_one=True)
+    await do(desk, first.run_ids(), bad=[6])  # the last page has no result
+    await follow(desk)
+    between_id = next(one for one in (await first.progress()).next if one != last.id)
+    between = await fleet.batches.get(between_id)
+    found = await inputs(fleet, between)
+    assert set(found) == {"page 1", "page 2"}
+    assert found["page 2"].startswith('3: [{"id":"q3","output":"answer {3}"},\n')
+    progress = await last.progress()
+    assert (progress.waits, progress.follows) == (True, between.id)
+    assert (await between.progress()).next == (last.id,)
+    await do(desk, list(between.run_ids())[:2])
+    assert last.id in await follow(desk)
+    assert set(await inputs(fleet, last)) == {"page 1"}
+    await do(desk, last.run_ids())
+    results = [one.output async for one in last.results(ordered=True)]
+    assert results == ["answer {0}"]
+    assert (await last.wait(1)).ok
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "nothing"])
+async def test_what_cannot_begin_says_why_and_so_does_what_follows_it(
+    how: str, fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit_batch(lines(3), AGENT)
+    second = await first.then(EDITOR, after_failed="stop" if how == "failed" else "skip")
+    third = await second.then(AGENT)
+    if how == "cancelled":
+        await first.cancel()
+    else:
+        await do(desk, first.run_ids(), bad=[1] if how == "failed" else range(3))
+    await follow(desk)
+    await follow(desk)
+    why = {
+        "failed": f"1 of 3 runs of batch {first.id} did not complete",
+        "cancelled": f"batch {first.id} was cancelled",
+        "nothing": f"no run of batch {first.id} completed",
+    }[how]
+    progress = await second.wait(1)
+    assert (progress.refused, progress.ended, progress.ok, progress.total) == (why, True, False, 0)
+    assert [one async for one in second.results(ordered=True)] == []
+    refused = (await third.wait(1)).refused
+    assert refused == f"batch {second.id} has no runs: {why}"
+    if how == "failed":  # repaired, and asked for once more
+        await first.retry()
+        claim = await desk.claim(list(first.run_ids())[1])
+        await desk.commit(claim, answered(claim))
+        assert second.id not in await follow(desk)
+        again = await first.then(EDITOR, after_failed="stop")
+        assert (again.id, again.is_new) == (second.id, True)
+        await follow(desk)
+        assert (await second.progress()).total == 3
+
+
+async def test_a_submission_goes_on_where_a_dead_worker_left_it(
+    fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepfleet.orchestrator.batches.following.ROWS", 4)
+    first = await fleet.submit_batch(lines(20), AGENT)
+    second = await first.then(EDITOR, "{outputs}", page=2)
+    await do(desk, first.run_ids())
+    await desk.keep_up()
+    opened = desk.opened
+    batches = Batches(opened.connection, opened.keys, retention=60)
+    index = Dying(opened.connection, opened.keys, batches)
+    with pytest.raises(asyncio.CancelledError):
+        await Following(opened, batches, index).look(second.id)
+    begun = await second.progress()
+    assert begun.waits
+    assert begun.submitted == 4
+    assert not begun.submission_stalled
+    assert not await index.take(second.id)
+    await index.release(second.id)  # as its turn ends by itself
+    await Following(opened, batches, index).look(second.id)
+    await Following(opened, batches, index).look(second.id)
+    progress = await second.progress()
+    assert (progress.submitted, progress.total, progress.waits) == (10, 10, False)
+    assert await index.due() == ([], False)
+
+
+async def test_a_batch_that_waits_can_be_cancelled_and_paused(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit_batch(lines(2), AGENT)
+    second, third = await first.then(EDITOR), await first.then(EDITOR, "Sum: {output}")
+    await second.cancel()
+    await third.pause()
+    assert (await second.wait(1)).ended
+    await do(desk, first.run_ids())
+    await follow(desk)
+    assert (await second.progress()).submitted == 0
+    for run_id in third.run_ids():
+        await desk.refused(run_id)
+    progress = await third.progress()
+    assert (progress.submitted, progress.queued + progress.paused) == (2, 2)
+    for run_id in (await fleet.batches.get(third.id)).run_ids():
+        await desk.refused(run_id)
+    assert (await third.progress()).paused == 2
+    assert await third.resume() == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"page": 0}, "page"),
+        ({"page": 1_001}, "page"),
+        ({"page": True}, "page"),
+        ({"until_one": True}, "until_one"),
+        ({"until_one": True, "page": 1}, "until_one"),
+        ({"after_failed": "run"}, "after_failed"),
+        ({"input": "{outputs}"}, "input"),
+        ({"input": "{output}", "page": 5}, "input"),
+        ({"tenant": "a b"}, "tenant"),
+        ({"max_steps": 0}, "max_steps"),
+    ],
+)
+async def test_bad_options_are_refused_at_once(
+    options: dict[str, object], field: str, fleet: AsyncFleet
+) -> None:
+    batch = await fleet.submit_batch(lines(1), AGENT, idempotency_key="bad options")
+    with pytest.raises(ConfigurationError, match=f"'?{field}"):
+        await batch.then(EDITOR, **options)  # type: ignore[arg-type]
+    assert (await batch.progress()).next == ()
