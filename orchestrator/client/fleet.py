@@ -14,6 +14,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.source import Given
+from stepfleet.orchestrator.client.after import ensure_there
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
@@ -171,11 +172,15 @@ class AsyncFleet:
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
         costs and limits count it; without one, that of the parent. Where runs wait for a limit,
         those of a higher `priority` go first. `limit` has budgets of the run, as `{"usd": 0.5}`.
+        With `after` the run begins when those runs (ids, or a dict of ids by names; up to 1,000)
+        have ended; the text may name `{output}` of one run, `{outputs}`, `{count}`, or a run by its
+        id or name. If one did not complete, it ends in an error, `dependency_failed`;
+        `after_failed="run"` lets it begin.
         Other options are overrides: fields of the agent's configuration for this run. Submitting a
         `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
-        place, overrides = placed(options)
+        place, overrides = placed(options, input)
         client = await self._session.open()
         config = await client.config_of(agent)
         own = stored_overrides(config, overrides)
@@ -184,6 +189,9 @@ class AsyncFleet:
             tenant = tenant or await client.snapshots.tenant(checked_id(place.parent))
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
+        if place.after:
+            await ensure_there(client.batches, place.after)
+            messages = messages_of(input) if place.after.text else messages
         run = NewRun(
             run_id=checked_id(place.run_id),
             agent=config.name,
@@ -198,6 +206,7 @@ class AsyncFleet:
             delay=place.delay,
             limited=place.limit is not None,
             origin=origin_of(input),
+            after=place.after,
         )
         await client.submission.require_room()
         await client.accept([config])

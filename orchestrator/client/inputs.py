@@ -13,8 +13,10 @@ from stepfleet.orchestrator.batches.readers import json_form
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import Given, InputFormat
 from stepfleet.orchestrator.batches.submit import BatchOrder
+from stepfleet.orchestrator.client.after import AfterFailed, AfterRuns, after_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
+from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -34,6 +36,8 @@ class SubmitOptions(RunOverrides, total=False):
     tenant: str | None
     priority: Priority | None
     limit: Limit | Mapping[str, Any] | None
+    after: AfterRuns | None
+    after_failed: AfterFailed
 
 
 class BatchOptions(RunOverrides, total=False):
@@ -65,10 +69,13 @@ class RunPlace:
     tenant: str | None
     priority: int
     limit: Limit | None = None
+    after: After | None = None
 
 
-def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
-    """Return the options of `submit`, and what is left: the run's overrides.
+def placed(
+    options: Mapping[str, Any], given: Input | None = None
+) -> tuple[RunPlace, dict[str, Any]]:
+    """Return the options of `submit` for that input, and what is left: the run's overrides.
 
     Raises `ConfigurationError` that names field and fix.
     """
@@ -77,6 +84,9 @@ def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
     if not 0 <= delay <= LONGEST_DELAY:
         msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
         raise ConfigurationError(msg)
+    after = after_of(overrides.pop("after", None), overrides.pop("after_failed", "stop"), given)
+    if after and delay:
+        raise ConfigurationError("field 'delay': a run begins after others, or after a delay")
     place = RunPlace(
         run_id=overrides.pop("run_id", None),
         metadata=parse_metadata(dict(metadata) if metadata else None),
@@ -85,6 +95,7 @@ def placed(options: Mapping[str, Any]) -> tuple[RunPlace, dict[str, Any]]:
         tenant=parse_tenant(overrides.pop("tenant", None)),
         priority=priority_of(overrides.pop("priority", None)),
         limit=own_limit(RUN, overrides.pop("limit", None)),
+        after=after,
     )
     return place, overrides
 

@@ -23,6 +23,7 @@ from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
+from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
@@ -67,6 +68,20 @@ class AsyncFleetRuns:
             return run
         await client.control.cancel_quietly(run_id, run.header.get("want_note", ""))
         return await client.runs.get(run_id)
+
+    async def waits_for(self, run_id: str) -> dict[str, str]:
+        """Return the runs that have to end before this one begins: ids and statuses.
+
+        Of one that is still to be created the status is 'unknown'. Empty for a run that has begun,
+        or ended. Raises `ConfigurationError` if there is no such run.
+        """
+        client = await self._session.open()
+        header = (await client.runs.get(run_id)).header
+        if "after" not in header or Lifecycle(header["status"]).is_terminal:
+            return {}
+        runs = list(dict.fromkeys(After.from_json(header["after"]).runs.values()))
+        found = zip(runs, await client.batches.statuses(runs), strict=True)
+        return {run: one.value if one else "unknown" for run, one in found if not _ended(one)}
 
     async def find(self, text: str, batch: str | None = None) -> str:
         """Return the id of the run that `text` names: its own id, or that of its batch's line.
@@ -319,3 +334,7 @@ def history_of(run: StoredRun) -> tuple[UIMessage, ...]:
         log=run.log,
     )
     return rendered(recorded)
+
+
+def _ended(status: Lifecycle | None) -> bool:
+    return status is not None and status.is_terminal

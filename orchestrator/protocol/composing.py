@@ -36,8 +36,10 @@ class Before:
     error: str | None = None
 
 
-def check_places(text: str, known: Collection[str], field: str = "input") -> None:
-    """Raise `ConfigurationError` unless `text` has places, and each of them is `known`."""
+def check_places(
+    text: str, known: Collection[str], field: str = "input", *, required: bool = True
+) -> None:
+    """Raise `ConfigurationError` for an unknown place, or for a text without any."""
     if not isinstance(text, str):
         raise ConfigurationError(f"field {field!r} is no text; write one with {_shown(known)}")
     if len(text) > LONGEST_TEXT:
@@ -48,7 +50,7 @@ def check_places(text: str, known: Collection[str], field: str = "input") -> Non
     except ValueError as error:
         raise ConfigurationError(f"field {field!r}: {error}") from None
     unknown = [one for one in places if one not in known]
-    if unknown or not places:
+    if unknown or (required and not places):
         why = f"names {{{unknown[0][:60]}}}" if unknown else "names no result"
         raise ConfigurationError(f"field {field!r} {why}; there are: {_shown(known)}")
 

@@ -37,6 +37,17 @@ def cancelled_outcome(note: str) -> ContinuationOutcome:
     return outcome_of((StopRequested.because(note),))
 
 
+def dependency_outcome(why: str) -> ContinuationOutcome:
+    """Return the outcome of a run that did not begin, as a run before it did not complete."""
+    evaluation = ContinuationEvaluation(
+        criterion="Dependency",
+        decision=ContinuationDecision.FORBID_CONTINUATION,
+        reason=why,
+        stop_reason=StopReason.ERROR,
+    )
+    return outcome_of((evaluation,))
+
+
 def poisoned(claim: Claim, limit: int) -> ContinuationOutcome | None:
     """Return the outcome that ends a run whose step has ended its workers, or None.
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -34,6 +35,18 @@ _AWAITED = frozenset(Awaited)
 def awaited_by(place: str) -> Awaited | None:
     """Return what a call with that queue waits for; None for a queue."""
     return Awaited(place) if place in _AWAITED else None
+
+
+class After(Record):
+    """What a run waits for before it begins: the ends of `runs`, ids by the names of their places.
+
+    `text` is its input with places for their results; None for an input without. If one of them
+    does not complete, the run ends ("stop"), or begins all the same ("run").
+    """
+
+    runs: dict[str, str]
+    text: str | None = None
+    failed: Literal["stop", "run"] = "stop"
 
 
 class RunEnd(Record):

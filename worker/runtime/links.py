@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from stepfleet.orchestrator.client.control.control import RunControl
 from stepfleet.orchestrator.protocol.claim import Want
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
 from stepfleet.orchestrator.store.runs.control import Control, mark
+from stepfleet.orchestrator.store.runs.dependents import BEGINNING
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.worker.runtime.dependents import DependentRuns
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ class LinkedRuns:
         self._control = Control(
             *given, opened.dispatch, grace=settings.grace, retention=settings.retention
         )
+        self.dependents = DependentRuns(opened)
         self.control = RunControl(self._runs, self._control, client_app(settings))
 
     async def settle(self, run_id: str) -> None:
@@ -45,21 +50,24 @@ class LinkedRuns:
             if owed.request:
                 await self._pass_on(run_id, owed, owed.request)
             if owed.calls:
-                await self._answer(run_id, owed)
+                await self._answer(run_id, owed.calls)
             left = await self._links.settled(run_id, owed.calls, owed.request)
             if not owed.calls or not left:
                 return
 
-    async def _answer(self, run_id: str, owed: Owed) -> None:
-        run = await self._runs.get(run_id)
-        answer = Answer(run=run_end(run.result()))
+    async def _answer(self, run_id: str, calls: Sequence[ToolHint]) -> None:
         keys, execute = self._opened.keys, self._opened.connection.execute_all
         # What a call waits for is this run's id: of one that it started, and of one before it.
-        agents = await execute(*(("HGET", keys.run(one.run_id), "agent") for one in owed.calls))
-        pairs = zip(owed.calls, agents, strict=True)
+        agents = await execute(*(("HGET", keys.run(one.run_id), "agent") for one in calls))
+        pairs = [(call, agent or "") for call, agent in zip(calls, agents, strict=True)]
+        begin = self.dependents.waiting.arrived
         await asyncio.gather(
-            *(self._calls.answer(call, run_id, answer, agent or "") for call, agent in pairs)
+            *(begin(one.run_id, run_id, agent) for one, agent in pairs if one.index == BEGINNING)
         )
+        if waiting := [pair for pair in pairs if pair[0].index != BEGINNING]:
+            run = await self._runs.get(run_id)
+            answer, give = Answer(run=run_end(run.result())), self._calls.answer
+            await asyncio.gather(*(give(call, run_id, answer, agent) for call, agent in waiting))
 
     async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> None:
         for child in owed.runs:

@@ -123,7 +123,9 @@ class LoopServices:
         with ports.pacing:
             report = await run_step(hint, ports, self._leases)
         if report.owes and self._linked:
-            await self._linked.settle(hint.run_id)
+            waits = report.refusal is not None and report.refusal.why is Refused.EARLY
+            linked = self._linked.dependents.attend if waits else self._linked.settle
+            await linked(hint.run_id)
         return report
 
     async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
 from stepfleet.orchestrator.store.records.codec import load_outage
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
+_SHOWN = 10
+"""Runs before a run that are named."""
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
 
 
@@ -67,6 +69,8 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     found = explain(result, awaited)
     if not result.lifecycle.is_terminal and (waits := load_outage(run.header.get("outage"))):
         return replace(found, says=_waits(result, waits, (await fleet.overview()).outages))
+    if "after" in run.header and (before := await fleet.runs.waits_for(run.run_id)):
+        return replace(found, says=_waits_for(result, before))
     moves = result.lifecycle in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
     if moves and (wait := await fleet.limits.wait_of(run.run_id)):
         step = result.steps_used + 1
@@ -78,6 +82,12 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
         if progress.held:
             return replace(found, says=f"paused: its batch is {progress.held_text}")
     return found
+
+
+def _waits_for(result: AgentRunResult, before: Mapping[str, str]) -> str:
+    named = [f"{run} ({status})" for run, status in list(before.items())[:_SHOWN]]
+    more = f" and {len(before) - _SHOWN} more" if len(before) > _SHOWN else ""
+    return f"{result.lifecycle.value}: begins when these have ended: {', '.join(named)}{more}"
 
 
 def _waits(result: AgentRunResult, waits: Outage, known: Iterable[ServiceOutage]) -> str:

@@ -180,6 +180,7 @@ class FleetRuns(_Blocking):
     timeline = blocking(AsyncFleetRuns.timeline)
     find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
+    waits_for = blocking(AsyncFleetRuns.waits_for)
     result = blocking(AsyncFleetRuns.result)
     wait = blocking(AsyncFleetRuns.wait)
     view = blocking(AsyncFleetRuns.view)

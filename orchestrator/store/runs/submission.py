@@ -15,6 +15,7 @@ from stepfleet.orchestrator.events.envelope import Event, Events, EventType, sta
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import RunOrigin
@@ -33,7 +34,8 @@ class NewRun:
 
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
     its own. `returns_to`: the call that waits for its end. `depth`: how many runs
-    are above it, each started by a call of the one before.
+    are above it, each started by a call of the one before. `after`: the runs whose ends it waits
+    for.
     """
 
     run_id: str
@@ -54,6 +56,7 @@ class NewRun:
     limited: bool = False
     returns_to: ToolHint | None = None
     depth: int = 0
+    after: After | None = None
 
 
 class Submission:
@@ -196,6 +199,8 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
         fields["limited_by"] = "own"
     if run.returns_to is not None:
         fields |= {"depth": run.depth, "returns": "1", "returns_to": address_of(run.returns_to)}
+    if run.after is not None:
+        fields |= {"after": run.after.to_json(), "ahead": len(set(run.after.runs.values()))}
     return fields
 
 

@@ -16,6 +16,12 @@ if h[4] ~= a.expected then return { 'changed', h[2] } end
 local now, step, batch = now_ms(), number(a.step), h[3]
 reopen(h[1], 'in_progress', batch)
 override_batch(batch)
+-- It has not begun: it waits once more for all the runs before it.
+local waits = redis.call('HEXISTS', run_key, 'after') == 1
+for _, name in ipairs(waits and redis.call('HKEYS', journal_key) or {}) do
+  redis.call('HDEL', journal_key, name)
+  redis.call('HINCRBY', run_key, 'ahead', '1')
+end
 for i = step, number(h[2]) - 1 do
   redis.call('HDEL', log_key, i)
   redis.call('HDEL', outcomes_key, i)
@@ -64,6 +70,7 @@ end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
   'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'waiting', '', 'updated', now)
+if waits then redis.call('HSET', run_key, 'not_before', NEVER) end
 redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'trial', 'logged', 'trimming', 'outage',
   'parked', 'reach')
 if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end

@@ -34,6 +34,9 @@ local function number(text)
   return math.max(-LARGEST, math.min(LARGEST, value))
 end
 
+-- The `not_before` of a run that waits for the ends of other runs: see begin.lua.
+local NEVER = 32503680000000
+
 -- A number that a script writes goes through the conversion of doubles, with 17 digits: that is slow,
 -- so what is written at every step is text.
 local function digits(whole) return string.format('%d', whole) end
@@ -412,6 +415,7 @@ local function go_again(h, grace, now)
   end
   local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0
   local patience = waits and number(h.not_before) + now - number(h.updated) or 0
+  if number(h.not_before) == NEVER then patience = NEVER end
   local calls, times = {}, {}
   for index, place in string.gmatch(waits and h.waiting or '', ' (%d+):(%S+)') do
     local till = number(redis.call('HGET', journal_key, 't:' .. index))

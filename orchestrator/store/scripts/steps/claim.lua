@@ -4,7 +4,8 @@
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
--- ('ended' and 'paused' name the status, and 'owed' where other runs are to be told of it: see settled.lua).
+-- ('ended' and 'paused' name the status, and 'owed' where other runs are to be told of it: see settled.lua; 'early' has
+-- 'owed' where a worker is to look at the runs that this one waits for: see begin.lua).
 -- Requests to the run's batch, or to the fleet, are applied here where they have not reached the run.
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
@@ -60,6 +61,7 @@ if owner ~= ARGV[3] then
     halt(status, h[6], now)
     return { 'paused' }
   end
+  if number(h[9]) == NEVER then return { 'early', NEVER - now, 'owed' } end
   if number(h[9]) > now then return { 'early', number(h[9]) - now } end
   -- The wait for a service that was out is no time of the execution.
   local waited = number(h[9]) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
