@@ -38,15 +38,19 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.strategies import StateChange as StateChange
     from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
     from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
+    from stepfleet.orchestrator.agents.sub_agents import AgentTool as AgentTool
     from stepfleet.orchestrator.batches.check import BatchCheck as BatchCheck
     from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
     from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
     from stepfleet.orchestrator.batches.failures import Failures as Failures
     from stepfleet.orchestrator.batches.tables.table import ResultTable as ResultTable
+    from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals as AsyncFleetApprovals
+    from stepfleet.orchestrator.client.approvals import DecideOptions as DecideOptions
     from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
     from stepfleet.orchestrator.client.blocking.fleet import Batch as Batch
     from stepfleet.orchestrator.client.blocking.fleet import Fleet as Fleet
+    from stepfleet.orchestrator.client.blocking.fleet import FleetApprovals as FleetApprovals
     from stepfleet.orchestrator.client.blocking.fleet import FleetBatches as FleetBatches
     from stepfleet.orchestrator.client.blocking.fleet import FleetCache as FleetCache
     from stepfleet.orchestrator.client.blocking.fleet import FleetHistory as FleetHistory
@@ -101,6 +105,11 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.protocol.serialization.slim_config import (
         SlimSerializationConfig as SlimSerializationConfig,
     )
+    from stepfleet.orchestrator.records.answers import Ask as Ask
+    from stepfleet.orchestrator.records.answers import AskPage as AskPage
+    from stepfleet.orchestrator.records.answers import Decided as Decided
+    from stepfleet.orchestrator.records.answers import Decision as Decision
+    from stepfleet.orchestrator.records.answers import RunEnd as RunEnd
     from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
     from stepfleet.orchestrator.records.errors import Cause as Cause
@@ -163,12 +172,14 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.tools import Done as Done
     from stepfleet.orchestrator.tools import Middleware as Middleware
     from stepfleet.orchestrator.tools import StateUpdate as StateUpdate
+    from stepfleet.orchestrator.tools import ToolInvocation as ToolInvocation
     from stepfleet.orchestrator.tools import WithMedia as WithMedia
     from stepfleet.orchestrator.tools import current_invocation as current_invocation
     from stepfleet.orchestrator.tools import lazy_tool as lazy_tool
     from stepfleet.orchestrator.tools import mcp_server as mcp_server
     from stepfleet.orchestrator.tools import tool as tool
     from stepfleet.orchestrator.tools import tool_catalog as tool_catalog
+    from stepfleet.orchestrator.tools.builtin import ask_person as ask_person
     from stepfleet.orchestrator.tools.builtin import calculator as calculator
     from stepfleet.orchestrator.tools.builtin import current_time as current_time
     from stepfleet.orchestrator.tools.builtin import http_get as http_get
@@ -188,8 +199,9 @@ _WHERE = {
     "batches.failures": "FailureGroup Failures",
     "batches.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
+    "client.approvals": "AsyncFleetApprovals DecideOptions",
     "client.blocking.fleet": (
-        "Batch Fleet FleetBatches FleetCache FleetHistory FleetLimits FleetRuns"
+        "Batch Fleet FleetApprovals FleetBatches FleetCache FleetHistory FleetLimits FleetRuns"
     ),
     "client.cache": "AsyncFleetCache",
     "client.checkpoints.files": "CheckpointFolder load_checkpoint save_checkpoint",
@@ -221,7 +233,7 @@ _WHERE = {
     "models.support": "Support supports",
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
-    "records.answers": "RunEnd",
+    "records.answers": "Ask AskPage Decided Decision RunEnd",
     "records.batch": "BatchPage BatchProgress",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.ledger": "CallState CostLine CostRow Costs",
@@ -250,10 +262,10 @@ _WHERE = {
     "store.runs.control": "ControlOutcome ControlResult",
     "store.runs.reading": "StoredRun",
     "tools": (
-        "CallStatus Done Middleware StateUpdate WithMedia current_invocation lazy_tool "
-        "mcp_server tool tool_catalog"
+        "CallStatus Done Middleware StateUpdate ToolInvocation WithMedia current_invocation "
+        "lazy_tool mcp_server tool tool_catalog"
     ),
-    "tools.builtin": "calculator current_time http_get http_get_from",
+    "tools.builtin": "ask_person calculator current_time http_get http_get_from",
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import typer
 
-from stepfleet.orchestrator.cli.commands import batches, control, fleets, limits, runs
+from stepfleet.orchestrator.cli.commands import (
+    approvals,
+    batches,
+    control,
+    fleets,
+    limits,
+    runs,
+)
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
 COMMANDS = (
@@ -19,6 +26,7 @@ COMMANDS = (
     *(runs.ls, runs.show, runs.explain, runs.events),
     *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
     *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
+    *(approvals.approvals, approvals.approve, approvals.deny, approvals.answer),
     *(fleets.costs, fleets.bench, fleets.doctor),
 )
 

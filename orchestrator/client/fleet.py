@@ -15,6 +15,7 @@ from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.source import Given
 from stepfleet.orchestrator.client.after import ensure_there
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
@@ -43,6 +44,7 @@ from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.models.support import check_messages
+from stepfleet.orchestrator.records.answers import Decided
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -116,6 +118,7 @@ class AsyncFleet:
         self.history = AsyncFleetHistory(self._session)
         self.cache = AsyncFleetCache(self._session)
         self.limits = AsyncFleetLimits(self._session)
+        self.approvals = AsyncFleetApprovals(self._session)
 
     async def __aenter__(self) -> Self:
         await self._session.open()
@@ -158,6 +161,16 @@ class AsyncFleet:
         """Take the fleet's pause back."""
         store = (await self._session.open()).store
         await pause_fleet(store.connection, store.keys, paused=False)
+
+    async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
+        """Approve, deny or answer calls that wait for a person (see `fleet.approvals`).
+
+        Those of a run, or all that the conditions hold for: `await fleet.decide(run_id)`,
+        `await fleet.decide(tool="refund", batch=batch.id, approve=False, reason="...")`. The first
+        decision of a call counts. Raises `ConfigurationError` where nothing of the run waits, or
+        the answer is none of a question's choices.
+        """
+        return await self.approvals.decide(run_id, **options)
 
     async def submit(
         self,

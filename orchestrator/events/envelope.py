@@ -21,6 +21,8 @@ class EventType(StrEnum):
     TOOL_COMPLETED = "agent.tool.completed"
     STREAM_CHUNK = "agent.stream.chunk"
     CONTINUATION = "agent.continuation"
+    ASKED = "agent.approval.requested"
+    DECIDED = "agent.approval.decided"
 
 
 class Event(NamedTuple):

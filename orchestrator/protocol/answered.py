@@ -4,9 +4,8 @@ from datetime import datetime
 
 from stepfleet.orchestrator.records.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
+from stepfleet.orchestrator.records.tools import DENIED, ToolCall, ToolCallRecord, refused
 
-DENIED = "DENIED"
 RUN_FAILED = "RUN_FAILED"
 
 
@@ -35,10 +34,14 @@ def _of_run(call: ToolCall, end: RunEnd, at: datetime) -> ToolCallRecord:
 
 def _of_decision(call: ToolCall, decision: Decision, at: datetime) -> ToolCallRecord | None:
     if not decision.approved:
-        by = decision.by or "nobody in time"
+        by = decision.by or "the time limit"
         reason = f": {decision.reason}" if decision.reason else ""
-        return refused(call, at, code=DENIED, message=f"denied by {by}{reason}")
-    return None if decision.text is None else _result(call, decision.text, at)
+        record = refused(call, at, code=DENIED, message=f"denied by {by}{reason}")
+    elif decision.text is not None:
+        record = _result(call, decision.text, at)
+    else:
+        return None
+    return record.model_copy(update={"decision": decision})
 
 
 def _result(call: ToolCall, text: str, at: datetime) -> ToolCallRecord:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
@@ -150,6 +151,14 @@ _WHY = {
 }
 
 
+_ANSWERS = {
+    Awaited.RUN: "the run that it had started was cancelled; give that one a shorter time_limit",
+    Awaited.AFTER: "the run before it had not ended",
+    Awaited.APPROVAL: "nobody had approved or denied it; decide sooner",
+    Awaited.PERSON: "nobody had answered; answer sooner",
+}
+
+
 def not_run(call: ToolCall, by: Interruption, at: datetime) -> ToolCallRecord:
     """Return the record of a call that an interruption kept from finishing."""
     return refused(
@@ -175,16 +184,21 @@ def unknown_outcome(call: ToolCall, at: datetime) -> ToolCallRecord:
     return record.model_copy(update={"repeated": True})
 
 
-def waited_in_vain(call: ToolCall, at: datetime) -> ToolCallRecord:
-    """Return the record of a call that had no result when the run's patience ended."""
+def waited_in_vain(call: ToolCall, at: datetime, place: str = "") -> ToolCallRecord:
+    """Return the record of a call that had no result when the run's patience ended.
+
+    `place` is its queue, or what it waited for.
+    """
+    awaited = awaited_by(place)
+    fix = _ANSWERS[awaited] if awaited else "start more workers for its queue"
     return refused(
         call,
         at,
         error_type=ErrorType.TIMEOUT,
         code="TIMEOUT_ERROR",
         message=(
-            f"tool {call.name!r} had no result when the run's time limit had passed; start more "
-            "workers for its queue, or raise time_limit"
+            f"tool {call.name!r} had no result when the run's time limit had passed; {fix}, or "
+            "raise time_limit"
         ),
     )
 

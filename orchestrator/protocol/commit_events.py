@@ -26,16 +26,22 @@ from stepfleet.orchestrator.events.envelope import (
     args_shown,
     args_summary,
     result_summary,
+    stamp,
     status_payload,
 )
-from stepfleet.orchestrator.protocol.attempt import Attempt
+from stepfleet.orchestrator.protocol.attempt import Attempt, Parked
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
+from stepfleet.orchestrator.protocol.waiting import Waiting
+from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, brief
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord
+
+LONGEST_ARGUMENT = 1_000
+"""Characters of an argument that an event of a waiting call shows."""
 
 
 def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) -> Events:
@@ -46,6 +52,8 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
         found += _step(claim, verdict.logged.result, facts, traced)
     if traced:
         found.append(_event(claim, EventType.CONTINUATION, facts.now, _trace(claim, traced)))
+    if verdict.waiting:
+        found += _requests(claim, attempt, verdict.waiting, facts)
     if verdict.move is Move.RETRY and verdict.failure:
         payload = {
             "step_number": claim.number,
@@ -67,6 +75,27 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
         ended |= _tenant(claim)
         found.append(_event(claim, EventType.STATUS, facts.now, ended))
     return Events(found)
+
+
+def _requests(claim: Claim, attempt: Attempt, waiting: Waiting, facts: Facts) -> Iterator[Event]:
+    """Yield what the step asks people for."""
+    response = attempt.otherwise.response if isinstance(attempt, Parked) else None
+    for one in waiting.calls:
+        awaited = awaited_by(one.queue)
+        if awaited is None or not awaited.by_people or response is None:
+            continue
+        call = (response.tool_calls or ())[one.index]
+        until = None if one.within is None else facts.now + timedelta(seconds=one.within)
+        payload = {
+            "step_number": claim.number,
+            "tool_name": call.name,
+            "tool_call_id": call.id,
+            "key": one.key,
+            "kind": "question" if awaited is Awaited.PERSON else "approval",
+            "arguments": args_shown(call.arguments, LONGEST_ARGUMENT),
+            "until": until and stamp(until),
+        }
+        yield _event(claim, EventType.ASKED, facts.now, payload | _tenant(claim))
 
 
 def domain_events(verdict: Verdict, events: Events) -> Iterator[DomainEvent]:

@@ -37,7 +37,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, Ru
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.tool_text import media_messages
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, with_few_tracebacks
+from stepfleet.orchestrator.records.tools import DENIED, NOT_EXECUTED, ToolCall, with_few_tracebacks
 from stepfleet.orchestrator.records.usage import Spent, UsageStats
 
 BASE = 1.0
@@ -45,6 +45,8 @@ FACTOR = 3.0
 LONGEST = 120.0
 LONGEST_WISH = 3600.0
 _ENOUGH = 10
+
+NO_FAILURES = frozenset({DENIED, NOT_EXECUTED})
 
 
 def backoff(failures: int, *, retry_after: float | None, jitter: float) -> float:
@@ -333,7 +335,7 @@ def _step_result(
     errors = tuple(
         record.error.without_traceback()
         for index, record in enumerate(attempt.records)
-        if record.error and record.error.code != NOT_EXECUTED and index not in attempt.handled
+        if record.error and record.error.code not in NO_FAILURES and index not in attempt.handled
     )
     progress = attempt.progress
     if progress and progress.error:

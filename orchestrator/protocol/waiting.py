@@ -123,19 +123,20 @@ def wait_key(run_id: str, step: int, index: int, call: ToolCall) -> str:
 def divided(
     open_calls: Sequence[int],
     calls: Sequence[ToolCall],
-    queues: Mapping[str, str],
+    places: Mapping[int, str],
     *,
     parallel: bool,
 ) -> tuple[list[int], tuple[Wait, ...]]:
     """Return the calls that run now, in the step, and those that the step waits for after them.
 
-    In parallel: all light calls run, and the step waits for all others together. In order: the
-    light calls up to the first heavy one run, and the step waits for that one; the others follow.
+    `places` has the queues of calls, or what they wait for, by their indexes. In parallel: all
+    other calls run, and the step waits for these together. In order: the other calls up to the
+    first one of these run, and the step waits for that one; the others follow.
     """
     waits = [
-        Wait(index, queues[calls[index].name], calls[index].name)
+        Wait(index, places[index], calls[index].name)
         for index in open_calls
-        if calls[index].name in queues and calls[index].error is None
+        if index in places and calls[index].error is None
     ]
     if not parallel:
         waits = waits[:1]

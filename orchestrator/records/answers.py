@@ -2,7 +2,11 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from hashlib import sha256
+from json import dumps
+from typing import Any, Literal
+
+from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -101,3 +105,57 @@ class Answer(Record):
 
     run: RunEnd | None = None
     decision: Decision | None = None
+
+
+class Ask(Record):
+    """A call that waits for a person. `kind` is approval or question; times are UTC.
+
+    `step` counts from 1, `index` is the call's place in the model's answer. `key` names exactly
+    this call: equal calls of other runs have others. `until` is when its time limit decides.
+    """
+
+    run_id: str
+    step: int
+    index: int
+    key: str
+    call_id: str
+    kind: str
+    agent: str
+    tool: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    since: datetime
+    until: datetime | None = None
+    batch_id: str | None = None
+    line_id: str | None = None
+    tenant: str | None = None
+
+    @property
+    def group(self) -> str:
+        """What equal calls share: agent, tool and arguments, as a short digest."""
+        same = dumps([self.agent, self.tool, self.arguments], sort_keys=True)
+        return sha256(same.encode()).hexdigest()[:12]
+
+
+class AskPage(Record):
+    """Calls that wait for people, the oldest first; `next` is the next page's cursor."""
+
+    asks: tuple[Ask, ...] = ()
+    next: str | None = None
+
+
+class Decided(Record):
+    """How many calls a decision reached. `late` counts those that had one, or had gone on.
+
+    `first` is the decision that counts of one of these.
+    """
+
+    applied: int = 0
+    late: int = 0
+    first: Decision | None = None
+
+    def plus(self, other: "Decided") -> "Decided":
+        """Return both together."""
+        first = self.first or other.first
+        return Decided(
+            applied=self.applied + other.applied, late=self.late + other.late, first=first
+        )

@@ -6,12 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from stepfleet.orchestrator.records.answers import RunEnd
+from stepfleet.orchestrator.records.answers import Decision, RunEnd
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 
 NOT_EXECUTED = "NOT_EXECUTED"
 """Code of calls that an interruption kept from running: answered, but no failure of the step."""
+DENIED = "DENIED"
+"""Code of calls that a person did not approve: no failure of the step either."""
 
 
 class ToolCall(Record):
@@ -66,6 +68,8 @@ class ToolCallRecord(Record):
     """The digest of a server's tool; the versions of other tools stand in the configuration."""
     run: RunEnd | None = Field(default=None, exclude_if=operator.not_)
     """The run that the call has started, without its output."""
+    decision: Decision | None = Field(default=None, exclude_if=operator.not_)
+    """Who approved the call, or answered it, and when."""
 
 
 def refused(

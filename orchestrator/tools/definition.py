@@ -24,6 +24,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 StatusHook = Callable[[ToolInvocation], Any]
+NeedsApproval = Callable[[ToolInvocation], Any]
+DECISIONS = ("deny", "approve")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -61,6 +63,10 @@ class ToolOptions:
     `CallStatus.UNKNOWN`; any other value is the result too, and None means unknown. `strict=True`
     lets the provider hold the arguments to the schema where it can, and wants a schema that
     strict modes take; by default OpenAI's and Azure's models do so for such schemas.
+    With `approval` a call waits, without a slot, until a person approves or denies it; a function,
+    plain or coroutine, is given the `ToolInvocation` with the arguments and returns whether that
+    call needs it. Behind `approval_timeout` seconds `approval_default` is the decision: "deny" or
+    "approve".
     """
 
     timeout: float | None = None
@@ -71,6 +77,9 @@ class ToolOptions:
     thread: bool = True
     status: StatusHook | None = None
     strict: bool | None = None
+    approval: bool | NeedsApproval = False
+    approval_timeout: float | None = None
+    approval_default: str = "deny"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +129,7 @@ class Tool(Generic[P, R]):
     def instant(self) -> bool:
         """Whether a call is over before a note of it could reach Redis, and may be repeated."""
         options = self.options
-        if self.is_async or getattr(self.function, "takes_time", False):
+        if self.is_async or options.approval or getattr(self.function, "takes_time", False):
             return False
         return options.read_only and not options.thread and not options.queue
 
@@ -160,6 +169,9 @@ def tool(
     thread: bool = ...,
     status: StatusHook | None = ...,
     strict: bool | None = ...,
+    approval: bool | NeedsApproval = ...,
+    approval_timeout: float | None = ...,
+    approval_default: str = ...,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -302,6 +314,17 @@ def _check_tool(tool: Tool[..., Any]) -> None:
             f"tool {tool.name!r}: strict=True, and its schema is none that strict modes take; give "
             "no parameter a default (use X | None), type them all, and use no dict, "
             "limits or formats"
+        )
+    within = tool.options.approval_timeout
+    if within is not None and not 0 < within <= _MAX_TIMEOUT:
+        raise ConfigurationError(
+            f"tool {tool.name!r}: approval_timeout must be seconds, above 0 and at most "
+            f"{_MAX_TIMEOUT} (7 days), and is {within!r}"
+        )
+    if tool.options.approval_default not in DECISIONS:
+        raise ConfigurationError(
+            f"tool {tool.name!r}: approval_default is {tool.options.approval_default!r}; write "
+            "'deny' or 'approve'"
         )
     queue = tool.options.queue
     if queue is None or isinstance(queue, Awaited):

@@ -78,6 +78,11 @@ class ToolRegistry:
         return {one.name: one.options.queue for one in self if one.options.queue}
 
     @cached_property
+    def approvals(self) -> frozenset[str]:
+        """The names of the tools whose calls may need a person's approval."""
+        return frozenset(one.name for one in self if one.options.approval)
+
+    @cached_property
     def instant(self) -> frozenset[str]:
         """The names of the tools whose calls are over at once."""
         return frozenset(one.name for one in self if one.instant)
@@ -107,7 +112,7 @@ class ToolRegistry:
 
     def _set_tools(self, tools: dict[str, Tool[..., Any]]) -> None:
         self._tools = tools
-        for cached in ("_specs", "queues", "instant"):
+        for cached in ("_specs", "queues", "approvals", "instant"):
             vars(self).pop(cached, None)
 
     def _add_server(self, server: McpServer) -> None:

@@ -4,7 +4,10 @@ Decides which calls still have to run; running one is the toolbox's business.
 """
 
 import asyncio
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.errors import StoreError
@@ -22,13 +25,15 @@ from stepfleet.orchestrator.protocol.claim import Claim, Want
 from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.waiting import divided, wait_key
-from stepfleet.orchestrator.records.answers import awaited_by
+from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import Progress
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.tools import ToolInvocation
+from stepfleet.orchestrator.tools import Tool, ToolInvocation
+from stepfleet.orchestrator.tools.definition import is_async
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.attempt.usage import call_cost
@@ -92,8 +97,9 @@ class ToolTurn:
         """
         open_calls = [index for index in range(len(self.calls)) if index not in self.records]
         waits: tuple[Wait, ...] = ()
-        if self.agent.tools.queues:
-            open_calls, waits = self._divided(open_calls)
+        tools = self.agent.tools
+        if tools.queues or tools.approvals:
+            open_calls, waits = self._divided(open_calls, await self._to_approve(open_calls))
         if self._over_at_once(open_calls):
             for index in open_calls:
                 await self._run(index)
@@ -125,13 +131,38 @@ class ToolTurn:
                 self.records[index] = not_run(call, by, self.lease.now)
         return Interrupted(self.lease.span, by, *self._outcome())
 
-    def _divided(self, open_calls: list[int]) -> tuple[list[int], tuple[Wait, ...]]:
+    def _divided(
+        self, open_calls: list[int], to_approve: Mapping[int, Tool[..., Any]]
+    ) -> tuple[list[int], tuple[Wait, ...]]:
+        queues, calls = self.agent.tools.queues, self.calls
+        places: dict[int, str] = {
+            i: queues[c.name] for i, c in enumerate(calls) if c.name in queues
+        }
+        places |= dict.fromkeys(to_approve, Awaited.APPROVAL)
         for index in self.claim.overdue.intersection(open_calls):
-            self.records[index] = waited_in_vain(self.calls[index], self.lease.now)
+            place = places.get(index, "")
+            self.records[index] = waited_in_vain(calls[index], self.lease.now, place)
         left = [index for index in open_calls if index not in self.records]
         parallel = self.claim.config.parallel_tool_execution
-        now, waits = divided(left, self.calls, self.agent.tools.queues, parallel=parallel)
-        return now, tuple(replace(one, key=self._key(one)) for one in waits)
+        now, waits = divided(left, calls, places, parallel=parallel)
+        limits = {index: tool.options.approval_timeout for index, tool in to_approve.items()}
+        return now, tuple(
+            replace(one, key=self._key(one), within=limits.get(one.index)) for one in waits
+        )
+
+    async def _to_approve(self, open_calls: Iterable[int]) -> dict[int, Tool[..., Any]]:
+        """Return the tools of calls that need a person's approval and have no decision."""
+        found = {}
+        for index in open_calls:
+            call, tools = self.calls[index], self.agent.tools
+            if index in self.claim.journal.answers or call.name not in tools.approvals:
+                continue
+            tool = tools.get(call.name)
+            if call.error is None and await _needs_approval(
+                tool, self._invocation(index, call).with_arguments_of(call)
+            ):
+                found[index] = tool
+        return found
 
     def _key(self, wait: Wait) -> str:
         if awaited_by(wait.queue) is None:
@@ -207,22 +238,24 @@ class ToolTurn:
         before = index in self.claim.journal.started
         if self._announce is not None:
             self._announce(call, self.lease.now)
-        invocation = ToolInvocation.of(
+        return await attempt_call(
+            call,
+            self._invocation(index, call, 2 if before else 1),
+            self.agent.tools,
+            self.ports.toolbox,
+            clock=lambda: self.lease.now,
+        )
+
+    def _invocation(self, index: int, call: ToolCall, attempt: int = 1) -> ToolInvocation:
+        return ToolInvocation.of(
             call,
             run_id=self.claim.run_id,
             execution=self.claim.state.info.execution,
             step=self.claim.number,
             index=index,
-            attempt=2 if before else 1,
+            attempt=attempt,
             custom_state=self.claim.state.custom_state,
         ).within(self.claim.state.metadata, self.claim.batch_id, self.claim.line_id)
-        return await attempt_call(
-            call,
-            invocation,
-            self.agent.tools,
-            self.ports.toolbox,
-            clock=lambda: self.lease.now,
-        )
 
     async def _note(self, started: tuple[int, ...] = ()) -> None:
         """Journal results that are new, and starts: a result travels with the next start."""
@@ -249,7 +282,13 @@ class ToolTurn:
             await asyncio.sleep(0)
 
     def _ordered(self) -> tuple[ToolCallRecord, ...]:
-        return tuple(self.records[index] for index in range(len(self.calls)))
+        answers = self.claim.journal.answers
+        return tuple(
+            record.model_copy(update={"decision": answer.decision})
+            if (answer := answers.get(index)) and answer.decision
+            else record
+            for index, record in sorted(self.records.items())
+        )
 
     def _texts(self) -> tuple[str, ...]:
         return tuple(self.ports.toolbox.text(record) for record in self._ordered())
@@ -272,3 +311,16 @@ class ToolTurn:
         progress, handled = self._progress, self._handled
         texts, cost = self._texts(), self._cost()
         return self.response, self._ordered(), texts, cost, progress, handled, self._noted
+
+
+async def _needs_approval(tool: Tool[..., Any], invocation: ToolInvocation) -> bool:
+    """Return whether a call needs a person's approval; where its tool cannot tell, it does."""
+    rule = tool.options.approval
+    if not callable(rule):
+        return rule
+    try:
+        answer = rule(invocation) if is_async(rule) else await asyncio.to_thread(rule, invocation)
+        return bool(await answer if inspect.isawaitable(answer) else answer)
+    except Exception as error:  # noqa: BLE001 - users write rules; none may let a call through
+        log_failure(f"the approval rule of tool {tool.name!r}", str(error), traceback_of(error))
+        return True

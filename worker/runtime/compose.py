@@ -31,6 +31,7 @@ from stepfleet.worker.ports import Circuits, Isolation, Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
+from stepfleet.worker.runtime.asked_people import AskedPeople
 from stepfleet.worker.runtime.attending import Attending
 from stepfleet.worker.runtime.child_runs import ChildRuns
 from stepfleet.worker.runtime.crash_points import Visit
@@ -115,7 +116,13 @@ class Collaborators:
             hold=_holding(opened) if settings.hold_after else None,
             circuits=circuits,
             outage_patience=settings.outage_patience,
-            attend=Attending({Awaited.RUN: ChildRuns(opened, store).attend}),
+            attend=Attending(
+                {
+                    Awaited.RUN: ChildRuns(opened, store).attend,
+                    Awaited.APPROVAL: AskedPeople(store).attend,
+                    Awaited.PERSON: AskedPeople(store).attend,
+                }
+            ),
         )
 
     async def settle(self) -> None:

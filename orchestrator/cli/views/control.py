@@ -203,7 +203,9 @@ def purge_runs(
 
     async def remove(fleet: AsyncFleet) -> None:
         if not dry_run and not yes:
-            _confirm(await fleet.runs.purge(**runs, dry_run=True))
+            found = await fleet.runs.purge(**runs, dry_run=True)
+            question = f"Remove {_runs(found)} for good?"
+            confirm(question, "add --yes, or look with --dry-run", "removed")
         report = every_second(lambda rows: f"purge: {count(rows)} runs so far")
         done = await fleet.runs.purge(**runs, dry_run=dry_run, on_progress=report)
         text = f"{_runs(done)} {'would be removed' if dry_run else 'removed'}"
@@ -212,14 +214,17 @@ def purge_runs(
     with_fleet(data, remove)
 
 
-def _confirm(found: int) -> None:
-    """Ask on the terminal. Raises `ConfigurationError` for no terminal or any answer but yes."""
+def confirm(question: str, otherwise: str, nothing: str) -> None:
+    """Ask on the terminal. Raises `ConfigurationError` for no terminal or any answer but yes.
+
+    `otherwise` is the way without a terminal, `nothing` what then was not done.
+    """
     if not sys.stdin.isatty():
-        raise ConfigurationError("no terminal to confirm on: add --yes, or look with --dry-run")
-    sys.stderr.write(f"Remove {_runs(found)} for good? [y/N] ")
+        raise ConfigurationError(f"no terminal to confirm on: {otherwise}")
+    sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise ConfigurationError("nothing was removed")
+        raise ConfigurationError(f"nothing was {nothing}")
 
 
 def _runs(number: int) -> str:

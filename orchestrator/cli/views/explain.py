@@ -11,6 +11,7 @@ from rich.text import Text
 from stepfleet.orchestrator.cli.terminal.format import seconds, shown
 from stepfleet.orchestrator.client.watching.standstill import serving
 from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationOutcome,
@@ -22,6 +23,13 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 from stepfleet.orchestrator.store.runs.reading import StoredRun
+
+_FOR = {
+    Awaited.RUN: "the end of a run that it has started",
+    Awaited.AFTER: "the end of a run before it",
+    Awaited.APPROVAL: "a person's approval: `stepfleet approvals`",
+    Awaited.PERSON: "a person's answer: `stepfleet approvals`",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class AwaitedTool:
     @property
     def text(self) -> str:
         """The wait in words, with the fix where the queue has no worker."""
+        if awaited := awaited_by(self.queue):
+            return f"{_FOR[awaited]} (tool {self.tool!r})"
         text = f"tool {self.tool!r} on queue {self.queue!r}"
         if self.served:
             return text
@@ -60,7 +70,10 @@ def judged(
     if any(one.queues is None for one in alive):
         return tuple(awaited)
     served = {queue for one in alive for queue in one.queues or ()}
-    return tuple(AwaitedTool(one.tool, one.queue, one.queue in served) for one in awaited)
+    return tuple(
+        AwaitedTool(one.tool, one.queue, one.queue in served or awaited_by(one.queue) is not None)
+        for one in awaited
+    )
 
 
 _STYLES = {

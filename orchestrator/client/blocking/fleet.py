@@ -14,6 +14,7 @@ from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.blocking.portal import Portal, anext_of
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
@@ -149,6 +150,13 @@ class FleetLimits(_Blocking):
     clear = blocking(AsyncFleetLimits.clear)
 
 
+class FleetApprovals(_Blocking):
+    """Calls that wait for a person: `fleet.approvals`."""
+
+    page = blocking(AsyncFleetApprovals.page)
+    all = iterating(AsyncFleetApprovals.all)
+
+
 class FleetHistory(_Blocking):
     """The past of runs: `fleet.history`."""
 
@@ -215,6 +223,8 @@ class Fleet(_Blocking):
     """The response cache."""
     limits: FleetLimits
     """Limits that all workers share."""
+    approvals: FleetApprovals
+    """Calls that wait for a person."""
 
     def __init__(
         self,
@@ -277,6 +287,7 @@ class Fleet(_Blocking):
         self.history = FleetHistory(fleet.history, portal)
         self.cache = FleetCache(fleet.cache, portal)
         self.limits = FleetLimits(fleet.limits, portal)
+        self.approvals = FleetApprovals(fleet.approvals, portal)
 
     def __enter__(self) -> Self:
         self.check()
@@ -296,6 +307,7 @@ class Fleet(_Blocking):
     cost_lines = iterating(AsyncFleet.cost_lines)
     pause = blocking(AsyncFleet.pause)
     resume = blocking(AsyncFleet.resume)
+    decide = blocking(AsyncFleet.decide)
     submit = blocking(AsyncFleet.submit)
     run = blocking(AsyncFleet.run)
     run_with_steps = blocking(AsyncFleet.run_with_steps)

@@ -189,11 +189,18 @@ class ToolCalls:
             await self._dispatch.published(step, agent)
         return Delivered(applied=True, left=left, status=reply[2])
 
-    async def answer(self, hint: ToolHint, key: str, answer: Answer, agent: str = "") -> Arrived:
+    async def answer(
+        self,
+        hint: ToolHint,
+        key: str,
+        answer: Answer,
+        agent: str = "",
+        events: Events = Events([]),  # noqa: B008 - it cannot change
+    ) -> Arrived:
         """Give a call that waits for another run, or a person, its answer; the first one counts.
 
-        `key` names what it waits for (see `wait_key`). `agent` labels the step that goes on. Raises
-        `StoreError` when Redis stays out of reach.
+        `key` names what it waits for (see `wait_key`). `agent` labels the step that goes on,
+        `events` are the run's. Raises `StoreError` when Redis stays out of reach.
         """
         step = StepHint(hint.run_id, hint.step)
         reply = await self._pushing.run(
@@ -203,6 +210,8 @@ class ToolCalls:
             hint.index,
             key,
             answer=answer.to_json(),
+            events=stored_events(events),
+            event_count=len(events),
             grace=duration(self.grace),
             message=self._dispatch.message(step, agent),
         )

@@ -53,6 +53,10 @@ ANSWERS: Mapping[str, Mapping[str, Any]] = {
         "hundred": "There are 25 prime numbers below 100.",
         "million": "There are 78498 prime numbers below 1000000.",
     },
+    "approval": {
+        "small": "Done: 20 euros paid to Ada.",
+        "large": "A colleague has to look at that.",
+    },
     "team": {
         "herring": "Herring swim in schools of millions. Why is that?",
         "bridges": "Bridges move in the wind. Why is that?",

@@ -1,5 +1,6 @@
 """Which calls a step waits for, for how long, and what is said of calls without a result."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,6 +20,10 @@ def calls(*names: str) -> list[ToolCall]:
 
 def waits(*indexes: int) -> tuple[Wait, ...]:
     return tuple(Wait(index, "gpu", "heavy") for index in indexes)
+
+
+def places(made: Sequence[ToolCall]) -> dict[int, str]:
+    return {index: QUEUES[one.name] for index, one in enumerate(made) if one.name in QUEUES}
 
 
 @pytest.mark.parametrize(
@@ -41,12 +46,13 @@ def test_a_turn_is_divided_into_what_runs_now_and_what_is_waited_for(
     then: tuple[Wait, ...],
 ) -> None:
     """TOOL-14: in order, nothing behind a heavy call starts before its result."""
-    assert divided(open_calls, calls(*names), QUEUES, parallel=parallel) == (now, then)
+    made = calls(*names)
+    assert divided(open_calls, made, places(made), parallel=parallel) == (now, then)
 
 
 def test_a_call_that_cannot_be_parsed_is_answered_in_the_step() -> None:
     broken = ToolCall(id="c", name="heavy", error="no arguments")
-    assert divided([0], [broken], QUEUES, parallel=True) == ([0], ())
+    assert divided([0], [broken], places([broken]), parallel=True) == ([0], ())
 
 
 def state(started: datetime | None) -> AgentState:

@@ -1,9 +1,9 @@
 -- Gives a call that waits for another run or a person its answer. ARGV[2] step, ARGV[3] index, ARGV[4] the key of what
--- it waits for, ARGV[5..] name, value pairs: answer (JSON), grace (ms), message (the step's task). Returns
+-- it waits for, ARGV[5..] name, value pairs: answer (JSON), events, event_count, grace (ms), message. Returns
 -- {'delivered', calls left, status}, {'before', answer}: it has one already, which stays, or {'lost', status}: the run
 -- has ended or gone on, or waits for something else; then nothing is written.
 -- Invariants: an answer is written once, and only to the call that waits for it.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'feed')
 local index = ARGV[3]
 local a = named(5)
 if not h[1] then return { 'lost', 'unknown' } end
@@ -15,4 +15,5 @@ if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then 
 -- A worker took the step when the run's patience had ended: it goes on without this answer.
 if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
 redis.call('HSET', journal_key, 'a:' .. index, a.answer)
+emit(a.events, a.event_count, h[7])
 return arrived(h, index, a.grace, a.message)

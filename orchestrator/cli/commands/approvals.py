@@ -1,0 +1,100 @@
+"""`stepfleet approvals`, `approve`, `deny`, `answer`."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
+
+from typing import Annotated
+
+import typer
+
+from stepfleet.orchestrator.cli import options
+
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN[:CALL]]", help="A run id; with the call where it has several."),
+]
+Agent = Annotated[str | None, typer.Option("--agent", help="Only calls of runs of this agent.")]
+Tool = Annotated[str | None, typer.Option("--tool", help="Only calls of this tool.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Only runs of this tenant.")]
+Group = Annotated[
+    str | None, typer.Option("--group", help="Only these equal calls, as `approvals` lists them.")
+]
+By = Annotated[str, typer.Option("--by", help="Who decides; you by default.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Decide many calls without a question.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; the model reads it.")]
+
+
+def approvals(
+    batch: options.OfBatch = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    tenant: Tenant = None,
+    group: Group = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """List the calls that wait for a person: equal ones together, the oldest first."""
+    from stepfleet.orchestrator.cli.views.approvals import conditions, show_waiting
+
+    which = conditions(batch=batch, agent=agent, tool=tool, tenant=tenant, group=group)
+    show_waiting(which, data, json=json)
+
+
+def approve(
+    run: Run = None,
+    *,
+    batch: options.OfBatch = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    tenant: Tenant = None,
+    group: Group = None,
+    reason: Reason = "",
+    by: By = "",
+    yes: Yes = False,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Approve a call that waits, or all that the options name: they are made now."""
+    from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide
+
+    which = conditions(batch=batch, agent=agent, tool=tool, tenant=tenant, group=group)
+    choice = Choice(approve=True, reason=reason, by=by)
+    return decide(run, {**which, "kind": "approval"}, choice, data, json=json, sure=yes)
+
+
+def deny(
+    run: Run = None,
+    *,
+    batch: options.OfBatch = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    tenant: Tenant = None,
+    group: Group = None,
+    reason: Reason = "",
+    by: By = "",
+    yes: Yes = False,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Deny a call that waits, or all that the options name: the model reads the reason."""
+    from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide
+
+    which = conditions(batch=batch, agent=agent, tool=tool, tenant=tenant, group=group)
+    choice = Choice(approve=False, reason=reason, by=by)
+    return decide(run, which, choice, data, json=json, sure=yes)
+
+
+def answer(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN[:CALL]", help="The run that asks; with the call if several."),
+    ],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The answer; - reads stdin.")],
+    by: By = "",
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Answer the question that a run asks by its tool ask_person."""
+    from stepfleet.orchestrator.cli.views.approvals import Choice, decide, text_of
+
+    choice = Choice(approve=True, by=by, answer=text_of(text))
+    return decide(run, {"kind": "question"}, choice, data, json=json, sure=True)

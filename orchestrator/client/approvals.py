@@ -1,0 +1,197 @@
+"""Calls that wait for people, as a client sees them: listed, decided, answered."""
+
+import asyncio
+import getpass
+from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.protocol.waiting import Arrived
+from stepfleet.orchestrator.records.answers import Answer, Ask, AskPage, Decided, Decision
+from stepfleet.orchestrator.store.runs.asks import Asks, Waits
+from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
+
+LONGEST_TEXT = 16_000
+"""Characters of an answer, and of a reason."""
+_PAGE = 200
+_DECISION = ("call", "approve", "reason", "answer", "by")
+
+
+class Which(TypedDict, total=False):
+    """Which calls are meant; all conditions hold. `group` is that of equal calls."""
+
+    agent: str
+    tool: str
+    batch: str
+    tenant: str
+    group: str
+    kind: str
+
+
+class DecideOptions(Which, total=False):
+    """A decision, and which calls it is for.
+
+    `call` is the call's place in its turn, from 0, where a run waits for several. `approve` is
+    true by default, `reason` is what the model reads of a denial, `answer` the text for a question,
+    `by` who decides: the user of this process by default.
+    """
+
+    call: int
+    approve: bool
+    reason: str
+    answer: str
+    by: str
+
+
+class AsyncFleetApprovals:
+    """Calls that wait for a person: `fleet.approvals`. `fleet.decide` decides them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def page(
+        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[Which]
+    ) -> AskPage:
+        """Return up to `limit` calls that wait, the oldest first; all conditions hold.
+
+        A page may be short, or empty, and have a `next`. Raises `ConfigurationError` that names the
+        field.
+        """
+        found, following = await (await self._asks()).page(limit, cursor)
+        _check(which)
+        asks = (one.ask for one in found)
+        return AskPage(asks=tuple(a for a in asks if _matches(a, which)), next=following)
+
+    async def all(self, **which: Unpack[Which]) -> AsyncGenerator[Ask, None]:
+        """Yield all calls that wait, the oldest first."""
+        cursor: str | None = None
+        while True:
+            page = await self.page(limit=_PAGE, cursor=cursor, **which)
+            for ask in page.asks:
+                yield ask
+            if (cursor := page.next) is None:
+                return
+
+    async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
+        """Decide calls that wait: those of a run, or all that the conditions hold for.
+
+        The first decision of a call counts. Raises `ConfigurationError` where nothing of the run
+        waits, or the answer is none of a question's choices.
+        """
+        which = Which(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
+        _check(which)
+        if run_id is None and not which:
+            raise ConfigurationError("name a run, or conditions such as batch= or tool=")
+        client = await self._session.open()
+        decision = _decision(options, await client.runs.now())
+        asks = await self._asks()
+        if run_id is not None:
+            await client.runs.get(run_id)
+            waits = await asks.of_run(run_id)
+            found = _the_one(
+                run_id, [o for o in waits if _matches(o.ask, which)], options.get("call")
+            )
+            return await _decided(asks, [found], decision)
+        decided, cursor = Decided(), None
+        while True:
+            page, cursor = await asks.page(_PAGE, cursor)
+            matching = [one for one in page if _matches(one.ask, which)]
+            decided = decided.plus(await _decided(asks, matching, decision))
+            if cursor is None:
+                return decided
+
+    async def _asks(self) -> Asks:
+        client = await self._session.open()
+        store, settings = client.store, self._session.settings
+        calls = ToolCalls(
+            store.connection,
+            store.keys,
+            store.configs,
+            store.dispatch,
+            lease=settings.lease,
+            grace=settings.grace,
+        )
+        return Asks(store.connection, store.keys, calls)
+
+
+def _decision(options: DecideOptions, at: datetime) -> Decision:
+    texts = {name: str(options.get(name) or "") for name in ("reason", "answer", "by")}
+    for name, value in texts.items():
+        if len(value) > LONGEST_TEXT:
+            msg = f"{name} has {len(value):,} characters; write up to {LONGEST_TEXT:,}"
+            raise ConfigurationError(msg)
+    return Decision(
+        approved=options.get("approve", True),
+        text=options.get("answer"),
+        reason=texts["reason"],
+        by=texts["by"] or _user(),
+        at=at,
+    )
+
+
+def _the_one(run_id: str, waits: Sequence[Waits], call: int | None) -> Waits:
+    """Return the call that is meant. Raises `ConfigurationError` where that is not clear."""
+    found = [one for one in waits if call in (None, one.ask.index)]
+    if not found:
+        msg = f"run {run_id} waits for no such decision; `stepfleet approvals` lists what waits"
+        raise ConfigurationError(msg)
+    if len(found) > 1:
+        places = ", ".join(f"{one.ask.index} ({one.ask.tool})" for one in found)
+        raise ConfigurationError(f"run {run_id} waits for several; name the call: {places}")
+    return found[0]
+
+
+async def _decided(asks: Asks, waits: Sequence[Waits], decision: Decision) -> Decided:
+    for one in waits:
+        _check_answer(one.ask, decision)
+    replies = await asyncio.gather(*(asks.decide(one, decision) for one in waits))
+    applied = sum(reply.applied for reply in replies)
+    before = next((who for reply in replies if (who := _earlier(reply))), None)
+    return Decided(applied=applied, late=len(replies) - applied, first=before)
+
+
+def _earlier(reply: Arrived) -> Decision | None:
+    return Answer.from_json(reply.first).decision if reply.first else None
+
+
+def _check_answer(ask: Ask, decision: Decision) -> None:
+    """Raise `ConfigurationError` for what is no answer to that call."""
+    if ask.kind != "question":
+        if decision.text is not None:
+            msg = f"tool {ask.tool!r} of run {ask.run_id} waits for an approval, not for an answer"
+            raise ConfigurationError(msg)
+        return
+    if decision.approved and not decision.text:
+        raise ConfigurationError(f"run {ask.run_id} asks a question; give an answer, or deny it")
+    choices = ask.arguments.get("choices")
+    if decision.text is not None and choices and decision.text not in choices:
+        shown = ", ".join(map(str, choices[:20]))
+        raise ConfigurationError(f"the answer is none of the choices: {shown[:500]}")
+
+
+def _check(which: Any) -> None:
+    for name, value in which.items():
+        if name not in Which.__annotations__ or not isinstance(value, str):
+            names = ", ".join(Which.__annotations__)
+            raise ConfigurationError(f"{name!r} is no condition with text; write {names}")
+
+
+def _matches(ask: Ask, which: Which) -> bool:
+    values = {
+        "agent": ask.agent,
+        "tool": ask.tool,
+        "batch": ask.batch_id,
+        "tenant": ask.tenant or "",
+        "kind": ask.kind,
+        **({"group": ask.group} if "group" in which else {}),
+    }
+    return all(values[name] == value for name, value in which.items())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        return "unknown"

@@ -1,0 +1,175 @@
+"""Calls that wait for a person: a page of them over all shards, and their decisions."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import merge
+from typing import Any
+
+from pydantic import ValidationError
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.events.envelope import Event, Events, EventType
+from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, waits_in
+from stepfleet.orchestrator.records.answers import Answer, Ask, Decision, awaited_by
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.state import HandOff
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.records.codec import moment
+from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.runs.submission import call_at
+from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
+
+MOST = 1000
+"""Calls of a page."""
+_AT_ONCE = 50
+"""Runs whose answers of models are in memory at once."""
+_NAMES = (
+    *("status", "step", "waiting", "agent", "batch", "line", "tenant", "updated", "slim"),
+    "token",
+)
+_Place = tuple[float, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A call that waits for a person, with what a decision needs to reach it."""
+
+    ask: Ask
+    execution: str
+
+    @property
+    def hint(self) -> ToolHint:
+        """The call."""
+        return ToolHint(self.ask.run_id, self.ask.step - 1, self.ask.index)
+
+
+class Asks:
+    """Reads calls that wait for people, and answers them."""
+
+    def __init__(self, connection: Connection, keys: Keys, calls: ToolCalls) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._calls = calls
+
+    async def page(self, limit: int, cursor: str | None) -> tuple[list[Waits], str | None]:
+        """Return up to `limit` calls, those first that wait longest, and the next page's cursor.
+
+        Members of the index whose call waits no longer are removed from it.
+        """
+        if not 1 <= limit <= MOST:
+            raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST}")
+        place = _place(cursor) if cursor else None
+        shards = [f"{self._keys.tag(n)}asks" for n in range(self._keys.shards)]
+        first = f"{place[0]:.0f}" if place else "-inf"
+        # Many may have begun in one millisecond: those of the cursor's time are read with it.
+        replies = await self._connection.execute_all(
+            *(
+                ("ZRANGEBYSCORE", k, first, "+inf", "WITHSCORES", "LIMIT", 0, limit + MOST)
+                for k in shards
+            )
+        )
+        each = (sorted(_pairs(reply)) for reply in replies)
+        found = [one for one in merge(*each) if place is None or one > place]
+        taken = found[:limit]
+        waits: list[Waits] = []
+        for at in range(0, len(taken), _AT_ONCE):
+            waits += await self._read(taken[at : at + _AT_ONCE])
+        more = len(found) > limit
+        return waits, f"{taken[-1][0]:.0f} {taken[-1][1]}" if more else None
+
+    async def of_run(self, run_id: str) -> list[Waits]:
+        """Return the calls of one run that wait for people."""
+        key = self._keys.run(run_id)
+        step, waiting = await self._connection.execute("HMGET", key, "step", "waiting")
+        indexes = [w.index for w in waits_in(waiting or "", step or "") if _asks(w.queue)]
+        members = [f"{step} {index} {run_id}" for index in indexes]
+        name = f"{self._keys.tag(self._keys.shard_of(run_id))}asks"
+        scores = await self._connection.execute_all(*(("ZSCORE", name, one) for one in members))
+        return await self._read([(float(s or 0), m) for s, m in zip(scores, members, strict=True)])
+
+    async def decide(self, waits: Waits, decision: Decision) -> Arrived:
+        """Give a call its decision; the first one counts."""
+        ask = waits.ask
+        payload = {
+            "step_number": ask.step,
+            "tool_name": ask.tool,
+            "tool_call_id": ask.call_id,
+            "approved": decision.approved,
+            "by": decision.by,
+            "reason": decision.reason,
+        }
+        at = decision.at or ask.since
+        event = Event(EventType.DECIDED, ask.run_id, waits.execution, at, payload)
+        return await self._calls.answer(
+            waits.hint, ask.key, Answer(decision=decision), ask.agent, Events([event])
+        )
+
+    async def _read(self, members: Sequence[_Place]) -> list[Waits]:
+        calls = [call_at(member) for _, member in members]
+        keys = [self._keys.run(one.run_id) for one in calls]
+        heads = self._connection.execute_all(*(("HMGET", key, *_NAMES) for key in keys))
+        fields = (
+            ("HMGET", f"{key}:journal", "response", f"k:{c.index}", f"t:{c.index}")
+            for key, c in zip(keys, calls, strict=True)
+        )
+        headers, journals = await asyncio.gather(heads, self._connection.execute_all(*fields))
+        found = []
+        for (score, member), call, head, journal in zip(
+            members, calls, headers, journals, strict=True
+        ):
+            header = {n: v for n, v in zip(_NAMES, head, strict=True) if v is not None}
+            waits = waits_in(header.get("waiting", ""), header.get("step", ""))
+            wait = next((w for w in waits if w.index == call.index and _asks(w.queue)), None)
+            if wait is None or header["step"] != str(call.step) or not all(journal[:2]):
+                shard = self._keys.tag(self._keys.shard_of(call.run_id))
+                await self._connection.execute("ZREM", f"{shard}asks", member)
+            elif (made := _waits(call, header, wait.queue, score, journal)) is not None:
+                found.append(made)
+        return found
+
+
+def _waits(
+    call: ToolHint, header: dict[str, str], place: str, score: float, journal: Sequence[Any]
+) -> Waits | None:
+    try:
+        response = LLMResponse.from_json(journal[0])
+        execution = HandOff.model_validate_json(unpacked(header["slim"])).info.execution
+    except (ValidationError, ValueError):
+        return None
+    made = (response.tool_calls or ())[call.index]
+    ask = Ask(
+        run_id=call.run_id,
+        step=call.step + 1,
+        index=call.index,
+        key=journal[1],
+        call_id=made.id,
+        kind="question" if place == "@person" else "approval",
+        agent=header["agent"],
+        tool=made.name,
+        arguments=made.arguments,
+        since=moment(f"{score:.0f}"),
+        until=moment(journal[2]) if journal[2] else None,
+        batch_id=header.get("batch") or None,
+        line_id=header.get("line") or None,
+        tenant=header.get("tenant"),
+    )
+    return Waits(ask, f"{call.run_id}:{execution}")
+
+
+def _asks(place: str) -> bool:
+    awaited = awaited_by(place)
+    return awaited is not None and awaited.by_people
+
+
+def _pairs(reply: Sequence[str]) -> list[_Place]:
+    return [(float(reply[i + 1]), reply[i]) for i in range(0, len(reply), 2)]
+
+
+def _place(cursor: str) -> _Place:
+    score, _, member = cursor.partition(" ")
+    try:
+        return float(score), member
+    except ValueError:
+        raise ConfigurationError("cursor is none that a page has given; leave it out") from None

@@ -1,0 +1,116 @@
+"""Calls that wait for people, on real workers: decided once, made once, without a slot."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.deadlines import wait_until
+from support.workers.command_line import CommandLine
+from support.workers.fleet_workers import FleetWorker
+
+from stepfleet.orchestrator import ConfigurationError, Fleet
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+Start = Callable[..., FleetWorker]
+FILE = Path(__file__).parents[1] / "agent_modules" / "careful_agents.py"
+CLERK = load_agents(str(FILE))["clerk"]
+LONG = 60.0
+
+
+@pytest.fixture
+def env(effects: Path) -> dict[str, str]:
+    return {"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects), "STEPFLEET_SLOTS": "2"}
+
+
+def rules(request: RequestRecord) -> Reply:
+    """Do what the input says: `refund 250`, `delete`, `ask`."""
+    word, _, rest = request.key.partition(" ")
+    if request.turn > 1:
+        results = [str(m["content"]) for m in request.body["messages"] if m["role"] == "tool"]
+        return Reply("; ".join(results), latency=0.01)
+    calls = {
+        "refund": lambda: [
+            ToolCallReply("refund", {"customer": "ada", "usd": float(usd)}) for usd in rest.split()
+        ],
+        "delete": lambda: [ToolCallReply("delete", {"what": "all"})],
+        "ask": lambda: [
+            ToolCallReply("ask_person", {"question": "which?", "choices": ["red", "blue"]})
+        ],
+    }[word]()
+    return Reply("", tool_calls=tuple(calls), latency=0.01)
+
+
+def waiting(fleet: Fleet, count: int) -> None:
+    wait_until(
+        lambda: len(list(fleet.approvals.all())) == count, within=LONG, what="calls that wait"
+    )
+
+
+def test_a_call_that_needs_approval_is_made_after_it_and_once(
+    model: ModelServer, start_worker: Start, env: dict[str, str], effects: Path, redis_url: str
+) -> None:
+    """The rule lets small ones through; a kill while it waits costs nothing; a denial is read."""
+    model.follow(rules)
+    first = start_worker(env=env)
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(CLERK, "refund 250 20")
+        denied = fleet.submit(CLERK, "refund 999")
+        waiting(fleet, 2)
+        assert effects.read_text().splitlines() == [f"{run_id} ada 20"]
+        first.end()
+        (ask,) = (one for one in fleet.approvals.all() if one.run_id == run_id)
+        assert (ask.tool, ask.arguments) == ("refund", {"customer": "ada", "usd": 250.0})
+        assert fleet.decide(run_id, by="grace").applied == 1
+        late = fleet.decide(denied, approve=False, reason="ask the boss", by="grace")
+        assert late.applied == 1
+        with pytest.raises(ConfigurationError, match="waits for no such decision"):
+            fleet.decide(run_id)
+        start_worker(name="w2", env=env)
+        result = fleet.runs.wait(run_id, timeout=LONG)
+        assert result.success
+        assert result.output == "paid 250 to ada; paid 20 to ada"
+        decision = result.steps[0].tool_calls[0].decision
+        assert decision is not None
+        assert (decision.by, decision.approved) == ("grace", True)
+        other = fleet.runs.wait(denied, timeout=LONG)
+        assert other.success
+        assert "denied by grace: ask the boss" in (other.output or "")
+        events = [event["type"] for event in fleet.runs.events(run_id)]
+    assert events.count("agent.approval.requested") == 1
+    assert events.count("agent.approval.decided") == 1
+    assert len(effects.read_text().splitlines()) == 2
+
+
+def test_questions_time_limits_and_equal_calls_on_the_command_line(
+    model: ModelServer,
+    start_worker: Start,
+    env: dict[str, str],
+    redis_url: str,
+    commands: CommandLine,
+) -> None:
+    cli = partial(commands, STEPFLEET_REDIS_URL=redis_url)
+    model.follow(rules)
+    start_worker(env=env)
+    with Fleet(redis_url) as fleet:
+        expired = fleet.submit(CLERK, "delete")
+        asks = fleet.submit(CLERK, "ask")
+        given = [{"id": f"{n}", "input": "refund 300"} for n in range(30)]
+        batch = fleet.submit_batch(given, agent=CLERK)
+        late = fleet.runs.wait(expired, timeout=LONG)
+        assert late.success
+        assert "denied by the time limit: nobody decided in time" in (late.output or "")
+        waiting(fleet, 31)
+        listed = cli("approvals")
+        assert "31 calls wait for a person" in listed.stdout
+        assert "30" in listed.stdout
+        wrong = cli("answer", asks, "green")
+        assert wrong.returncode == 2
+        assert "none of the choices: red, blue" in wrong.stderr
+        assert "1 call answered" in cli("answer", asks, "blue", "--by", "bob").stdout
+        done = cli("approve", "--batch", batch.id, "--tool", "refund", "--yes")
+        assert "30 calls approved" in done.stdout
+        assert fleet.runs.wait(asks, timeout=LONG).output == "blue"
+        assert all(result.success for result in batch.results())
+        assert "Nothing waits" in cli("approvals").stdout
