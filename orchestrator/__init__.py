@@ -110,6 +110,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.answers import Decided as Decided
     from stepfleet.orchestrator.records.answers import Decision as Decision
     from stepfleet.orchestrator.records.answers import RunEnd as RunEnd
+    from stepfleet.orchestrator.records.answers import SubAgentLimits as SubAgentLimits
     from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
     from stepfleet.orchestrator.records.errors import Cause as Cause
@@ -233,7 +234,7 @@ _WHERE = {
     "models.support": "Support supports",
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
-    "records.answers": "Ask AskPage Decided Decision RunEnd",
+    "records.answers": "Ask AskPage Decided Decision RunEnd SubAgentLimits",
     "records.batch": "BatchPage BatchProgress",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.ledger": "CallState CostLine CostRow Costs",

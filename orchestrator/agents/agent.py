@@ -140,10 +140,11 @@ class Agent:
 
     @property
     def queues(self) -> frozenset[str]:
-        """The queues of its tools; each needs workers."""
+        """The queues of its tools, and of its sub-agents' tools; each needs workers."""
         tools = (*self.tools, *self.earlier_tools)
         named = (one.options.queue for one in tools)
-        return frozenset(one for one in named if one and not isinstance(one, Awaited))
+        own = frozenset(one for one in named if one and not isinstance(one, Awaited))
+        return own.union(*(one.queues for one in self.sub_agents))
 
     @property
     def sub_agents(self) -> tuple["Agent", ...]:

@@ -18,6 +18,7 @@ from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
 from stepfleet.orchestrator.models.services import problem_of_list, problem_with
 from stepfleet.orchestrator.models.support import support_of
+from stepfleet.orchestrator.records.answers import SubAgentLimits
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
@@ -100,6 +101,7 @@ class AgentConfig(Record):
     output_schema: dict[str, Any] | None = None
     answer_mode: Literal["tool", "native"] = "tool"
     special_tools: tuple[str, ...] = ()
+    sub_agent_limits: SubAgentLimits = SubAgentLimits()
     pricing: Pricing = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
+from stepfleet.orchestrator.records.answers import SubAgentLimits
 from stepfleet.orchestrator.records.responses import ModelSettings
 
 Fields = Mapping[str, Any]
@@ -40,6 +41,7 @@ class _ForBoth(TypedDict, total=False):
     require_final_answer: bool
     output_schema: dict[str, Any] | None
     answer_mode: Literal["tool", "native"]
+    sub_agent_limits: SubAgentLimits | Fields
 
 
 class RunOverrides(_ForBoth, total=False):

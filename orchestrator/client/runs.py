@@ -111,8 +111,9 @@ class AsyncFleetRuns:
         """Return up to `limit` runs, the newest first by their creation; all conditions hold.
 
         `status` and `stop_reason` are names as `failed` and `time_limit`, `agent` and `tenant` the
-        whole name ('' as tenant: runs without one), `error` a part of the error's text, in which
-        letters' case does not count, `since` the earliest time of creation, `batch` an id.
+        whole name ('' as tenant: runs without one), `parent` the run that has started them ('': no
+        run has), `error` a part of the error's text, in which letters' case does not count, `since`
+        the earliest time of creation, `batch` an id.
         Of a batch, `where` takes those runs that did not complete which `batch.retry` would select
         by it, as `cause=KEY`. `cursor` is the `next` of the page before; a page may be short, or
         empty, and have one. Raises `ConfigurationError` that names the field.

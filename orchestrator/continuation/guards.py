@@ -84,6 +84,10 @@ class Limit(ABC):
     def measure(self, state: AgentState) -> Number:
         """Return the number that is compared."""
 
+    def below(self, state: AgentState) -> Number:  # noqa: ARG002 - most measures have no such part
+        """Return how much of the measure is that of runs that this one has started."""
+        return 0
+
     def decide(self, state: AgentState) -> ContinuationDecision:
         """Forbid at the limit and above, allow below."""
         return FORBID if self.measure(state) >= self.maximum else ALLOW
@@ -94,12 +98,14 @@ class Limit(ABC):
         decision = self.decide(state)
         reached = decision is FORBID
         relation = "has reached" if reached else "is below"
+        part = self.below(state)
+        below = f" ({_shown(part)}{self.unit} of them of runs below it)" if part else ""
         return evaluation(
             self,
             decision,
-            f"{self.what}: {_shown(value)}{self.unit} {relation} the limit of "
+            f"{self.what}: {_shown(value)}{self.unit}{below} {relation} the limit of "
             f"{_shown(self.maximum)}{self.unit}",
-            {"value": value, "limit": self.maximum},
+            {"value": value, "limit": self.maximum, **({"below": part} if part else {})},
             self.stop_reason if reached else None,
         )
 
@@ -127,7 +133,11 @@ class TokenUsageLimit(Limit):
 
     def measure(self, state: AgentState) -> Number:
         """Return the tokens of this execution."""
-        return state.usage.total_tokens + state.below_usage.total_tokens
+        return state.usage.total_tokens + self.below(state)
+
+    def below(self, state: AgentState) -> Number:
+        """Return the tokens of the runs below."""
+        return state.below_usage.total_tokens
 
 
 class CumulativeExecutionTimeLimit(Limit):
@@ -171,7 +181,11 @@ class BudgetLimit(Limit):
 
     def measure(self, state: AgentState) -> Number:
         """Return the cost of this execution in USD."""
-        return state.cost_usd + state.below_cost_usd
+        return state.cost_usd + self.below(state)
+
+    def below(self, state: AgentState) -> Number:
+        """Return the cost of the runs below in USD."""
+        return state.below_cost_usd
 
 
 class FinishReasonCheck:

@@ -67,9 +67,10 @@ def estimated(prompt: int, output: int, usd: float, seconds: float) -> Spending:
 
 
 def spent_by(state: AgentState) -> Spending:
-    """Return what a run has spent in all; its time is that of the current execution."""
+    """Return what a run and those below it have spent; its time is that of its own execution."""
     seconds = state.info.cumulative_execution_seconds
-    return spending_of(state.session_usage, state.session_cost_usd, seconds)
+    usage = state.session_usage + state.session_below_usage
+    return spending_of(usage, state.session_cost_usd + state.session_below_cost_usd, seconds)
 
 
 @dataclass(frozen=True, slots=True)

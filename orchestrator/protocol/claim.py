@@ -116,6 +116,8 @@ class Claim:
     """0 goes first where runs wait for limits of the fleet."""
     limited_by: str = ""
     """'own' where the run or its batch was submitted with a limit of its own."""
+    billed: str | None = None
+    """The batch that pays for a run which a run of it has started, or one below."""
     waited: float = 0.0
     """Seconds for which the step has waited for limits of the fleet."""
     waited_for: str = ""
@@ -124,6 +126,11 @@ class Claim:
     """The budget of the fleet that has no room for the step's call."""
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
+
+    @property
+    def payer(self) -> str:
+        """The batch whose limits and costs its calls count towards; empty without one."""
+        return self.batch_id or self.billed or ""
 
     @property
     def hint(self) -> StepHint:

@@ -79,6 +79,10 @@ class TakenCall:
     parent: str | None = None
     tenant: str | None = None
     priority: int = NORMAL
+    limited: bool = False
+    """Whether its run, or the batch that pays for it, was submitted with a limit of its own."""
+    billed: str | None = None
+    """The batch that pays for its run where that is of no batch."""
     depth: int = 0
     """How many runs are above its own, each started by a call of the one before."""
     place: str = ""
@@ -118,6 +122,16 @@ def wait_key(run_id: str, step: int, index: int, call: ToolCall) -> str:
     """
     made = dumps([run_id, step, index, call.id, call.name, call.arguments], sort_keys=True)
     return f"{run_id}.{sha256(made.encode()).hexdigest()[:10]}"
+
+
+def root_of(run_id: str) -> str:
+    """Return the run that was submitted, of one that a call of it, or of one below, has started."""
+    return run_id.partition(".")[0]
+
+
+def is_child(run_id: str, parent: str | None) -> bool:
+    """Return whether a call of the run `parent` has started a run."""
+    return parent is not None and run_id.startswith(f"{parent}.")
 
 
 def divided(

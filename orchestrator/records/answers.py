@@ -15,6 +15,17 @@ LONGEST_OUTPUT = 8_000
 """Characters of a run's output that reach the run which waits for it."""
 
 
+class SubAgentLimits(Record):
+    """How far an agent's calls of its sub-agents go.
+
+    `depth` is how many levels of runs may be below one that was submitted, as far as this agent
+    starts them; `output` is how many characters of an answer it reads.
+    """
+
+    depth: int = Field(default=3, ge=0, le=10)
+    output: int = Field(default=LONGEST_OUTPUT, ge=100, le=100_000)
+
+
 class Awaited(StrEnum):
     """What a call waits for that no worker of a queue does. Stored in place of its queue."""
 

@@ -21,8 +21,6 @@ from stepfleet.worker.runtime.links import PAUSED_BY, LinkedRuns, run_end
 
 SOON = 5.0
 """Seconds after which a call is looked at again that may have its answer by now."""
-DEEPEST = 3
-"""Levels of runs below one that was submitted."""
 
 
 class ChildRuns:
@@ -62,8 +60,11 @@ class ChildRuns:
         return LOOK_AGAIN
 
     async def _new(self, taken: TakenCall, tool: AgentTool) -> NewRun:
-        if taken.depth >= DEEPEST:
-            msg = f"runs may be started {DEEPEST} levels deep, and this one would be below"
+        if taken.depth >= (deepest := taken.config.sub_agent_limits.depth):
+            msg = (
+                f"runs may be started {deepest} levels deep (sub_agent_limits.depth), and this "
+                "one would be below"
+            )
             raise ConfigurationError(msg)
         config, arguments = tool.config, tool.check(taken.call.arguments)
         return NewRun(
@@ -78,6 +79,8 @@ class ChildRuns:
             priority=taken.priority,
             returns_to=taken.hint,
             depth=taken.depth + 1,
+            billed=taken.batch_id or taken.billed,
+            limited=taken.limited and bool(taken.batch_id or taken.billed),
         )
 
     async def _check(self, taken: TakenCall, header: Mapping[str, str]) -> float:
@@ -102,12 +105,14 @@ class ChildRuns:
             except StoreError:
                 raise
             except AgentException:  # it would end at once again: that is the answer
-                return await self._answer(taken, run_end(result))
+                return await self._answer(
+                    taken, run_end(result, taken.config.sub_agent_limits.output)
+                )
             if await self._links.follow(taken.key, taken.hint) is None:
                 await self._follow_caller(taken)
                 return LOOK_AGAIN
             result = (await self._runs.get(taken.key)).result()
-        return await self._answer(taken, run_end(result))
+        return await self._answer(taken, run_end(result, taken.config.sub_agent_limits.output))
 
     async def _follow_caller(self, taken: TakenCall) -> None:
         """Do to the run what was done to its caller meanwhile, which may not have known of it."""

@@ -17,9 +17,10 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import ToolHint, awaited
+from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
 from stepfleet.orchestrator.settings.settings import TASK, Settings
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
@@ -92,7 +93,7 @@ class InlineWorker:
     async def _attempt(self, run: StoredRun) -> StepReport | None:
         """Do a step, or the calls that it waits for; wait where neither may begin yet."""
         run_id, step = run.run_id, run.step
-        waits = awaited(run.header.get("waiting", ""), str(step))
+        waits = waits_in(run.header.get("waiting", ""), str(step))
         if waits and await self._make_calls(run_id, step, waits):
             return None
         report = await self._services.run_step(StepHint(run_id, step))
@@ -100,11 +101,27 @@ class InlineWorker:
             await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
         return report
 
-    async def _make_calls(self, run_id: str, step: int, indexes: Iterable[int]) -> bool:
+    async def _make_calls(self, run_id: str, step: int, waits: Iterable[Wait]) -> bool:
         """Make the tool calls that a run waits for; return whether there was any."""
-        hints = [ToolHint(run_id, step, index) for index in indexes]
-        reports = await asyncio.gather(*(self._services.run_call(hint) for hint in hints))
-        return any(report.refusal is None for report in reports)
+        made = [self._make_call(ToolHint(run_id, step, one.index)) for one in waits]
+        return any(await asyncio.gather(*made))
+
+    async def _make_call(self, hint: ToolHint) -> bool:
+        report = await self._services.run_call(hint)
+        if report.attended and not await self._finish_child(hint):
+            await asyncio.sleep(POP_SECONDS)  # others have it in hand
+        return report.refusal is None
+
+    async def _finish_child(self, hint: ToolHint) -> bool:
+        """Do the steps of the run that a call has started; return whether there is one to do."""
+        store = self._services.store
+        journal = f"{store.keys.run(hint.run_id)}:journal"
+        child = await store.connection.execute("HGET", journal, f"k:{hint.index}")
+        known = child and await store.connection.execute("EXISTS", store.keys.run(child))
+        if not known or await self._open(child) is None:
+            return False
+        await self._finish(child)
+        return True
 
     async def _open(self, run_id: str) -> StoredRun | None:
         run = await self._run(run_id)

@@ -2,9 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import orjson
+from pydantic_core import to_jsonable_python
 
 from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.answers import LONGEST_OUTPUT, Answer, RunEnd
@@ -22,6 +26,7 @@ log = logging.getLogger(__name__)
 PAUSED_BY = "paused_by"
 """The header's field of a run that was paused with the run that has started it: that run's id."""
 _LONGEST_ERROR = 2_000
+_CALLER = ("agent", "config", "overrides")
 
 
 class LinkedRuns:
@@ -58,16 +63,34 @@ class LinkedRuns:
     async def _answer(self, run_id: str, calls: Sequence[ToolHint]) -> None:
         keys, execute = self._opened.keys, self._opened.connection.execute_all
         # What a call waits for is this run's id: of one that it started, and of one before it.
-        agents = await execute(*(("HGET", keys.run(one.run_id), "agent") for one in calls))
-        pairs = [(call, agent or "") for call, agent in zip(calls, agents, strict=True)]
+        headers = await execute(*(("HMGET", keys.run(one.run_id), *_CALLER) for one in calls))
+        pairs = [
+            (call, {name: one for name, one in zip(_CALLER, header, strict=True) if one})
+            for call, header in zip(calls, headers, strict=True)
+        ]
         begin = self.dependents.waiting.arrived
         await asyncio.gather(
-            *(begin(one.run_id, run_id, agent) for one, agent in pairs if one.index == BEGINNING)
+            *(
+                begin(call.run_id, run_id, caller.get("agent", ""))
+                for call, caller in pairs
+                if call.index == BEGINNING
+            )
         )
         if waiting := [pair for pair in pairs if pair[0].index != BEGINNING]:
-            run = await self._runs.get(run_id)
-            answer, give = Answer(run=run_end(run.result())), self._calls.answer
-            await asyncio.gather(*(give(call, run_id, answer, agent) for call, agent in waiting))
+            result = (await self._runs.get(run_id)).result()
+            await asyncio.gather(*(self._answer_to(*pair, result) for pair in waiting))
+
+    async def _answer_to(
+        self, call: ToolHint, caller: Mapping[str, str], result: AgentRunResult
+    ) -> None:
+        if not caller:
+            return  # it was deleted
+        try:
+            most = (await self._opened.configs.of_run(caller)).sub_agent_limits.output
+        except SerializationError:  # of another version, which reads on as it can
+            most = LONGEST_OUTPUT
+        answer = Answer(run=run_end(result, most))
+        await self._calls.answer(call, result.run_id, answer, caller["agent"])
 
     async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> None:
         for child in owed.runs:
@@ -94,14 +117,16 @@ class LinkedRuns:
 
 def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:
     """Return the end of a run with the first `most` characters of its output. Pure."""
-    output = result.output or ""
+    output = result.output
+    if result.structured is not None:
+        output = orjson.dumps(to_jsonable_python(result.structured)).decode()
     return RunEnd(
         run_id=result.run_id,
         agent=result.agent_name,
         status=result.status or "",
         stop_reason=result.stop_reason or "",
-        output=None if result.output is None else output[:most],
-        cut=max(len(output) - most, 0),
+        output=None if output is None else output[:most],
+        cut=max(len(output or "") - most, 0),
         error=result.error[:_LONGEST_ERROR] if result.error else None,
         steps=len(result.steps),
         usage=result.usage,

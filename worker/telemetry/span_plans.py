@@ -14,7 +14,9 @@ from uuid import UUID
 
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move
+from stepfleet.orchestrator.protocol.waiting import is_child, root_of
 from stepfleet.orchestrator.records.run.results import RunStatus, end_state, run_status
+from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
@@ -31,11 +33,12 @@ _LARGEST = 2**64
 
 
 def trace_id(run_id: str) -> int:
-    """Return the trace id of a run: its UUID as a number."""
+    """Return the trace id of a run and of all below it: the UUID of the first as a number."""
+    root = root_of(run_id)
     try:
-        return UUID(run_id).int or 1
+        return UUID(root).int or 1
     except ValueError:
-        return int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=16).digest()) or 1
+        return int.from_bytes(hashlib.blake2b(root.encode(), digest_size=16).digest()) or 1
 
 
 def run_span_id(run_id: str, execution: int = 1) -> int:
@@ -46,6 +49,11 @@ def run_span_id(run_id: str, execution: int = 1) -> int:
 def step_span_id(run_id: str, execution: int, step: int) -> int:
     """Return the id of the span of a step (from 1) that waits for tool calls elsewhere."""
     return _derived(run_id, "step", execution, step)
+
+
+def call_span_id(child: str) -> int:
+    """Return the id of the span of a call that has started the run `child`."""
+    return _derived(child, "call")
 
 
 def new_span_id() -> int:
@@ -69,8 +77,11 @@ def sampled_part(environment: Mapping[str, str]) -> float:
 
 
 def is_sampled(run_id: str, part: float) -> bool:
-    """Return whether a run is among the traced `part` of all, equally on every worker."""
-    return part >= 1 or _derived(run_id, "sample") < part * _LARGEST
+    """Return whether a run is among the traced `part` of all, equally on every worker.
+
+    It is with those below it.
+    """
+    return part >= 1 or _derived(root_of(run_id), "sample") < part * _LARGEST
 
 
 def _derived(*parts: object) -> int:
@@ -87,7 +98,7 @@ TAKEN_OVER = "TAKEN_OVER"
 
 @dataclass(frozen=True, slots=True)
 class SpanPlan:
-    """One span. Times in nanoseconds; `parent_id` is None for a run's own.
+    """One span. Times in nanoseconds; `parent_id` is None for that of a run that no call started.
 
     `error` is a code, empty where it went well; `links` are runs; `is_call` marks a call of
     another service.
@@ -127,6 +138,8 @@ def _of_attempt(observed: StepObservation) -> Iterator[SpanPlan]:
     known = waits or resumed
     step_id = step_span_id(run_id, execution, claim.number) if known else new_span_id()
     yield from _of_calls(run_id, observed.calls, step_id)
+    if resumed and verdict.logged is not None:
+        yield from _of_runs(observed, verdict.logged.result.tool_calls, step_id)
     ends = verdict.move is Move.FINISH and observed.applied
     if not waits and (verdict.logged or observed.calls or not ends):
         start = claim.journal.began if resumed else None
@@ -173,6 +186,7 @@ def _run(observed: StepObservation) -> SpanPlan:
     claim, verdict = observed.claim, observed.verdict
     state, reason = verdict.state, verdict.stop_reason
     parent = state.parent_agent_id
+    is_below = is_child(claim.run_id, parent)
     error = ""
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "invoke_agent",
@@ -194,13 +208,40 @@ def _run(observed: StepObservation) -> SpanPlan:
         name=AGENT_RUN,
         run_id=claim.run_id,
         span_id=run_span_id(claim.run_id, state.info.execution),
-        parent_id=None,
+        parent_id=call_span_id(claim.run_id) if is_below else None,
         began=min(nanoseconds(started), observed.began) if started else observed.began,
         ended=observed.ended,
         attributes=attributes,
         error=error,
-        links=(parent,) if parent else (),
+        links=(parent,) if parent and not is_below else (),
     )
+
+
+def _of_runs(
+    observed: StepObservation, calls: tuple[ToolCallRecord, ...], step: int
+) -> Iterator[SpanPlan]:
+    """Yield the calls of a step that were runs: from its beginning until it went on with them."""
+    claim = observed.claim
+    began = nanoseconds(claim.journal.began) if claim.journal.began else observed.began
+    for call in calls:
+        if call.run is None:
+            continue
+        yield SpanPlan(
+            name=TOOL_EXECUTION,
+            run_id=claim.run_id,
+            span_id=call_span_id(call.run.run_id),
+            parent_id=step,
+            began=began,
+            ended=observed.began,
+            attributes={
+                "stepfleet.run_id": claim.run_id,
+                "stepfleet.child_run_id": call.run.run_id,
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": call.tool_name,
+                "gen_ai.tool.call.id": call.call_id,
+            },
+            error=call.error.code if call.error else "",
+        )
 
 
 def _of_calls(

@@ -31,6 +31,9 @@ def ls(
     tenant: Annotated[
         str | None, typer.Option("--tenant", help="The whole name; '' for runs without one.")
     ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", help="Started by this run; '': by none.")
+    ] = None,
     error: Annotated[
         str | None, typer.Option("--error", help="A part of the error's text.")
     ] = None,
@@ -54,6 +57,7 @@ def ls(
         "agent": agent,
         "batch": batch,
         "tenant": tenant,
+        "parent": parent,
         "error": error,
         "since": since,
     }

@@ -24,6 +24,7 @@ class RunConditions(TypedDict, total=False):
     batch: str | None
     where: str | None
     tenant: str | None
+    parent: str | None
     error: str | None
     since: datetime | str | None
 
@@ -31,7 +32,8 @@ class RunConditions(TypedDict, total=False):
 def run_filter(which: RunConditions) -> RunFilter:
     """Return the conditions but the batch. Raises `ConfigurationError` that names the field."""
     texts = [("agent", which.get("agent")), ("tenant", which.get("tenant"))]
-    for name, text in (*texts, ("error", which.get("error"))):
+    texts += [("parent", which.get("parent")), ("error", which.get("error"))]
+    for name, text in texts:
         if text is not None and (len(text) > LONGEST_CONDITION or text != well_formed(text)):
             msg = f"{name}: write at most {LONGEST_CONDITION} characters of valid text"
             raise ConfigurationError(msg)
@@ -40,6 +42,7 @@ def run_filter(which: RunConditions) -> RunFilter:
         stop_reason=_one_of(StopReason, "stop_reason", which.get("stop_reason")),
         agent=which.get("agent"),
         tenant=which.get("tenant"),
+        parent=which.get("parent"),
         error=which.get("error"),
         since=_time("since", which.get("since")),
     )

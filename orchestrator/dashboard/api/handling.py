@@ -200,7 +200,7 @@ class ApiHandler(BaseApiHandler):
                 raise ConfigurationError(msg)
             try:
                 (text,) = (value.decode() for value in values)
-                if text or name == "tenant":
+                if text or name in ("tenant", "parent"):
                     found[name] = known.read(text)
             except ValueError:
                 msg = f"{name}: {known.about}; write it once, as valid text"

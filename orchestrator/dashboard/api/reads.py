@@ -30,6 +30,7 @@ class Runs(ReadHandler):
         "agent": Parameter("the whole name of the agent"),
         "batch": Parameter("the batch's id"),
         "tenant": Parameter("the whole name; empty for runs without one"),
+        "parent": Parameter("the run that has started them; empty for those that none has"),
         "error": Parameter("a part of the error's text"),
         "since": Parameter("the earliest creation, as 2026-11-23T08:30Z; without a zone UTC"),
         "limit": _LIMIT,

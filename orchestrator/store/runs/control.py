@@ -199,7 +199,7 @@ class Control:
             payer = Payer(
                 run.header.get("tenant") or "",
                 run.agent,
-                run.header.get("batch") or "",
+                run.header.get("batch") or run.header.get("billed") or "",
                 run.config.model,
             )
             if lines := lines_of(revision.taken_back, payer, sign=-1):

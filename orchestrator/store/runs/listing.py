@@ -45,8 +45,10 @@ MOST_TIDIED = 40
 LISTS = tuple(dict.fromkeys([*map(str, Lifecycle), *map(str, StopReason)]))
 _FIELDS = (
     *("agent", "status", "stop_reason", "error", "batch", "line", "tenant", "created", "updated"),
-    *("ended", "step", "max_steps", "crashes"),
+    *("ended", "step", "max_steps", "crashes", "parent"),
 )
+
+_EQUAL = ("status", "stop_reason", "agent", "tenant", "parent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class RunFilter:
     stop_reason: StopReason | None = None
     agent: str | None = None
     tenant: str | None = None
+    parent: str | None = None
     error: str | None = None
     since: datetime | None = None
     batch: Manifest | None = None
@@ -79,7 +82,7 @@ class RunFilter:
 
     def matches(self, header: Fields) -> bool:
         """Return whether a run with these fields of a header is meant."""
-        equal = {name: getattr(self, name) for name in ("status", "stop_reason", "agent", "tenant")}
+        equal = {name: getattr(self, name) for name in _EQUAL}
         is_equal = all(
             value is None or header.get(name, "") == value for name, value in equal.items()
         )
@@ -191,7 +194,7 @@ class RunLists:
         return ids, looked, cursor
 
     async def _shards(self, which: RunFilter, most: int, cursor: Cursor | None) -> list[_Found]:
-        wanted = {name: getattr(which, name) for name in ("agent", "tenant")}
+        wanted = {name: getattr(which, name) for name in _EQUAL[2:]}
         equal = orjson.dumps({name: value for name, value in wanted.items() if value is not None})
         place = (cursor.place, cursor.run_id) if cursor else ("", "")
         error = (which.error or "").encode().lower().decode()  # ASCII alone, as Redis does
@@ -215,7 +218,7 @@ class RunLists:
         """Look at a batch's rows from the last one: their runs' ids are made of them."""
         ids: list[str] = []
         end = first = min(cursor.place, batch.rows) if cursor else batch.rows
-        fields = ("status", "stop_reason", "agent", "tenant", "error", "created")
+        fields = (*_EQUAL, "error", "created")
         at_once = limit
         while first - end < (MOST_ROWS if selected is None else ROWS):
             rows = range(end - 1, max(end - at_once, 0) - 1, -1)
@@ -309,7 +312,7 @@ def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
         batch_id=header.get("batch") or None,
         line_id=header.get("line") or None,
         tenant=header.get("tenant"),
-        parent=state.get("parent_agent_id"),
+        parent=header.get("parent") or state.get("parent_agent_id"),
         created=moment(header["created"]),
         updated=moment(header["updated"]),
         ended=moment(header["ended"]) if header.get("ended") else None,

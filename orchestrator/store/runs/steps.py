@@ -84,7 +84,7 @@ _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
     *("want", "want_note", "tenant", "unpriced", "outage"),
-    *("priority", "limited_by"),
+    *("priority", "limited_by", "billed"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -264,7 +264,7 @@ class StepStore:
         fields: dict[str, Any] = {}
         config, logged = claim.config, verdict.logged
         if logged is not None:
-            payer = Payer(claim.tenant or "", config.name, claim.batch_id or "", config.model)
+            payer = Payer(claim.tenant or "", config.name, claim.payer, config.model)
             if models := default_priced(logged, payer, partial(self.has_price, config)):
                 logged = logged.model_copy(update={"default_priced": models})
                 verdict = replace(verdict, logged=logged)
@@ -309,6 +309,7 @@ class StepStore:
             tenant=header.get("tenant"),
             priority=int(header.get("priority") or NORMAL),
             limited_by=header.get("limited_by") or "",
+            billed=header.get("billed"),
             unpriced=bool(header.get("unpriced")),
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,

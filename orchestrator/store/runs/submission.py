@@ -35,7 +35,7 @@ class NewRun:
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
     its own. `returns_to`: the call that waits for its end. `depth`: how many runs
     are above it, each started by a call of the one before. `after`: the runs whose ends it waits
-    for.
+    for. `billed`: the batch that pays for a run above it.
     """
 
     run_id: str
@@ -57,6 +57,7 @@ class NewRun:
     returns_to: ToolHint | None = None
     depth: int = 0
     after: After | None = None
+    billed: str | None = None
 
 
 class Submission:
@@ -197,6 +198,10 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
         fields["priority"] = run.priority
     if run.limited:
         fields["limited_by"] = "own"
+    if run.parent is not None:
+        fields["parent"] = run.parent
+    if run.billed is not None:
+        fields["billed"] = run.billed
     if run.returns_to is not None:
         fields |= {"depth": run.depth, "returns": "1", "returns_to": address_of(run.returns_to)}
     if run.after is not None:

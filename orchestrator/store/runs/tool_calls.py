@@ -251,6 +251,8 @@ class ToolCalls:
             tenant=header.get("tenant"),
             priority=int(header.get("priority") or NORMAL),
             depth=int(header.get("depth") or 0),
+            limited=bool(header.get("limited_by")),
+            billed=header.get("billed"),
             place=next((one.queue for one in waits if one.index == hint.index), ""),
             until=moment(reply[8]) if reply[8] else None,
         )

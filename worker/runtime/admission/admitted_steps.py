@@ -95,7 +95,7 @@ class AdmittedSteps:
         reading = gate.calls.request_grant(hint.run_id) if gate.active else None
         claim = await self._store.claim(hint, token)
         if isinstance(claim, Claim) and claim.limited_by:
-            own = f"{BATCH}:{claim.batch_id}" if claim.batch_id else f"{RUN}:{claim.run_id}"
+            own = f"{BATCH}:{claim.payer}" if claim.payer else f"{RUN}:{claim.run_id}"
             await gate.look_for(own)
         if not gate.active:
             return claim
@@ -311,7 +311,7 @@ class AdmittedSteps:
             self._gate.limits,
             model=model,
             tenant=claim.tenant or "",
-            batch=claim.batch_id or "",
+            batch=claim.payer,
             agent=claim.config.name,
         )
 

@@ -52,8 +52,8 @@ end
 local MOST_UNPRICED = 32
 local function account(batch, entry, text, sign)
   if not may_be_paid(text) then return end
-  local h = redis.call('HMGET', run_key, 'tenant', 'agent', 'unpriced')
-  local line, is_open = line_of(text, sign, h[1], h[2], batch)
+  local h = redis.call('HMGET', run_key, 'tenant', 'agent', 'unpriced', 'billed')
+  local line, is_open = line_of(text, sign, h[1], h[2], h[4] or batch)
   if line then enter(shard .. 'costs', line) end
   if not is_open or sign < 0 then return end
   local names = {}
