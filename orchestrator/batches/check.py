@@ -10,7 +10,7 @@ import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.batches.raw_lines import RawLine
@@ -94,6 +94,8 @@ class Checked:
     digest: str
     problems: Problems
     version: tuple[int, int]
+    before: "array[int]" = field(default_factory=lambda: array("Q"))
+    """The rows that good lines name in `after`, in their order."""
 
 
 def check(source: BatchInput, plan: Plan, *, skip_invalid: bool) -> Checked:
@@ -114,33 +116,41 @@ def examine(source: BatchInput, plan: Plan) -> Checked:
     version = source.version
     problems = Problems()
     digest = hashlib.sha256()
-    rows = 0
+    rows, before = 0, array("Q")
     with contextlib.closing(_Ids(plan.rules.id_field or "id")) as ids:
         for line in source:
             rows += 1
             digest.update(line.data or b"")
             digest.update(b"\n")
             try:
-                ids.add(draft_of(plan, line), line)
+                draft = draft_of(plan, line)
+                named = ids.rows_of(draft)
+                ids.add(draft, line)
+                before.extend(named)
             except ConfigurationError as error:
                 problems.add(line, error.message)
     if not rows:
         raise ConfigurationError(f"{source.name} is empty; write one {source.form}")
     digest.update(plan.signature)
-    return Checked(rows, rows - len(problems.rows), digest.hexdigest(), problems, version)
+    good = rows - len(problems.rows)
+    return Checked(rows, good, digest.hexdigest(), problems, version, before)
 
 
 def valid_lines(source: BatchInput, plan: Plan, checked: Checked) -> Iterator[tuple[int, Draft]]:
     """Read the valid lines again. Raises `ConfigurationError` when the file has changed since."""
     bad = iter(checked.problems.rows)
-    next_bad = next(bad, -1)
+    next_bad, place = next(bad, -1), 0
     for line in source:
         if line.row == next_bad:
             next_bad = next(bad, -1)
             continue
         if line.row >= checked.rows:
             break
-        yield line.row, draft_of(plan, line)
+        draft = draft_of(plan, line)
+        if count := len(draft.line.after):
+            draft = replace(draft, before=tuple(checked.before[place : place + count]))
+            place += count
+        yield line.row, draft
     if source.version != checked.version:
         msg = f"{source.name} was changed while it was submitted; submit it again"
         raise ConfigurationError(msg)
@@ -168,7 +178,9 @@ class _Ids:
         self._seen = sqlite3.connect("", isolation_level=None)
         self._seen.execute("PRAGMA journal_mode = OFF")
         self._seen.execute("PRAGMA synchronous = OFF")
-        self._seen.execute("CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER) WITHOUT ROWID")
+        self._seen.execute(
+            "CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER, row INTEGER) WITHOUT ROWID"
+        )
         self._seen.execute("BEGIN")
 
     def add(self, draft: Draft, line: RawLine) -> None:
@@ -176,8 +188,8 @@ class _Ids:
         line_id = draft.line.line_id
         if line_id is None:
             return
-        row = (line_id, line.number)
-        if self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", row).rowcount:
+        row = (line_id, line.number, line.row)
+        if self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?, ?)", row).rowcount:
             return
         found = self._seen.execute("SELECT line FROM ids WHERE id = ?", (line_id,)).fetchone()
         name = "custom_id" if draft.line.model else self._name
@@ -186,6 +198,20 @@ class _Ids:
             "unique"
         )
         raise ConfigurationError(msg)
+
+    def rows_of(self, draft: Draft) -> list[int]:
+        """Return the rows that a line's `after` names: lines wait for lines above them alone.
+
+        Raises `ConfigurationError` for an id that no line above it has.
+        """
+        found = []
+        for one in draft.line.after:
+            row = self._seen.execute("SELECT row FROM ids WHERE id = ?", (one,)).fetchone()
+            if row is None:
+                msg = f"field 'after': no good line above this one has the id {one!r}; lines wait "
+                raise ConfigurationError(f"{msg}for lines above them, so that there is no cycle")
+            found.append(row[0])
+        return found
 
     def close(self) -> None:
         """Throw the ids away."""

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.media import normalized
+from stepfleet.orchestrator.protocol.composing import check_places, places_of
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.records.tools import ToolCall
@@ -23,10 +24,15 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 INPUT_LIMIT = 1024 * 1024
 METADATA_LIMIT = 64 * 1024
 ID_LIMIT = 512
-FIELDS = ("id", "input", "agent", "metadata", "overrides", "tenant")
+OWN_FIELDS = ("id", "input", "agent", "metadata", "overrides", "tenant")
+ORDER_FIELDS = ("after", "after_failed")
+FIELDS = (*OWN_FIELDS, *ORDER_FIELDS)
+MOST_BEFORE = 1_000
+"""Runs that one run waits for."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _IGNORED_OF_MESSAGES = frozenset({"refusal", "audio", "annotations", "reasoning", "function_call"})
 
+AfterFailed = Literal["stop", "run"]
 LineFormat = Literal["stepfleet", "openai"]
 
 
@@ -35,7 +41,8 @@ class BatchLine:
     """One line's request.
 
     `model`, `tools` and `extra_body` (fields that only the provider knows) are what an OpenAI
-    line names; `agent` comes from lines of our own format.
+    line names; `agent` comes from lines of our own format. `after` are
+    ids of lines before it, and `template` its input where that has places for their results.
     """
 
     line_id: str | None
@@ -47,6 +54,9 @@ class BatchLine:
     model: str | None = None
     tools: tuple[str, ...] = ()
     extra_body: dict[str, Any] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    after_failed: AfterFailed = "stop"
+    template: str | None = None
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -87,14 +97,50 @@ def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
         raise ConfigurationError(msg)
     if "input" not in data:
         raise ConfigurationError("field 'input' is missing; write the question or task there")
+    after, given = parse_after(data.get("after")), data["input"]
+    template = given if after and isinstance(given, str) else None
+    if template is not None:
+        check_places(template, places_of(after), required=False)
+        input_of(template, "input", prompt)
     return BatchLine(
         line_id=parse_id(data.get("id"), "id"),
-        messages=input_of(data["input"], "input", prompt, data),
+        after=after,
+        after_failed=parse_after_failed(data.get("after_failed", "stop")),
+        template=template,
+        messages=input_of(given, "input", None if template else prompt, data),
         agent=agent_named(data),
         tenant=parse_tenant(data.get("tenant")),
         metadata=parse_metadata(data.get("metadata")),
         overrides=_object(data.get("overrides"), "overrides"),
     )
+
+
+def parse_after(value: Any) -> tuple[str, ...]:
+    """Return the ids of lines that are to end before this one begins."""
+    if value is None:
+        return ()
+    ids = [parse_id(one, "after") for one in (value if isinstance(value, list) else [value])]
+    check_before(len(ids))
+    known: set[str | None] = {None}
+    for one in ids:
+        if one in known:
+            raise ConfigurationError(f"field 'after' has {one!r} twice; name each line once")
+        known.add(one)
+    return tuple(one for one in ids if one)
+
+
+def parse_after_failed(value: Any) -> AfterFailed:
+    """Return what a run does if one before it did not complete."""
+    if value in ("stop", "run"):
+        return "stop" if value == "stop" else "run"
+    raise ConfigurationError(f"field 'after_failed' is {value!r}; write 'stop' or 'run'")
+
+
+def check_before(count: int) -> None:
+    """Raise `ConfigurationError` unless a run may wait for so many."""
+    if not 1 <= count <= MOST_BEFORE:
+        msg = f"field 'after' names {count:,} runs; name 1 to {MOST_BEFORE:,}"
+        raise ConfigurationError(f"{msg}, or let them follow each other")
 
 
 def agent_named(data: Mapping[str, Any]) -> str | None:

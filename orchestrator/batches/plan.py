@@ -29,13 +29,14 @@ REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A line that is valid: what its run starts with."""
+    """A line that is valid: what its run starts with. `before`: the rows of its `after`."""
 
     line: BatchLine
     config: AgentConfig
     digest: str
     overrides: dict[str, Any]
     max_steps: int
+    before: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import orjson
 from stepfleet.orchestrator.agents.prompt import names_shown, worded
 from stepfleet.orchestrator.batches.lines import (
     FIELDS,
+    OWN_FIELDS,
     BatchLine,
     LineFormat,
     agent_named,
@@ -36,19 +37,22 @@ class RowRules:
     """How the objects of a batch are read.
 
     With an `input_field` or an `id_field` each of them is a row. `is_table`: a further column is
-    no misspelled field of a line. `tenant` is that of objects that name none.
+    no misspelled field of a line. `tenant` is that of objects that name none. `after` are runs that
+    all of them wait for.
     """
 
     input_field: str | None = None
     id_field: str | None = None
     is_table: bool = False
     tenant: str | None = None
+    after: tuple[str, ...] = ()
 
     @property
     def signature(self) -> list[str | None]:
         """What of the rules decides what the runs are given; empty for the usual ones."""
         fields = [self.input_field, self.id_field] if self._names_fields else []
-        return [*fields, f"tenant {self.tenant}"] if self.tenant else fields
+        fields += [f"tenant {self.tenant}"] if self.tenant else []
+        return [*fields, *(f"after {one}" for one in self.after)]
 
     def format_of(self, data: Mapping[str, Any]) -> LineFormat:
         """Return which format an object has: a row is no request of OpenAI's."""
@@ -72,7 +76,8 @@ class RowRules:
         return self.input_field is not None or self.id_field is not None
 
     def _is_row(self, data: Mapping[str, Any]) -> bool:
-        return self._names_fields or not data.keys() <= set(FIELDS)
+        known = OWN_FIELDS if self.is_table else FIELDS
+        return self._names_fields or not data.keys() <= set(known)
 
     def _id(self, data: Mapping[str, Any]) -> str | None:
         name = self.id_field or "id"

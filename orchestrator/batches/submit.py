@@ -33,6 +33,7 @@ from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import BatchInput, Given, InputFormat, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.limit import NORMAL, Limit
+from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import (
@@ -118,6 +119,10 @@ class BatchSubmission:
             plan = await self._plan(order, replace(order.rules, is_table=source.is_table))
             checked = await asyncio.to_thread(check, source, plan, skip_invalid=order.skip_invalid)
             await accept(plan.configs)
+            await self._batches.ensure_runs(order.rules.after)
+            if order.only_new and checked.before:
+                msg = "lines that wait for others are submitted together; leave only_new out"
+                raise ConfigurationError(f"field 'after': {msg}")
             earlier = await self._earlier(order, source, plan) if order.only_new else None
             if earlier and (earlier.sealed or earlier.digest != checked.digest):
                 return await self._add(order, source, plan, checked, earlier)
@@ -375,4 +380,13 @@ def _new_run(manifest: Manifest, row: int, draft: Draft, order: BatchOrder) -> N
         tenant=line.tenant,
         priority=order.priority,
         limited=order.limit is not None,
+        after=_after(manifest, draft, order),
     )
+
+
+def _after(manifest: Manifest, draft: Draft, order: BatchOrder) -> After | None:
+    line = draft.line
+    ids = (run_id_of(manifest.batch_id, row) for row in draft.before)
+    runs = dict(zip(line.after, ids, strict=True))
+    runs |= {run_id: run_id for run_id in order.rules.after}
+    return After(runs=runs, text=line.template, failed=line.after_failed) if runs else None

@@ -1,20 +1,23 @@
 """The runs that a new run waits for before it begins, checked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from stepfleet.orchestrator.agents.prompt import worded
+from stepfleet.orchestrator.batches.lines import check_before, parse_after_failed
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.composing import COUNT, OUTPUT, OUTPUTS, check_places
+from stepfleet.orchestrator.protocol.composing import (
+    COUNT,
+    OUTPUT,
+    OUTPUTS,
+    check_places,
+    places_of,
+)
 from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.store.batches.batches import Batches
 
-MOST_BEFORE = 1_000
-"""Runs that one run waits for."""
 One = str | AgentRunResult
 AfterRuns = One | Sequence[One] | Mapping[str, One]
-AfterFailed = Literal["stop", "run"]
 
 
 def after_of(runs: AfterRuns | None, failed: Any, given: Any) -> After | None:
@@ -22,32 +25,28 @@ def after_of(runs: AfterRuns | None, failed: Any, given: Any) -> After | None:
 
     Raises `ConfigurationError` that names the field.
     """
-    if failed not in ("stop", "run"):
-        raise ConfigurationError(f"field 'after_failed' is {failed!r}; write 'stop' or 'run'")
+    failed = parse_after_failed(failed)
     if runs is None:
         return None
     names = _named(runs)
-    if not 1 <= len(names) <= MOST_BEFORE:
-        msg = f"field 'after' names {len(names):,} runs; name 1 to {MOST_BEFORE:,}"
-        raise ConfigurationError(f"{msg}, or let them follow each other")
+    check_before(len(names))
     if not isinstance(given, str):
         return After(runs=names, failed=failed)
     check_places(given, places_of(names), required=False)
     return After(runs=names, text=given, failed=failed)
 
 
-def places_of(names: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the places that an input behind these runs may have. Pure."""
-    return (*((OUTPUT,) if len(names) == 1 else ()), OUTPUTS, COUNT, *names)
-
-
-async def ensure_there(batches: Batches, after: After) -> None:
-    """Raise `ConfigurationError` for a run that is not there."""
-    runs = list(dict.fromkeys(after.runs.values()))
-    for run, status in zip(runs, await batches.statuses(runs), strict=True):
-        if status is None:
-            msg = f"field 'after': no run has the id {run!r}; ended runs are removed after the"
-            raise ConfigurationError(f"{msg} retention time")
+def ids_of(runs: One | Sequence[One] | None) -> tuple[str, ...]:
+    """Return the ids of runs that a whole batch waits for. Pure; raises as `after_of`."""
+    if runs is None:
+        return ()
+    if isinstance(runs, Mapping):
+        raise ConfigurationError(
+            "field 'after': lines have their own inputs; list runs by their ids"
+        )
+    names = _named(runs)
+    check_before(len(names))
+    return tuple(names)
 
 
 def _named(runs: AfterRuns) -> dict[str, str]:

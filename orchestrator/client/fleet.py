@@ -14,7 +14,6 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.source import Given
-from stepfleet.orchestrator.client.after import ensure_there
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
@@ -203,7 +202,7 @@ class AsyncFleet:
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
         if place.after:
-            await ensure_there(client.batches, place.after)
+            await client.batches.ensure_runs(list(place.after.runs.values()))
             messages = messages_of(input) if place.after.text else messages
         run = NewRun(
             run_id=checked_id(place.run_id),

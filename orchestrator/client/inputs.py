@@ -8,12 +8,18 @@ import orjson
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.batches.lines import input_of, parse_input, parse_metadata, parse_tenant
+from stepfleet.orchestrator.batches.lines import (
+    AfterFailed,
+    input_of,
+    parse_input,
+    parse_metadata,
+    parse_tenant,
+)
 from stepfleet.orchestrator.batches.readers import json_form
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import Given, InputFormat
 from stepfleet.orchestrator.batches.submit import BatchOrder
-from stepfleet.orchestrator.client.after import AfterFailed, AfterRuns, after_of
+from stepfleet.orchestrator.client.after import AfterRuns, One, after_of, ids_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
 from stepfleet.orchestrator.records.answers import After
@@ -50,6 +56,7 @@ class BatchOptions(RunOverrides, total=False):
     tenant: str | None
     priority: Priority | None
     limit: Limit | Mapping[str, Any] | None
+    after: One | Sequence[One] | None
 
 
 class RunOptions(SubmitOptions, total=False):
@@ -124,6 +131,7 @@ def batch_order(
             overrides.pop("input_field", None),
             overrides.pop("id_field", None),
             tenant=parse_tenant(overrides.pop("tenant", None)),
+            after=ids_of(overrides.pop("after", None)),
         ),
         only_new=overrides.pop("only_new", False),
         limit=own_limit(BATCH, overrides.pop("limit", None)),

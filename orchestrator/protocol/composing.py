@@ -55,6 +55,11 @@ def check_places(
         raise ConfigurationError(f"field {field!r} {why}; there are: {_shown(known)}")
 
 
+def places_of(names: Collection[str]) -> tuple[str, ...]:
+    """Return the places that an input behind runs of these names may have."""
+    return (*((OUTPUT,) if len(names) == 1 else ()), OUTPUTS, COUNT, *names)
+
+
 def composed(text: str, before: Sequence[Before], others: Mapping[str, str]) -> str:
     """Return `text` with the results in their places.
 

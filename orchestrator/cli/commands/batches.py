@@ -123,6 +123,10 @@ def submit(
     tenant: options.Tenant = None,
     priority: options.BatchPriority = None,
     limit: options.BatchLimit = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", metavar="RUN", help="Begin when this run has ended; repeatable."),
+    ] = None,
     output_format: options.OutFormat = "auto",
     fields: options.Fields = None,
     slim: options.Slim = False,
@@ -143,7 +147,9 @@ def submit(
     return submit_file(
         file,
         data,
-        form=InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit),
+        form=InputForm(
+            input_format, input_field, id_field, only_new, tenant, priority, limit, after
+        ),
         agents=agents,
         agent=agent,
         results=ResultOptions(out, output_format, fields, slim, ordered),

@@ -36,6 +36,7 @@ class InputForm:
     tenant: str | None = None
     priority: str | None = None
     limit: Sequence[str] | None = None
+    after: Sequence[str] | None = None
 
     def open(self, file: Path) -> BatchInput:
         """Open the file."""
@@ -51,6 +52,7 @@ class InputForm:
             tenant=self.tenant,
             priority=cast("Priority | None", self.priority),
             limit=own_limit(BATCH, self.limit),
+            after=self.after or None,
         )
 
 

@@ -281,6 +281,13 @@ class Batches:
         replies = await self._connection.execute_all(*reads)
         return [Lifecycle(reply) if reply else None for reply in replies]
 
+    async def ensure_runs(self, run_ids: Sequence[str]) -> None:
+        """Raise `ConfigurationError` for a run that is to end before others, and is not there."""
+        for run_id, status in zip(run_ids, await self.statuses(run_ids), strict=True):
+            if status is None:
+                msg = f"field 'after': no run has the id {run_id!r}; ended runs are removed after"
+                raise ConfigurationError(f"{msg} the retention time")
+
     async def ends(self, run_ids: Sequence[str]) -> list[datetime | None]:
         """Return when the runs ended; None for a run that is open, or is not there."""
         reads = (("HGET", self._keys.run(run_id), "ended") for run_id in run_ids)

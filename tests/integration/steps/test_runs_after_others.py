@@ -170,6 +170,83 @@ async def test_two_workers_at_once_let_a_run_begin_once(fleet: AsyncFleet, desk:
     assert await input_of(fleet, last) == "120"
 
 
+async def test_lines_of_a_file_wait_for_lines_above_them(fleet: AsyncFleet, desk: Bench) -> None:
+    other = await fleet.submit(AGENT, "before the batch")
+    lines = [
+        {"id": "a", "input": "A {0}"},
+        {"id": 2, "input": "B"},
+        {"id": "c", "input": "{a} and {2}", "after": ["a", 2]},
+        {"id": "d", "input": "{count} {output}", "after": "c", "after_failed": "run"},
+    ]
+    batch = await fleet.submit_batch(lines, AGENT, after=other)
+    runs = list(batch.run_ids())
+    for run_id in runs:
+        assert not await look(desk, run_id)
+    assert list(await fleet.runs.waits_for(runs[2])) == [*runs[:2], other]
+    await answer(desk, other, "so it begins")
+    for run_id, text in ((runs[0], "one"), (runs[1], "two")):
+        assert await look(desk, run_id)
+        assert await input_of(fleet, run_id) in ("A {0}", "B")
+        await answer(desk, run_id, text)
+    assert await look(desk, runs[2])
+    assert await input_of(fleet, runs[2]) == "one and two"
+    await fleet.runs.cancel(runs[2])
+    await look(desk, runs[3])
+    assert (await input_of(fleet, runs[3])).startswith("2 it ended as user_requested")
+    again = await fleet.submit_batch(lines, AGENT, after=other)
+    assert (again.id, again.is_new) == (batch.id, False)
+    assert (await fleet.submit_batch(lines, AGENT)).id != batch.id
+
+
+async def test_a_run_waits_for_a_line_that_is_still_to_be_created(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    lines = [{"id": "a", "input": "A"}, {"id": "b", "input": "{output}", "after": "a"}]
+    batch = await fleet.submit_batch(lines, AGENT)
+    first, second = batch.run_ids()
+    manifest, connection = desk.opened.keys.manifest(batch.id), desk.opened.connection
+    # As it is while another part of the file is slower.
+    await connection.execute("HDEL", manifest, "sealed")
+    await connection.execute("RENAME", desk.opened.keys.run(first), f"{first}:aside")
+    assert not await look(desk, second)
+    due = await desk.due(second)
+    assert due is not None
+    assert due < (await connection.now()).timestamp() * 1000 + 5_000
+    assert await fleet.runs.waits_for(second) == {first: "unknown"}
+    await connection.execute("RENAME", f"{first}:aside", desk.opened.keys.run(first))
+    await connection.execute("HSET", manifest, "sealed", 1)
+    assert not await look(desk, second)
+    await answer(desk, first, "A")
+    assert await look(desk, second)
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (["nobody"], "line 2: field 'after': no good line above this one has the id 'nobody'"),
+        (["b"], "line 2: field 'after': no good line above this one has the id 'b'"),
+        (["c"], "line 2: field 'after': no good line above this one has the id 'c'"),
+        (["a", "a"], "line 2: field 'after' has 'a' twice"),
+        ([], "line 2: field 'after' names 0 runs"),
+        ([None], "line 2: field 'after'"),
+        ({"a": 1}, "line 2: field 'after' is an object"),
+    ],
+)
+async def test_bad_orders_of_lines_are_refused_with_line_and_field(
+    after: object, message: str, fleet: AsyncFleet
+) -> None:
+    lines = [
+        {"id": "a", "input": "A"},
+        {"id": "b", "input": "B", "after": after},
+        {"id": "c", "input": "{output}", "after": "b"},
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        await fleet.submit_batch(lines, AGENT)
+    assert message in str(caught.value)
+    assert "line 3: field 'after'" in str(caught.value)
+    assert (await fleet.batches.newest()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "text", "message"),
     [
