@@ -184,12 +184,10 @@ class AsyncFleet:
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
         costs and limits count it; without one, that of the parent. Where runs wait for a limit,
         those of a higher `priority` go first. `limit` has budgets of the run, as `{"usd": 0.5}`.
-        With `after` the run begins when those runs (ids, or a dict of ids by names; up to 1,000)
-        have ended; the text may name `{output}` of one run, `{outputs}`, `{count}`, or a run by its
-        id or name. If one did not complete, it ends in an error, `dependency_failed`;
-        `after_failed="run"` lets it begin.
-        Other options are overrides: fields of the agent's configuration for this run. Submitting a
-        `run_id` (UUID) again changes nothing.
+        With `after` it begins when those runs (ids, or a dict of ids by names) have ended; its text
+        may have their results, as `{output}`. If one failed, so does it, or by `after_failed="run"`
+        it begins. Other options are overrides: fields of the agent's configuration for this run.
+        Submitting a `run_id` (UUID) again changes nothing.
         Raises `ConfigurationError` that names field and fix.
         """
         place, overrides = placed(options, input)
@@ -202,7 +200,7 @@ class AsyncFleet:
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
         if place.after:
-            await client.batches.ensure_runs(list(place.after.runs.values()))
+            await client.batches.ensure_runs(place.after.ids)
             messages = messages_of(input) if place.after.text else messages
         run = NewRun(
             run_id=checked_id(place.run_id),

@@ -79,7 +79,7 @@ class AsyncFleetRuns:
         header = (await client.runs.get(run_id)).header
         if "after" not in header or Lifecycle(header["status"]).is_terminal:
             return {}
-        runs = list(dict.fromkeys(After.from_json(header["after"]).runs.values()))
+        runs = After.from_json(header["after"]).ids
         found = zip(runs, await client.batches.statuses(runs), strict=True)
         return {run: one.value if one else "unknown" for run, one in found if not _ended(one)}
 

@@ -63,6 +63,11 @@ class After(Record):
     text: str | None = None
     failed: Literal["stop", "run"] = "stop"
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of these runs, each once."""
+        return list(dict.fromkeys(self.runs.values()))
+
 
 class RunEnd(Record):
     """The end of a run, as another one reads it.

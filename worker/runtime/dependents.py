@@ -83,7 +83,7 @@ class DependentRuns:
     async def _go_on(self, dependent: Dependent) -> bool:
         """Let a run begin or end; return false where it is to be looked at once more."""
         names = dependent.after.runs
-        found = await self._read(list(dict.fromkeys(names.values())))
+        found = await self._read(dependent.after.ids)
         active = [run for run, one in found.items() if one is None]
         for run in active:  # it was retried meanwhile: its new end counts
             await self.waiting.wait_again(dependent, run)

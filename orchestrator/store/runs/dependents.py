@@ -58,9 +58,7 @@ class Dependents:
             return None
         after = After.from_json(header["after"])
         known = {name.removeprefix("d:") for name in noted}
-        return Dependent(
-            run_id, header, after, tuple(one for one in _ids(after) if one not in known)
-        )
+        return Dependent(run_id, header, after, tuple(one for one in after.ids if one not in known))
 
     async def follow(self, dependent: Dependent, runs: Sequence[str]) -> list[str]:
         """Have the ends of runs sent to `dependent`; return of each whether it has one."""
@@ -117,7 +115,3 @@ class Dependents:
         seq = dependent.header.get("seq", "")
         reply = await self._scripts.run("begin", dependent.run_id, seq, what=what, **fields)
         return str(reply[0])
-
-
-def _ids(after: After) -> list[str]:
-    return list(dict.fromkeys(after.runs.values()))

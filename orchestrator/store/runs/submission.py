@@ -205,7 +205,7 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
     if run.returns_to is not None:
         fields |= {"depth": run.depth, "returns": "1", "returns_to": address_of(run.returns_to)}
     if run.after is not None:
-        fields |= {"after": run.after.to_json(), "ahead": len(set(run.after.runs.values()))}
+        fields |= {"after": run.after.to_json(), "ahead": len(run.after.ids)}
     return fields
 
 
