@@ -135,7 +135,7 @@ class Following:
         """Return the batch to be created now: this one, or one in between."""
         rows = -(-source.rows // (plan.page or 1))
         if not plan.until_one or rows <= 1:
-            await self._index.begin(manifest.batch_id, rows, rows)
+            await self._index.begin(manifest.batch_id, rows, rows, 0)
             return manifest.model_copy(update={"rows": rows})
         level = manifest.level + 1
         target = Manifest(
@@ -170,7 +170,11 @@ class Following:
             for part in _parts(drafts):
                 await self._submit(part, waits)
             created += len(rows) - len(lacking) + len(drafts)
-        await self._index.begin(target.batch_id, target.rows, created)
+        if not created:
+            raise ConfigurationError(f"the results of batch {source.batch_id} were removed")
+        done = await self._batches.progress(source)
+        left_out = done.total - done.completed
+        await self._index.begin(target.batch_id, target.rows, created, left_out)
         await self._batches.seal(target.batch_id)
 
     async def _submit(self, runs: Sequence[NewRun], waits: str) -> None:

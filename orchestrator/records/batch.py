@@ -63,7 +63,8 @@ class Manifest(Record):
     `final` holds the counters of that time, and `expires` is the end of the runs' retention.
     `held` is set while equal errors hold the batch.
     A batch with a `plan` begins when the batch that it `follows` has ended; `level` counts the
-    batches in between, and `refused` says why nothing was submitted. `next` are those that follow.
+    batches in between, `left_out` the runs before without a result, and `refused` says why nothing
+    was submitted. `next` are those that follow.
     """
 
     batch_id: str
@@ -86,6 +87,7 @@ class Manifest(Record):
     plan: FollowUp | None = None
     level: int = 0
     refused: str | None = None
+    left_out: int = 0
     next: tuple[str, ...] = ()
 
     def to_fields(self) -> dict[str, str]:
@@ -109,7 +111,7 @@ class Manifest(Record):
             values["expires"] = datetime.fromtimestamp(int(fields["expires"]) / 1000, UTC)
         if fields.get("plan"):
             values["plan"] = orjson.loads(fields["plan"])
-        values |= {name: fields[name] for name in ("follows", "level", "refused") if name in fields}
+        values |= {name: fields[name] for name in _FOLLOWING if name in fields}
         following = (one.removeprefix(_NEXT) for one in fields if one.startswith(_NEXT))
         values |= {
             "next": tuple(sorted(following)),
@@ -122,6 +124,7 @@ class Manifest(Record):
 
 
 _NEXT = "next:"
+_FOLLOWING = ("follows", "level", "refused", "left_out")
 _PLAIN = ("key", "digest", "name", "path", "agent", "format", "total", "rows")
 
 
@@ -136,7 +139,8 @@ class BatchProgress(Record):
     in all other numbers where the batch ended as a whole. While `held` is set, equal permanent
     errors have paused the batch until it is resumed.
     A batch that `follows` another one begins when that has ended, and has no runs before; `refused`
-    says why it has none at all. `next` are the batches that follow this one.
+    says why it has none at all, and `left_out` counts the runs of that one without a result.
+    `next` are the batches that follow this one.
     """
 
     batch_id: str
@@ -166,6 +170,7 @@ class BatchProgress(Record):
     held: BatchHold | None = None
     follows: str | None = None
     refused: str | None = None
+    left_out: int = 0
     next: tuple[str, ...] = ()
 
     @property

@@ -83,6 +83,8 @@ def _beside(batch: BatchProgress) -> Iterator[tuple[str, str, str]]:
         yield "submission", state, "yellow"
     if batch.follows:
         yield "follows batch", batch.follows, ""
+    if batch.left_out:
+        yield "left out", f"{count(batch.left_out)} runs of that batch have no result", "yellow"
     for one in batch.next:
         yield "is followed by", one, ""
     if batch.past_retention:

@@ -81,10 +81,11 @@ class FollowUpIndex:
         """Give the turn back."""
         await self._connection.execute("DEL", self._turn(batch_id))
 
-    async def begin(self, batch_id: str, rows: int, total: int) -> None:
-        """Note how many rows and runs the batch will have at the most."""
+    async def begin(self, batch_id: str, rows: int, total: int, left_out: int) -> None:
+        """Note how many rows and runs a batch has, and how many runs before it have no result."""
         key = self._keys.manifest(batch_id)
-        await self._connection.execute("HSET", key, "rows", rows, "total", total)
+        counts = ("rows", rows, "total", total, "left_out", left_out)
+        await self._connection.execute("HSET", key, *counts)
 
     async def passed(self, batch_id: str, level_id: str, level: int) -> None:
         """Note that a batch now follows the one in between which has just been submitted."""

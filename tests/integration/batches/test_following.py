@@ -84,6 +84,7 @@ async def test_each_completed_run_gets_a_run_with_its_result(
     await do(desk, first.run_ids(), bad=[2])
     assert (await first.progress()).next == (second.id,)
     assert second.id in await follow(desk)
+    assert (await second.progress()).left_out == 1
     found = await inputs(fleet, second)
     assert found == {f"q{n}": f"q{n} / What is {n}? / answer {{{n}}}" for n in (0, 1, 3, 4)}
     result = await fleet.runs.result(next(iter(second.run_ids())))
@@ -119,6 +120,19 @@ async def test_pages_are_taken_until_one_run_is_left(fleet: AsyncFleet, desk: Be
     results = [one.output async for one in last.results(ordered=True)]
     assert results == ["answer {0}"]
     assert (await last.wait(1)).ok
+
+
+async def test_results_that_were_removed_are_followed_by_nothing(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit_batch(lines(2), AGENT)
+    second = await first.then(EDITOR)
+    await do(desk, first.run_ids())
+    await fleet.runs.purge(batch=first.id)
+    await follow(desk)
+    assert (await second.wait(1)).refused == f"the results of batch {first.id} were removed"
+    with pytest.raises(ConfigurationError, match="past retention"):
+        await first.then(EDITOR, "Sum: {output}")
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "nothing"])

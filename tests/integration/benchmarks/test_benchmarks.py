@@ -138,3 +138,15 @@ def test_calls_of_every_provider_are_measured_beside_their_sdks(tmp_path: Path) 
     measured_ones = {(row["provider"], row["answer"]) for row in found["rows"]}
     assert len(measured_ones) == 10
     assert all(row["ours_ms"] > 0 < row["sdk_ms"] for row in found["rows"])
+
+
+@pytest.mark.long
+def test_a_map_reduce_is_measured_beside_a_plain_batch(tmp_path: Path) -> None:
+    sizes = ("--runs", "30", "--page", "6", "--workers", "1", "--latency", "0.05")
+
+    found = measured(tmp_path, "graphs", *sizes)
+
+    assert {row["what"]: row["steps"] for row in found["rows"]} == {"plain": 36, "map-reduce": 36}
+    assert all(row["over_ideal"] > 1 for row in found["rows"])
+    (graph,) = rows(found, what="map-reduce")
+    assert 0 < graph["gap"] < graph["wall"]
