@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.strategies import Strategy as Strategy
     from stepfleet.orchestrator.agents.strategies import StrategyContext as StrategyContext
     from stepfleet.orchestrator.agents.sub_agents import AgentTool as AgentTool
+    from stepfleet.orchestrator.agents.sub_agents import HandoffTool as HandoffTool
     from stepfleet.orchestrator.batches.check import BatchCheck as BatchCheck
     from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
     from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
@@ -152,6 +153,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.state import AgentState as AgentState
     from stepfleet.orchestrator.records.state import Lifecycle as Lifecycle
     from stepfleet.orchestrator.records.steps import FinishReason as FinishReason
+    from stepfleet.orchestrator.records.steps import Handoff as Handoff
     from stepfleet.orchestrator.records.steps import LoggedStep as LoggedStep
     from stepfleet.orchestrator.records.steps import StepResult as StepResult
     from stepfleet.orchestrator.records.tools import ToolCall as ToolCall
@@ -194,7 +196,7 @@ _WHERE = {
     "agents.keywords": "AgentKeywords RunOverrides",
     "agents.loader": "agents_of_file builder_of",
     "agents.planning": "Planning",
-    "agents.sub_agents": "AgentTool",
+    "agents.sub_agents": "AgentTool HandoffTool",
     "agents.strategies": "ChainOfThought NoOp ReAct StateChange Strategy StrategyContext",
     "batches.check": "BatchCheck LineProblem",
     "batches.failures": "FailureGroup Failures",
@@ -252,7 +254,7 @@ _WHERE = {
         "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"
     ),
     "records.state": "AgentState Lifecycle",
-    "records.steps": "FinishReason LoggedStep StepResult",
+    "records.steps": "FinishReason Handoff LoggedStep StepResult",
     "records.tools": "ToolCall ToolCallRecord ToolSpec",
     "records.usage": "UsageStats",
     "settings.settings": "Settings",

@@ -82,6 +82,10 @@ class AgentCode(Protocol):
     def tools(self) -> ToolRegistry:
         """Its tools."""
 
+    @property
+    def handoffs(self) -> Mapping[str, str]:
+        """The agents that may go on with its runs, by the names of the tools for that."""
+
     def criteria(self, config: AgentConfig) -> ContinuationCriteria:
         """Return the criteria of a run with that configuration."""
 
@@ -198,7 +202,9 @@ class Ports:
     `circuits` know which services are out, for which a step waits `outage_patience` seconds;
     `crash` is called at points where tests end the process; without `isolation` all work is
     executed in this process; `attend` looks after a call that waits for another run or a person,
-    and returns after how many seconds it is to be looked at again, if it has no answer by then.
+    and returns after how many seconds it is to be looked at again, if it has no answer by then;
+    `successor` returns the stored configuration of the agent that goes on with a run, by its name,
+    and raises `ConfigurationError` where nobody knows it.
     """
 
     store: Store
@@ -221,6 +227,7 @@ class Ports:
     circuits: Circuits | None = None
     outage_patience: float = 86_400.0
     attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]] | None = None
+    successor: Callable[[str], Awaitable[AgentConfig]] | None = None
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

@@ -22,7 +22,14 @@ from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.agents.keywords import AgentKeywords
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.agents.strategies import Strategy, stored_name
-from stepfleet.orchestrator.agents.sub_agents import AgentTool, agent_tool, tools_of_agents
+from stepfleet.orchestrator.agents.sub_agents import (
+    AgentTool,
+    HandoffTool,
+    agent_tool,
+    handoff_tool,
+    tools_of_agents,
+    tools_of_handoffs,
+)
 from stepfleet.orchestrator.continuation import (
     CanDecideToContinue,
     ContinuationCriteria,
@@ -59,7 +66,8 @@ class Agent:
     `special_tools` are calls that may end a run, answered by their own handlers.
     `middleware` goes around its model and tool calls, the first one outermost. `earlier_tools`
     are for runs that began with them; new runs are not offered any. `agents` are tools too: a
-    call starts a run of that agent, and waits for its answer.
+    call starts a run of that agent, and waits for its answer. `handoffs` are agents, or names of
+    agents, that go on with the run in its place where the model calls `transfer_to_NAME`.
     Raises `ConfigurationError` that names the field and the fix.
     """
 
@@ -91,9 +99,11 @@ class Agent:
         middleware: Iterable[Middleware] = (),
         earlier_tools: Iterable[Any] = (),
         agents: Iterable["Agent"] = (),
+        handoffs: Iterable["Agent | HandoffTool | str"] = (),
         **config: Unpack[AgentKeywords],
     ) -> None:
-        registry = registry_of([*tools, *tools_of_agents(agents, name)])
+        others = (*tools_of_agents(agents, name), *tools_of_handoffs(handoffs, name))
+        registry = registry_of([*tools, *others])
         specials = tuple(special_tools)
         custom = not isinstance(model, str | list | tuple)
         fields = {
@@ -148,9 +158,9 @@ class Agent:
 
     @property
     def sub_agents(self) -> tuple["Agent", ...]:
-        """The agents whose runs its tools' calls are."""
+        """The agents whose runs its tools' calls are, and to which it hands runs over."""
         tools = (*self.tools, *self.earlier_tools)
-        found = (one.agent for one in tools if isinstance(one, AgentTool))
+        found = (one.agent for one in tools if isinstance(one, AgentTool | HandoffTool))
         return tuple(one for one in found if isinstance(one, Agent))
 
     def as_tool(
@@ -162,6 +172,13 @@ class Agent:
         the agent's `prompt`, or those of `input_type`, a type that pydantic knows or a JSON Schema.
         """
         return agent_tool(self, name, description, input_type)
+
+    def as_handoff(self, name: str | None = None, description: str | None = None) -> HandoffTool:
+        """Return a tool for other agents' `handoffs`: this agent goes on with the run.
+
+        `name` is `transfer_to_NAME` by default, with the agent's own name.
+        """
+        return handoff_tool(self, name, description)
 
     def with_error_policy(self, policy: ErrorPolicy) -> "Agent":
         """Return a copy that follows `policy`."""
@@ -232,7 +249,7 @@ def _schema(name: str, output_type: Any) -> dict[str, Any]:
 
 
 def with_sub_agents(agents: Iterable[Agent]) -> dict[str, Agent]:
-    """Return agents, and all whose runs they may start, by name.
+    """Return agents, and all whose runs they may start, or who may go on with theirs, by name.
 
     Raises `ConfigurationError` where two of them have one name.
     """
@@ -244,6 +261,6 @@ def with_sub_agents(agents: Iterable[Agent]) -> dict[str, Agent]:
         if known is agent:
             left += agent.sub_agents
         elif known.config != agent.config:
-            msg = f"two agents are named {agent.name!r}, one of them a sub-agent; rename one"
+            msg = f"two agents are named {agent.name!r}, one in 'agents' or 'handoffs'; rename one"
             raise ConfigurationError(msg)
     return found

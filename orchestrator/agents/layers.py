@@ -23,7 +23,7 @@ CODE = ("output_type", "criteria", "context", "subscribers", "special_tools", "m
 """Arguments of `Agent` that a file names as `module:attribute`."""
 TEXTS = ("instructions", "prompt", "user_template")
 """Fields whose text may begin with a bracket."""
-FIELDS = frozenset(AgentConfig.model_fields) - {"name"} | {*CODE, "earlier_tools"}
+FIELDS = frozenset(AgentConfig.model_fields) - {"name"} | {*CODE, "earlier_tools", "handoffs"}
 
 
 def layered(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

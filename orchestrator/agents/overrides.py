@@ -21,6 +21,23 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
 _IN_PARTS = "settings"
 _OF_MODELS = frozenset({"model", "fallbacks", "memory", "settings", "parallel_tool_calls"})
 
+_OF_RUNS = frozenset(
+    {"max_steps", "token_limit", "time_limit", "cumulative_timeout", "budget_usd", "error_policy"}
+) | {"broadcast"}
+
+
+def limits_of(config: AgentConfig, unlike: AgentConfig | None = None) -> dict[str, Any]:
+    """Return the fields that stay a run's own where another agent goes on with it, as stored.
+
+    Those alone that differ in `unlike`, if that is given.
+    """
+    names = {
+        name
+        for name in _OF_RUNS
+        if unlike is None or getattr(config, name) != getattr(unlike, name)
+    }
+    return config.model_dump(mode="json", include=names)
+
 
 def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return `given` as JSON data that `config.with_overrides` takes.

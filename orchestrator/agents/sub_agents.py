@@ -1,4 +1,4 @@
-"""Agents as tools of other agents: a call starts a run of its own, whose answer is its result."""
+"""Agents as tools of other agents: a call starts a run of its own, or hands its run over."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -80,6 +80,71 @@ def tools_of_agents(agents: Iterable[Any], owner: str) -> Iterator[AgentTool]:
         yield as_tool()
 
 
+@dataclass(frozen=True, eq=False)
+class HandoffTool(Tool[..., Any]):
+    """A tool whose call has the agent `to` go on with the run. `agent` is that agent, if given."""
+
+    to: str = ""
+    agent: Configured | None = None
+
+
+_REASON = {
+    "type": "object",
+    "properties": {"reason": {"type": "string", "description": "Why, in a sentence."}},
+    "additionalProperties": False,
+}
+
+
+def handoff_tool(
+    agent: Configured | str, name: str | None = None, description: str | None = None
+) -> HandoffTool:
+    """Return the tool that hands a run over to `agent` (see `Agent.as_handoff`)."""
+    to = agent if isinstance(agent, str) else agent.config.name
+    called = name or f"transfer_to_{re.sub(r'[^A-Za-z0-9_-]+', '_', to)}"[:64]
+    about = "" if isinstance(agent, str) else _about(agent.config)
+
+    def transfer(reason: str = "") -> str:
+        del reason  # it is kept in the call
+        return f"Agent {to} goes on with this conversation."
+
+    said = f"Hand this conversation over to agent {to}, who goes on with it. {about}".strip()
+    return HandoffTool(
+        name=called,
+        description=said if description is None else description,
+        schema=_REASON,
+        function=transfer,
+        check=checker_of(called, _REASON),
+        options=ToolOptions(read_only=True, thread=False),
+        to=to,
+        agent=None if isinstance(agent, str) else agent,
+    )
+
+
+def tools_of_handoffs(handoffs: Any, owner: str) -> Iterator[HandoffTool]:
+    """Return the tools of an agent's `handoffs`: agents, their names, or tools of `as_handoff`.
+
+    Raises `ConfigurationError` for anything else, and for a transfer to the agent itself.
+    """
+    if isinstance(handoffs, str):
+        msg = f"agent {owner!r}: field 'handoffs' is a text; write a list, as [{handoffs!r}]"
+        raise ConfigurationError(msg)
+    for one in handoffs:
+        if isinstance(one, str | HandoffTool):
+            made = handoff_tool(one) if isinstance(one, str) else one
+        elif hasattr(one, "as_handoff"):
+            made = one.as_handoff()
+        else:
+            kind = type(one).__name__
+            msg = f"agent {owner!r}: field 'handoffs' holds a {kind}; give agents or their names"
+            raise ConfigurationError(msg)
+        if not made.to:
+            raise ConfigurationError(f"agent {owner!r}: field 'handoffs' holds an empty name")
+        if made.to == owner:
+            msg = f"agent {owner!r}: field 'handoffs': it cannot hand over to itself; leave it out"
+            raise ConfigurationError(msg)
+        yield made
+
+
 def _schema(config: AgentConfig, input_type: Any) -> dict[str, Any]:
     if input_type is not None:
         return schema_of(input_type).schema
@@ -95,6 +160,9 @@ def _schema(config: AgentConfig, input_type: Any) -> dict[str, Any]:
 
 
 def _description(config: AgentConfig) -> str:
+    return f"Have agent {config.name} do a task, and get its answer. {_about(config)}".strip()
+
+
+def _about(config: AgentConfig) -> str:
     about = " ".join(config.instructions.split())
-    shown = about if len(about) <= _SHOWN else f"{about[:_SHOWN]}..."
-    return f"Have agent {config.name} do a task, and get its answer. {shown}".strip()
+    return about if len(about) <= _SHOWN else f"{about[:_SHOWN]}..."

@@ -121,12 +121,14 @@ def calls_of_run(run: StoredRun) -> Iterator[CostLine]:
         model=bare_name(run.config.model),
         state=CallState.COMMITTED,
     )
+    agents = {step.step: step.agent or run.agent for step in result.steps}
     lost: dict[int, list[LostAttempt]] = {}
     for one in sorted(run.lost, key=lambda one: one.at_ms):
         lost.setdefault(one.step, []).append(one)
     for logged in run.log:
         step = logged.result.step
         before = lost.pop(step, [])
+        base = base.model_copy(update={"agent": agents[step]})
         yield from _lost_calls(base, before)
         for state, model, sums in calls_of(logged) if step > first else ():
             yield _line(base, sums).model_copy(
@@ -140,7 +142,7 @@ def calls_of_run(run: StoredRun) -> Iterator[CostLine]:
                 }
             )
     for attempts in lost.values():
-        yield from _lost_calls(base, attempts)
+        yield from _lost_calls(base.model_copy(update={"agent": run.agent}), attempts)
 
 
 def _lost_calls(base: CostLine, attempts: list[LostAttempt]) -> Iterator[CostLine]:

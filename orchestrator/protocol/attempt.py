@@ -9,7 +9,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.steps import Progress
+from stepfleet.orchestrator.records.steps import HandedOver, Progress
 from stepfleet.orchestrator.records.tools import (
     NOT_EXECUTED,
     ToolCall,
@@ -33,7 +33,7 @@ class Answered:
 
     `handled` are the indexes of calls that the agent's reasoner answered; `progress` is its
     reading of the response. `noted` is set where this attempt has journaled the response: then no
-    other one pays for it again.
+    other one pays for it again. `handoff` is set where another agent goes on with the run.
     """
 
     span: Span
@@ -44,6 +44,7 @@ class Answered:
     progress: Progress | None = None
     handled: frozenset[int] = frozenset()
     noted: bool = False
+    handoff: HandedOver | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class Interrupted:
     progress: Progress | None = None
     handled: frozenset[int] = frozenset()
     noted: bool = False
+    handoff: HandedOver | None = None
     unsent: bool = False
 
 

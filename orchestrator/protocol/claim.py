@@ -124,6 +124,9 @@ class Claim:
     """For what, in words for people."""
     exhausted: Exhausted | None = None
     """The budget of the fleet that has no room for the step's call."""
+    config_digest: str = ""
+    """Of the stored configuration, to which the run's `overrides` (JSON) are added."""
+    overrides: str = ""
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
 

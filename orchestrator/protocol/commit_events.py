@@ -37,7 +37,7 @@ from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, brief
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 LONGEST_ARGUMENT = 1_000
@@ -49,7 +49,7 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
     found: list[Event] = []
     traced = verdict.outcome if claim.config.broadcast.include_continuation_trace else None
     if verdict.logged:
-        found += _step(claim, verdict.logged.result, facts, traced)
+        found += _step(claim, verdict.logged, facts, traced)
     if traced:
         found.append(_event(claim, EventType.CONTINUATION, facts.now, _trace(claim, traced)))
     if verdict.waiting:
@@ -148,8 +148,9 @@ def tool_started(
 
 
 def _step(
-    claim: Claim, result: StepResult, facts: Facts, traced: ContinuationOutcome | None
+    claim: Claim, logged: LoggedStep, facts: Facts, traced: ContinuationOutcome | None
 ) -> list[Event]:
+    result = logged.result
     found = [step_started(claim, result.started_at)]
     for call in result.tool_calls:
         found += _tool_call(claim, call)
@@ -172,6 +173,9 @@ def _step(
             "model": result.fallback.model,
             "failed": [{"model": one.model, "code": one.code} for one in result.fallback.failed],
         }
+    if (made := logged.handoff) is not None:
+        by, to = made.by.name, made.to.name
+        completed["handoff"] = {"by": by, "to": to, "reason": made.reason}
     completed |= _tenant(claim)
     if traced:
         completed["continuation"] = brief(traced)

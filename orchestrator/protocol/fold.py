@@ -10,7 +10,7 @@ from stepfleet.orchestrator.continuation.error_policy import next_failures
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle
-from stepfleet.orchestrator.records.steps import LoggedStep, Progress, StepResult
+from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, Progress, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
 
 
@@ -21,17 +21,20 @@ def after_step(
     now: datetime,
     progress: Progress | None = None,
     remembered: Remembered | None = None,
+    handoff: HandedOver | None = None,
 ) -> AgentState:
     """Return the state after a step: its time, usage, cost, failures and messages added.
 
-    The messages of `progress` are expected among `messages`.
+    The messages of `progress` are expected among `messages`. After a `handoff` the next agent gets
+    the conversation, metadata, custom state and counters; not the reasoning, the answer and the
+    window of the one before.
     """
     usage = result.usage or UsageStats()
     error = result.errors[0].message if result.errors else None
     results = [record.result for record in result.tool_calls if not record.is_error]
     if kept := [record.custom_state for record in result.tool_calls if record.custom_state]:
         state = state.model_copy(update={"custom_state": reduce(or_, kept, state.custom_state)})
-    return state.model_copy(
+    after = state.model_copy(
         update={
             "info": state.info.add_execution_time(result.duration_ms / 1000).at(now),
             "status": Lifecycle.IN_PROGRESS,
@@ -53,6 +56,15 @@ def after_step(
             **(_progressed(state, progress) if progress else {}),
         }
     )
+    return _handed_over(after, trims=handoff.trims) if handoff else after
+
+
+def _handed_over(state: AgentState, *, trims: bool) -> AgentState:
+    window = state.window
+    if window is not None:
+        is_gone = trims or window.trimmed
+        window = window.model_copy(update={"limit": None, "trimmed": True}) if is_gone else None
+    return state.model_copy(update={"strategy_state": {}, "answer": None, "window": window})
 
 
 def _below(state: AgentState, result: StepResult) -> dict[str, Any]:
@@ -99,7 +111,13 @@ def rebuild(initial: AgentState, log: Iterable[LoggedStep]) -> AgentState:
             state = state.next_execution()
         moment = logged.committed_at or logged.result.started_at
         state = after_step(
-            state, logged.result, logged.messages, moment, logged.progress, logged.remembered
+            state,
+            logged.result,
+            logged.messages,
+            moment,
+            logged.progress,
+            logged.remembered,
+            logged.handoff,
         )
         if logged.outcome:
             state = state.with_continuation_outcome(logged.outcome)

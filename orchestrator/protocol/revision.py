@@ -38,6 +38,11 @@ class Revision:
     lost: LostAttempt | None = None
     taken_back: LoggedStep | None = None
 
+    @property
+    def is_handoff(self) -> bool:
+        """Whether the run goes back to the agent that it had before the step `taken_back`."""
+        return self.taken_back is not None and self.taken_back.handoff is not None
+
 
 def revise(
     state: AgentState,

@@ -185,7 +185,8 @@ def _logged(
         messages += progress.messages
         failed = progress.error and progress.error.without_traceback()
         progress = progress.model_copy(update={"messages": (), "error": failed})
-    state = after_step(claim.state, result, messages, facts.now, progress, remembered)
+    handoff = None if isinstance(attempt, Failed) else attempt.handoff
+    state = after_step(claim.state, result, messages, facts.now, progress, remembered, handoff)
     outcome = criteria.evaluate(state)
     logged = LoggedStep.model_construct(
         result=result,
@@ -195,6 +196,7 @@ def _logged(
         committed_at=facts.now,
         progress=progress,
         remembered=remembered,
+        handoff=handoff,
     )
     return state.with_continuation_outcome(outcome), logged
 

@@ -10,13 +10,15 @@ class Window(Record):
     `since` is the first step of the log that is shown (counted from 0); `task` the step before
     whose input is shown in front of it, where none is given at `since` itself; `summary` the step
     whose record holds the summary of what is left out. `limit` is a number of tokens, learned
-    from the provider's refusal of a longer conversation.
+    from the provider's refusal of a longer conversation. With `trimmed` the log before `since` is
+    gone, and the window stays where another agent goes on with the run.
     """
 
     since: int = 0
     task: int | None = None
     summary: int | None = None
     limit: int | None = None
+    trimmed: bool = False
 
 
 class Summary(Record):

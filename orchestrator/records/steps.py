@@ -1,6 +1,7 @@
 """One step as it was committed. Pure values."""
 
 import operator
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -55,7 +56,8 @@ class StepResult(Record):
     `reasoning` is the text in which the model reasoned, where its provider shows it; `request_id`
     is the provider's own name of the call's request, which its support asks for.
     Before the call the step waited for `waited_seconds` for limits of the fleet, for `waited_for`
-    in the end; that is no part of its duration.
+    in the end; that is no part of its duration. `agent` made the step; it is empty where all steps
+    of a run are of one agent.
     """
 
     # Computed fields of `to_dict` are accepted again.
@@ -80,6 +82,7 @@ class StepResult(Record):
     request_id: str = Field(default="", exclude_if=operator.not_)
     waited_seconds: float = Field(default=0.0, exclude_if=operator.not_)
     waited_for: str = Field(default="", exclude_if=operator.not_)
+    agent: str = Field(default="", exclude_if=operator.not_)
 
     @property
     def cached(self) -> bool:
@@ -122,13 +125,46 @@ class Progress(Record):
     error: ErrorInfo | None = None
 
 
+class RunAgent(Record):
+    """The agent of a run at some point, and the changes of the run to its configuration.
+
+    `config` is the digest of its stored configuration; empty stands for the announced one.
+    """
+
+    name: str
+    config: str = ""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class HandedOver(Record):
+    """A step after which another agent goes on with the run.
+
+    With `trims` the log before the window of the run's memory is gone.
+    """
+
+    by: RunAgent
+    to: RunAgent
+    reason: str = ""
+    trims: bool = False
+
+
+class Handoff(Record):
+    """A hand-off in a run's result: `step` (from 1) was the last one of the agent `by`."""
+
+    step: int
+    by: str
+    to: str
+    reason: str = ""
+
+
 class LoggedStep(Record):
     """The log entry of one committed step. Writing it twice is harmless.
 
     `execution` numbers the run's executions from 1; `committed_at` is Redis's time.
     `progress` holds the step's changes of the state beyond its result; its messages are among
     `messages`. `remembered` is set where the step moved the window of the run's memory.
-    `default_priced` names the models of its calls that no table has.
+    `default_priced` names the models of its calls that no table has. `handoff` is set where another
+    agent goes on with the run.
     """
 
     result: StepResult
@@ -139,6 +175,7 @@ class LoggedStep(Record):
     progress: Progress | None = None
     remembered: Remembered | None = None
     default_priced: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
+    handoff: HandedOver | None = Field(default=None, exclude_if=operator.not_)
 
 
 class _Unread(Record):
@@ -161,6 +198,7 @@ class StepMessages(Record):
     progress: _Unread | None = None
     remembered: _Unread | None = None
     default_priced: tuple[str, ...] = ()
+    handoff: _Unread | None = None
 
 
 class _ReadErrors(StepErrors):
@@ -174,3 +212,20 @@ class LoggedErrors(Record):
 
     result: _ReadErrors
     execution: int = 1
+
+
+def by_agents(
+    log: Sequence[LoggedStep],
+) -> tuple[tuple[StepResult, ...], tuple[Handoff, ...]]:
+    """Return the steps of a log, and its hand-offs; with these, the steps name their agents."""
+    agent = next((one.handoff.by.name for one in log if one.handoff), "")
+    if not agent:
+        return tuple(one.result for one in log), ()
+    steps, found = [], []
+    for one in log:
+        steps.append(one.result.model_copy(update={"agent": agent}))
+        if (made := one.handoff) is not None:
+            by, to, reason = made.by.name, made.to.name, made.reason
+            found.append(Handoff(step=one.result.step, by=by, to=to, reason=reason))
+            agent = to
+    return tuple(steps), tuple(found)

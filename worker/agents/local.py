@@ -9,6 +9,7 @@ from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.agents.planning.plan import UPDATE_PLAN
 from stepfleet.orchestrator.agents.reasoner import Reasoner
+from stepfleet.orchestrator.agents.sub_agents import HandoffTool
 from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
@@ -43,6 +44,7 @@ class LocalAgent:
         cache: ResponseCache | None = None,
     ) -> None:
         self.tools = tools
+        self.handoffs = {one.name: one.to for one in tools if isinstance(one, HandoffTool)}
         self._agent = agent
         self._models = models
         self._streaming = streaming

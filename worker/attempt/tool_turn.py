@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.protocol.answered import answered
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
@@ -24,14 +24,20 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim, Want
 from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
 from stepfleet.orchestrator.protocol.revision import price_of
+from stepfleet.orchestrator.protocol.transfer import (
+    Transfer,
+    handed_over,
+    too_late,
+    transfer_in,
+)
 from stepfleet.orchestrator.protocol.waiting import divided, wait_key
 from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.steps import Progress
+from stepfleet.orchestrator.records.steps import HandedOver, Progress
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.tools import Tool, ToolInvocation
 from stepfleet.orchestrator.tools.definition import is_async
 from stepfleet.worker.attempt.model_call import info_of
@@ -50,9 +56,10 @@ _Outcome = tuple[
     Progress | None,
     frozenset[int],
     bool,
+    HandedOver | None,
 ]
-"""The response, its records and their texts, its cost, the reasoner's progress and its calls, and
-whether this attempt has journaled the response."""
+"""The response, its records and their texts, its cost, the reasoner's progress and its calls,
+whether this attempt has journaled the response, and the hand-off to another agent."""
 
 
 @dataclass
@@ -83,6 +90,12 @@ class ToolTurn:
             self.records = {**handling.records, **self.records}
             self._handled = frozenset(handling.records)
             self._progress = handling.progress
+        self._transfer: Transfer | None = None
+        if self.agent.handoffs and (found := transfer_in(self.calls, self.agent.handoffs)):
+            self._transfer = found
+            for index in found.others:
+                late = too_late(self.calls[index], found.to, self.lease.now)
+                self.records.setdefault(index, late)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -95,11 +108,7 @@ class ToolTurn:
         For calls with a queue of their own the step waits. Where a pause arrives, no further call
         starts: the step waits for nothing, and goes on from its journal when it is resumed.
         """
-        open_calls = [index for index in range(len(self.calls)) if index not in self.records]
-        waits: tuple[Wait, ...] = ()
-        tools = self.agent.tools
-        if tools.queues or tools.approvals:
-            open_calls, waits = self._divided(open_calls, await self._to_approve(open_calls))
+        open_calls, waits = await self._open_calls()
         if self._over_at_once(open_calls):
             for index in open_calls:
                 await self._run(index)
@@ -118,6 +127,16 @@ class ToolTurn:
             if self._progress and self._progress.error and (use := self.response.cache):
                 self.agent.forget_answer(use.key)
         return Answered(self.lease.span, *self._outcome())
+
+    async def _open_calls(self) -> tuple[list[int], tuple[Wait, ...]]:
+        """Return the calls to be made now, and those to wait for."""
+        if self._transfer is not None:
+            await self._find_successor(self._transfer)
+        open_calls = [index for index in range(len(self.calls)) if index not in self.records]
+        tools = self.agent.tools
+        if not tools.queues and not tools.approvals:
+            return open_calls, ()
+        return self._divided(open_calls, await self._to_approve(open_calls))
 
     async def keep(self) -> None:
         """Journal the response and the records for the worker that continues this step."""
@@ -177,6 +196,21 @@ class ToolTurn:
             for index, answer in self.claim.journal.answers.items()
         }
         return {index: record for index, record in found.items() if record is not None}
+
+    async def _find_successor(self, transfer: Transfer) -> None:
+        find = self.ports.successor
+        try:
+            target = await find(transfer.to) if find else None
+        except ConfigurationError as error:
+            record = refused(
+                self.calls[transfer.index],
+                self.lease.now,
+                code="UNKNOWN_AGENT",
+                message=f"not handed over: {error.message}",
+            )
+            self.records[transfer.index] = record
+        else:
+            self._transfer = replace(transfer, target=target)
 
     async def _parked(self, waits: tuple[Wait, ...]) -> Parked:
         await self.keep()
@@ -310,7 +344,10 @@ class ToolTurn:
     def _outcome(self) -> _Outcome:
         progress, handled = self._progress, self._handled
         texts, cost = self._texts(), self._cost()
-        return self.response, self._ordered(), texts, cost, progress, handled, self._noted
+        at = self._transfer
+        handoff = handed_over(self.claim, at, self.records.get(at.index) if at else None)
+        response, ordered = self.response, self._ordered()
+        return response, ordered, texts, cost, progress, handled, self._noted, handoff
 
 
 async def _needs_approval(tool: Tool[..., Any], invocation: ToolInvocation) -> bool:

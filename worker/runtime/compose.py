@@ -123,6 +123,7 @@ class Collaborators:
                     Awaited.PERSON: AskedPeople(store).attend,
                 }
             ),
+            successor=_successor(opened, self._agents),
         )
 
     async def settle(self) -> None:
@@ -138,6 +139,20 @@ class Collaborators:
         await self._models.aclose()
         if self._sources:
             await self._sources.aclose()
+
+
+def _successor(
+    opened: OpenStore, agents: Sequence[Agent]
+) -> Callable[[str], Awaitable[AgentConfig]]:
+    """Return what finds an agent that goes on with a run: this worker's own, or one announced."""
+    here = {one.name: one.config for one in agents}
+
+    async def successor(name: str) -> AgentConfig:
+        config = here.get(name) or await opened.configs.named(name)
+        await opened.configs.save(config)
+        return config
+
+    return successor
 
 
 def _holding(opened: OpenStore) -> Callable[[Claim, ErrorInfo], Awaitable[int]]:

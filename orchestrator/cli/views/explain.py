@@ -100,6 +100,7 @@ class Judged:
 class Explanation:
     """Why a run is where it is. `cause` is the error behind its end, if there is one.
 
+    `agent` has the run now, after `handoffs`.
     Its steps have waited for `waited_seconds` for limits of the fleet, apart from their own time.
     """
 
@@ -117,6 +118,7 @@ class Explanation:
     criteria: tuple[Judged, ...]
     waited_seconds: float = 0.0
     waited_for: str = ""
+    handoffs: tuple[dict[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -143,6 +145,7 @@ def explain(result: AgentRunResult, awaited: tuple[AwaitedTool, ...] = ()) -> Ex
         line_id=result.line_id,
         criteria=_judged(outcome) if outcome else (),
         awaited=awaited,
+        handoffs=tuple(one.to_dict() for one in result.handoffs),
         **_waits(result.steps),
     )
 
@@ -196,6 +199,10 @@ def picture(explanation: Explanation) -> RenderableType:
     if explanation.line_id:
         line = shown(explanation.line_id, 60)
         head.append(f"\nLine {line} of batch {explanation.batch_id}", style="dim")
+    for made in explanation.handoffs:
+        by, to, reason = (shown(made[name], 120) for name in ("by", "to", "reason"))
+        why = f": {reason}" if reason else ""
+        head.append(f"\nStep {made['step']} handed over from {by} to {to}{why}", style="dim")
     if explanation.waited_seconds:
         why = shown(explanation.waited_for, 120) or "limits of the fleet"
         text = f"\nIts steps waited {seconds(explanation.waited_seconds)}, longest for {why}"

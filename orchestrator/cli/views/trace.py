@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
-from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.steps import Handoff, StepResult
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 _LINE = 160
@@ -47,6 +47,7 @@ def trace(
     for step in result.steps:
         parts += [_labelled("asked", text, limit) for text in _taken(texts, step.step - 1)]
         parts.append(_step(step, limit, debug=debug))
+        parts += [_handed(one, limit) for one in result.handoffs if one.step == step.step]
     parts += [_labelled("asked", texts[at], limit) for at in sorted(texts)]
     parts += [_awaited(one) for one in awaited]
     if result.lost_attempts:
@@ -128,8 +129,14 @@ def _step_head(step: StepResult) -> Text:
         why = shown(step.waited_for, _NAME) or "limits of the fleet"
         spent.append(f"waited {seconds(step.waited_seconds)} before, for {why}")
     head = Text(f"step {step.step}", style="bold cyan")
-    head.append(f" {step.type.value}, {', '.join(spent)}", style="dim")
+    agent = f" {shown(step.agent, _NAME)}:" if step.agent else ""
+    head.append(f"{agent} {step.type.value}, {', '.join(spent)}", style="dim")
     return head
+
+
+def _handed(handoff: Handoff, limit: int) -> Text:
+    why = f": {shown(handoff.reason, limit)}" if handoff.reason else ""
+    return Text(f"  handed over to {shown(handoff.to, _NAME)}{why}", style="magenta")
 
 
 def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.store.records.codec import (
     MESSAGES,
     milliseconds,
@@ -94,10 +95,19 @@ def _fields(checkpoint: AgentCheckpoint) -> tuple[dict[str, str], dict[str, str]
         if given:
             log[f"input:{number}"] = MESSAGES.dump_json(given, exclude_defaults=True).decode()
         if logged is not None:
-            log[str(number)] = stored_step(logged)
+            log[str(number)] = stored_step(_portable(logged))
             if logged.outcome is not None:
                 outcomes[str(number)] = stored_outcome(logged.outcome)
     return log, outcomes
+
+
+def _portable(logged: LoggedStep) -> LoggedStep:
+    """Return a step whose hand-off names agents alone: their configurations are the workers'."""
+    if (made := logged.handoff) is None:
+        return logged
+    by, to = (one.model_copy(update={"config": ""}) for one in (made.by, made.to))
+    handoff = made.model_copy(update={"by": by, "to": to})
+    return logged.model_copy(update={"handoff": handoff})
 
 
 def _header(checkpoint: AgentCheckpoint, state: AgentState) -> dict[str, Any]:

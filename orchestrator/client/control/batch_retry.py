@@ -39,6 +39,7 @@ ROWS = 500
 RUNS = 100
 """Runs that are read, and retried, at once."""
 _SHARED = 100
+_ONE_BY_ONE = ControlResult(ControlOutcome.CHANGED)
 
 
 @dataclass(slots=True)
@@ -132,6 +133,9 @@ class BatchRetry:
                 config, changes = await self._shared(request, header)
                 run = ended_run(run_id, header, steps, config)
                 revision = revise(run.state, run.log, changes.overrides, now)
+                if revision.is_handoff:  # to an agent that other runs of the batch may not have
+                    await self._note(request, run_id, _ONE_BY_ONE)
+                    continue
                 ensure_retryable(run, changes, revision)
             except ConfigurationError as error:
                 request.refuse(error)

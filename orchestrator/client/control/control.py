@@ -6,6 +6,7 @@ Reads what a request needs, and tries again when somebody else changed the run f
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery
@@ -78,8 +79,11 @@ class RunControl:
             run = await self._runs.get(run_id)
             if not run.state.status.is_terminal:
                 return ControlResult(ControlOutcome.ACTIVE, run.state.status.value)
+            revision = revise(run.state, run.log, {}, await self._runs.now())
+            if revision.is_handoff:
+                run = await self._runs.as_before(run, revision.step)
             changes = changes_of(run.config, run.overrides, overrides)
-            revision = revise(run.state, run.log, changes.overrides, await self._runs.now())
+            revision = replace(revision, overrides=changes.overrides)
             ensure_retryable(run, changes, revision)
             result = await self._control.retry(run, revision, request=request)
             if result.outcome is not ControlOutcome.CHANGED:

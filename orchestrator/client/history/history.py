@@ -63,7 +63,7 @@ class AsyncFleetHistory:
         Raises `ConfigurationError` for an unknown run, or one that has not so many steps.
         """
         client = await self._session.open()
-        return capture(await client.runs.get(run_id), await client.runs.now(), at)
+        return await _captured(client, await client.runs.get(run_id), at)
 
     async def checkpoints(self, run_id: str, *, every: int, follow: bool = False) -> Checkpoints:
         """Yield a run's checkpoints after each `every` steps, the oldest first.
@@ -80,7 +80,7 @@ class AsyncFleetHistory:
             if at <= done:
                 run = await client.runs.get(run_id)
                 while at <= len(run.log):
-                    yield capture(run, await client.runs.now(), at)
+                    yield await _captured(client, run, at)
                     at += every
                 continue
             if not follow or status.is_terminal:
@@ -154,6 +154,7 @@ class AsyncFleetHistory:
         """
         client = await self._session.open()
         run = await client.runs.get(run_id)
+        run = run if at is None else await client.runs.as_before(run, at)
         config = await client.store.configs.load(run.header["config"])
         if tools is not None:
             config = with_tools(config, await _known(client, config), list(tools))
@@ -240,6 +241,11 @@ def checked_id(run_id: str | None) -> str:
         return str(UUID(run_id))
     except ValueError:
         raise ConfigurationError(f"run_id {run_id!r} is no UUID; use uuid.uuid4()") from None
+
+
+async def _captured(client: Client, run: StoredRun, at: int | None) -> AgentCheckpoint:
+    run = run if at is None else await client.runs.as_before(run, at)
+    return capture(run, await client.runs.now(), at)
 
 
 async def _known(client: Client, config: AgentConfig) -> AgentConfig:

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.errors import Cause, ErrorInfo
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.records.steps import Handoff, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats
 
 
@@ -141,6 +141,7 @@ class RunFacts(Record):
     `last_error` is the newest error of the execution's steps where the run did not complete.
     `usage` and `cost_usd` are the run's own, `below_usage` and `below_cost_usd` those of the runs
     that its calls have started, and of all below these.
+    `agent_name` is the agent that has the run now, or had it last; `handoffs` are those before.
     `structured` is JSON data that fits the schema of the name `schema_name`; the schema itself
     is never part of a result.
     """
@@ -158,6 +159,7 @@ class RunFacts(Record):
     structured: Any = None
     schema_name: str | None = None
     steps: tuple[StepResult, ...] = ()
+    handoffs: tuple[Handoff, ...] = ()
     usage: UsageStats = UsageStats()
     cost_usd: float = 0.0
     below_usage: UsageStats = UsageStats()

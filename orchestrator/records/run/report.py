@@ -17,7 +17,13 @@ from stepfleet.orchestrator.records.run.trace_steps import (
     one_line,
 )
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import FinishReason, StepErrors, StepResult, StepType
+from stepfleet.orchestrator.records.steps import (
+    FinishReason,
+    Handoff,
+    StepErrors,
+    StepResult,
+    StepType,
+)
 from stepfleet.orchestrator.records.tool_text import result_text
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
@@ -156,7 +162,13 @@ def _head(facts: RunFacts) -> list[str]:
         f"Duration: {_duration(facts)}",
         f"Iterations: {facts.steps_used} of {facts.max_iterations}",
         f"Tokens: {usage.total_tokens} ({split}){_estimated(facts)}",
+        *map(_handed, facts.handoffs),
     ]
+
+
+def _handed(one: Handoff) -> str:
+    why = f": {one_line(one.reason)}" if one.reason else ""
+    return f"Handed over from {one.by} to {one.to} by step {one.step}{why}"
 
 
 def _estimated(facts: RunFacts) -> str:
@@ -201,6 +213,8 @@ def _fields(step: StepResult) -> Iterator[str]:
         f"{step.type.value}, finish reason {step.finish_reason.value}, {tokens}, "
         f"{step.cost_usd:.6f} USD, {step.duration_ms:.0f} ms, started {step.started_at.isoformat()}"
     )
+    if step.agent:
+        yield f"agent: {step.agent}"
     if step.model or step.worker:
         yield f"model: {step.model or 'unknown'}, worker: {step.worker or 'unknown'}"
     if step.fallback:

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults
-from stepfleet.orchestrator.records.steps import LoggedErrors, LoggedStep, StepMessages
+from stepfleet.orchestrator.records.steps import LoggedErrors, LoggedStep, RunAgent, StepMessages
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
@@ -83,6 +83,12 @@ def check_version(header: Mapping[str, str]) -> bool:
 def stored_step(logged: LoggedStep) -> str:
     """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
     return packed(logged.model_copy(update={"outcome": None}).to_json())
+
+
+def stored_agent(agent: RunAgent) -> Fields:
+    """Return the header's fields that say which agent has the run."""
+    overrides = orjson.dumps(agent.overrides).decode() if agent.overrides else ""
+    return {"agent": agent.name, "config": agent.config, "overrides": overrides}
 
 
 def stored_outage(outage: Outage) -> str:

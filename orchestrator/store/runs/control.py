@@ -131,7 +131,10 @@ class Control:
         given: tuple[Message, ...] = (),
         request: str | None = None,
     ) -> ControlResult:
-        """Continue an ended run at the step of `revision`, with messages `given` before it."""
+        """Continue an ended run at the step of `revision`, with messages `given` before it.
+
+        Where that takes a hand-off back, `run` has the agent before it (see `Runs.as_before`).
+        """
         await self._scripts.ensure_version(run.run_id, run.header)
         fields = self._retry_fields(run, revision, given, request or new_request())
         result = await self._run("retry", run.run_id, **fields)
@@ -195,6 +198,8 @@ class Control:
             "lost": stored_loss(revision.lost),
             "input": MESSAGES.dump_json(given, exclude_defaults=True) if given else "",
         }
+        if revision.is_handoff:
+            fields |= {name: run.header[name] for name in ("agent", "config")}
         if revision.taken_back is not None:
             payer = Payer(
                 run.header.get("tenant") or "",

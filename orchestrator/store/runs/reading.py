@@ -1,15 +1,16 @@
 """Runs as their callers read them: from anywhere, while they run and after."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
+from stepfleet.orchestrator.protocol.transfer import agent_before, overrides_of
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, last_error
 from stepfleet.orchestrator.records.run.facts import RunOrigin
@@ -20,7 +21,7 @@ from stepfleet.orchestrator.records.run.results import (
     run_status,
 )
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.records.steps import LoggedStep, RunAgent, StepResult, by_agents
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.keys import Keys
@@ -35,6 +36,7 @@ from stepfleet.orchestrator.store.records.codec import (
     load_state,
     log_begin,
     moment,
+    stored_agent,
 )
 from stepfleet.orchestrator.store.records.events import load_events
 
@@ -71,7 +73,7 @@ class StoredRun:
     def result(self) -> AgentRunResult:
         """Return the run's result, as far as it has come."""
         header, state = self.header, self.state
-        steps = tuple(logged.result for logged in self.log)
+        steps, handoffs = by_agents(self.log)
         reason = StopReason(header["stop_reason"]) if header.get("stop_reason") else None
         ended = header.get("ended")
         started = header.get("execution_started") or header["created"]
@@ -87,6 +89,7 @@ class StoredRun:
             structured=state.answer.structured if state.answer else None,
             schema_name=state.answer.schema_name if state.answer else None,
             steps=steps,
+            handoffs=handoffs,
             usage=state.session_usage,
             cost_usd=state.session_cost_usd,
             below_usage=state.session_below_usage,
@@ -171,6 +174,26 @@ class Runs:
         log = f"{self._keys.run(run_id)}:log"
         stored = await self._connection.execute("HGET", log, number - 1)
         return load_log({str(number): stored})[0].result if stored else None
+
+    async def as_before(self, run: StoredRun, step: int) -> StoredRun:
+        """Return a run with the agent whose step `step` (from 0) was, and the limits of now.
+
+        Raises `ConfigurationError` where the store has not kept that agent, and no worker has it.
+        """
+        agent = agent_before(run.log, step)
+        if agent is None:
+            return run
+        try:
+            config = await self._configs.load(agent.config)
+        except SerializationError:
+            config = await self._configs.named(agent.name)
+        overrides = overrides_of(agent, run.config)
+        then = RunAgent(
+            name=agent.name, config=await self._configs.save(config), overrides=overrides
+        )
+        header = {**run.header, **stored_agent(then)}
+        config = config.with_overrides(overrides)
+        return replace(run, agent=agent.name, header=header, config=config)
 
     async def events(self, run_id: str, after: str = "0") -> tuple[list[dict[str, Any]], str]:
         """Return the events behind the position `after`, and the position to go on from.

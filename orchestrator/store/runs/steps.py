@@ -49,6 +49,7 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
     pairs,
     slim,
+    stored_agent,
     stored_guesses,
     stored_loss,
     stored_losses,
@@ -198,11 +199,17 @@ class StepStore:
             return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
-        message = self._dispatch.message(following, claim.config.name) if goes_on else ""
+        handoff = verdict.logged.handoff if verdict.logged else None
+        agent = handoff.to.name if handoff else claim.config.name
+        message = self._dispatch.message(following, agent) if goes_on else ""
         verdict, ledger = self._entered(claim, verdict)
         fields = self._commit_fields(verdict, events, message) | ledger
         if verdict.hold:
             fields["hold"] = verdict.hold
+        if handoff:
+            fields |= stored_agent(handoff.to)
+            if verdict.state.window is None:
+                fields["since"] = ""
         if verdict.outage:
             fields["outage"] = stored_outage(verdict.outage)
         if verdict.state.window and claim.config.memory.trim_log:
@@ -211,7 +218,7 @@ class StepStore:
         if reply[0] in ("committed", "mine"):
             self._crash("end-applied" if verdict.move is Move.FINISH else "commit-applied")
             if goes_on and reply[1] == "in_progress":
-                await self._dispatch.published(following, claim.config.name)
+                await self._dispatch.published(following, agent)
         return _committed(reply)
 
     async def is_answered(self, hint: StepHint) -> bool:
@@ -297,6 +304,8 @@ class StepStore:
             now=now,
             state=state,
             config=config,
+            config_digest=header["config"],
+            overrides=header.get("overrides", ""),
             journal=load_journal(pairs(reply[4])),
             attempts=int(header["attempt"]),
             limited=int(header["limited"]),

@@ -89,6 +89,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     },
     "Failures": {"batch_id": "b1", "not_completed": 4, "read": 4},
     "FinalAnswer": {"answer": "Oslo", "structured": {"city": "Oslo"}},
+    "Handoff": {"step": 1, "by": "reception", "to": "billing"},
     "LastError": {"type": "tool", "code": "TOOL_EXECUTION_ERROR", "message": "no", "step": 2},
     "Limit": {"requests_per_minute": 3000, "in_flight": 5},
     "RunSummary": SUMMARY,

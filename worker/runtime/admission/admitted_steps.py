@@ -240,6 +240,8 @@ class AdmittedSteps:
             return request if is_limited else None
         if verdict.move is not Move.CONTINUE or verdict.delay:
             return None
+        if verdict.logged and verdict.logged.handoff:  # of another agent: it requests its own
+            return None
         result = verdict.logged.result if verdict.logged else None
         usage = result.usage if result else None
         prompt, cached = None, 0

@@ -1,7 +1,7 @@
 -- Continues an ended run. ARGV[2..] pairs: expected (number of events that the caller saw: every end
 -- has emitted one, so that no older end of the run is mistaken for this one), step (to continue at),
 -- slim (the state before it), since (the part of the log that claims read, or '' for all), overrides,
--- journal:<field> (one for each entry), message,
+-- agent, config (of the agent before a hand-off that is taken back), journal:<field> (one for each entry), message,
 -- grace, tokens, cost, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
@@ -73,6 +73,7 @@ redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.sli
 if waits then redis.call('HSET', run_key, 'not_before', NEVER) end
 redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'trial', 'logged', 'trimming', 'outage',
   'parked', 'reach')
+if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config) end
 if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end
 redis.call('ZADD', due_key, now + number(a.grace), run_id)
 local feed = feeds()
