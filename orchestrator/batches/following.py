@@ -119,7 +119,7 @@ class Following:
     async def _why_not(self, plan: FollowUp, source: Manifest | None) -> str:
         """Return why nothing is to be submitted, or ''."""
         if source is None:
-            return "the batch before is past its retention"
+            return "the batch before was removed, or is past its retention"
         progress = await self._batches.progress(source)
         name = f"batch {source.batch_id}"
         if source.refused:
@@ -171,6 +171,7 @@ class Following:
                 await self._submit(part, waits)
             created += len(rows) - len(lacking) + len(drafts)
         if not created:
+            await self._index.begin(target.batch_id, 0, 0, 0)
             raise ConfigurationError(f"the results of batch {source.batch_id} were removed")
         done = await self._batches.progress(source)
         left_out = done.total - done.completed
