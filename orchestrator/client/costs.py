@@ -34,29 +34,46 @@ _COPIES = (OriginKind.FORK, OriginKind.CHECKPOINT)
 
 
 class CostOptions(TypedDict, total=False):
-    """Which calls `costs` counts: of whole days (UTC), of one tenant, batch or agent."""
+    """Which calls `costs` counts: of whole days (UTC), of one tenant, batch, agent, model.
+
+    `status` is committed, lost, ambiguous or cached.
+    """
 
     since: date | None
     until: date | None
     tenant: str | None
     batch: str | None
     agent: str | None
+    model: str | None
+    status: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which calls are meant: of whole days (UTC), of one tenant, batch or agent."""
+    """Which calls are meant: as `CostOptions` say. Raises `ConfigurationError` for no status."""
 
     since: date | None = None
     until: date | None = None
     tenant: str | None = None
     batch: str | None = None
     agent: str | None = None
+    model: str | None = None
+    status: str | None = None
 
-    def names(self, tenant: str, batch: str, agent: str) -> bool:
-        """Return whether a call of these is meant."""
-        pairs = ((self.tenant, tenant), (self.batch, batch), (self.agent, agent))
-        return all(wanted is None or wanted == found for wanted, found in pairs)
+    def __post_init__(self) -> None:
+        if self.status not in (None, *CallState):
+            given = ascii(self.status)[:60]
+            raise ConfigurationError(f"status: there is no {given}; use {', '.join(CallState)}")
+
+    def means(self, call: LedgerRow | CostLine) -> bool:
+        """Return whether a call is meant, apart from its time; models without their provider."""
+        batch = call.batch if isinstance(call, LedgerRow) else call.batch_id
+        model = None if self.model is None else bare_name(self.model)
+        pairs = (
+            *((self.tenant, call.tenant), (self.batch, batch), (self.agent, call.agent)),
+            *((model, call.model), (self.status, call.state)),
+        )
+        return all(wanted is None or wanted == (found or "") for wanted, found in pairs)
 
 
 def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
@@ -76,7 +93,7 @@ async def costs_of(client: Client, by: str | Sequence[str], which: Which) -> Cos
     since, until = await _days(client, ledger, which)
     sums = Summing(keys)
     async for row in ledger.rows(since, until):
-        if _is_meant(which, row):
+        if which.means(row):
             sums.add(row)
     return sums.costs(since, until)
 
@@ -101,7 +118,7 @@ async def lines_of_runs(
                 raise run
             for line in calls_of_run(run):
                 in_time = line.time is None or since <= day_of(line.time) <= until
-                if in_time and which.names(line.tenant or "", line.batch_id or "", line.agent):
+                if in_time and which.means(line):
                     yield line
 
 
@@ -170,10 +187,6 @@ def _line(base: CostLine, sums: CallSums) -> CostLine:
     tokens = {name: getattr(sums, name) for name in CostLine.model_fields if "_tokens" in name}
     amounts = {"usd": exact_usd(sums.cost), "saved_usd": exact_usd(sums.saved)}
     return base.model_copy(update={**tokens, **amounts, "estimated": sums.estimated > 0})
-
-
-def _is_meant(which: Which, row: LedgerRow) -> bool:
-    return which.names(row.tenant, row.batch, row.agent)
 
 
 async def _days(client: Client, ledger: Ledger, which: Which) -> tuple[date, date]:

@@ -306,8 +306,8 @@ class AsyncFleet:
 
         `by` names several of these as a list, or with commas. Counted are the calls of whole days
         (UTC) from `since` to `until`, by default of all days that are kept (`ledger_days`), also
-        those of runs that are gone; of one `tenant` ('' for runs without one), `batch` or `agent`,
-        if given. Raises `ConfigurationError`.
+        those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
+        `model` or `status`, if given. Raises `ConfigurationError`.
         """
         return await costs_of(await self._session.open(), by, Which(**which))
 

@@ -236,6 +236,13 @@ def costs(
     agent: Annotated[
         str | None, typer.Option("--agent", metavar="NAME", help="Of this agent.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="NAME", help="Of this model.")
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", metavar="STATUS", help="committed, lost, ambiguous or cached."),
+    ] = None,
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="The calls of this run, as lines.")
     ] = None,
@@ -263,6 +270,8 @@ def costs(
         "tenant": tenant,
         "batch": batch,
         "agent": agent,
+        "model": model,
+        "status": status,
     }
     if lines or run:
         with_fleet(data, lambda fleet: print_lines(fleet, run, which, output_format))

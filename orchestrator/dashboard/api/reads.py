@@ -135,6 +135,8 @@ class CostsOf(ReadHandler):
         "tenant": Parameter("of one tenant; empty for runs without one"),
         "batch": Parameter("of one batch"),
         "agent": Parameter("of one agent"),
+        "model": Parameter("of one model, with or without its provider"),
+        "status": Parameter("committed, lost, ambiguous or cached"),
     }
 
     async def found(self, *_: str, **query: Any) -> Costs:
