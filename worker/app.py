@@ -41,6 +41,8 @@ CONSUMER = "stepfleet.worker.engine.consumer:ResilientConsumer"
 CELERYS_CONSUMER = "celery.worker.consumer:Consumer"
 SHORT_SECONDS = 120.0
 """A time limit below this ends model calls that are within their own."""
+READY_SECONDS = 5.0
+"""A worker is ready when its agents are announced, or so long after it could have been."""
 AGENTS = "STEPFLEET_AGENTS"
 
 
@@ -225,6 +227,7 @@ def _follow_worker(app: Celery, services: Services) -> None:
     def starts_in_worker(sender: Any = None, **_: Any) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
             services.start()
+            services.wait_until_known(READY_SECONDS)  # Celery logs "ready" after this
 
     def set_up(instance: Any = None, **_: Any) -> None:
         services.limits.note(instance)

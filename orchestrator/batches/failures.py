@@ -49,8 +49,9 @@ class FailureGroup(Record):
 class Failures(Record):
     """A batch's runs that did not complete, by cause, the most frequent first.
 
-    `not_completed` is how many there are, `read` how many were read, `ungrouped` how many of these
-    belong to none of the `groups`, of which there are at most 500.
+    Without a `batch_id` it is about the newest runs of the fleet. `not_completed` is how many there
+    are, `read` how many were read, `ungrouped` how many of these belong to none of the `groups`, of
+    which there are at most 500.
     """
 
     batch_id: str

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.control.control import CANCEL_NOTE
 from stepfleet.orchestrator.client.rendering import (
@@ -40,6 +41,7 @@ Events = AsyncGenerator[dict[str, Any], None]
 Windows = AsyncGenerator[tuple[UIMessage, ...], None]
 
 _ENDS = tuple(one.value for one in Lifecycle if one.is_terminal)
+_FAILED = ("failed", "stopped")
 _INPUT = "input:"
 _BATCHES = 5
 """The newest batches, which are searched for a line."""
@@ -114,14 +116,12 @@ class AsyncFleetRuns:
         whole name ('' as tenant: runs without one), `parent` the run that has started them ('': no
         run has), `error` a part of the error's text, in which letters' case does not count, `since`
         the earliest time of creation, `batch` an id.
-        Of a batch, `where` takes those runs that did not complete which `batch.retry` would select
-        by it, as `cause=KEY`. `cursor` is the `next` of the page before; a page may be short, or
+        `where` takes those runs that did not complete which `batch.retry` would select by it, as
+        `cause=KEY`. `cursor` is the `next` of the page before; a page may be short, or
         empty, and have one. Raises `ConfigurationError` that names the field.
         """
         where = which.get("where")
         selection = Selection.parse(where) if where else None
-        if selection and which.get("batch") is None:
-            raise ConfigurationError("where: it selects runs of a batch; name that, too")
         client = await self._session.open()
         asked = run_filter(which)
         if not 1 <= limit <= MOST_RUNS:
@@ -137,6 +137,20 @@ class AsyncFleetRuns:
             return {run.run_id for run in found if selection.selects(run)}
 
         return await client.lists.page(asked, limit, place, selected)
+
+    async def failures(self, *, limit: int = MOST_RUNS, **which: Unpack[RunConditions]) -> Failures:
+        """Return why the newest runs did not complete, by cause: `limit` failed and stopped ones.
+
+        `which` are conditions as those of `page`, without a status. Raises `ConfigurationError`.
+        """
+        client = await self._session.open()
+        count = FailureCount()
+        for status in _FAILED:
+            wanted: RunConditions = {**which, "status": status}
+            page = await self.page(limit=limit, **wanted)
+            for run in await client.failed.read([one.run_id for one in page.runs]):
+                count.add(run)
+        return count.failures(which.get("batch") or "", count.read)
 
     async def timeline(
         self, run_id: str, *, first: int = 1, limit: int = 50, content: bool = True

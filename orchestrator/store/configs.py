@@ -81,7 +81,8 @@ class Configs:
             known = sorted(await self._connection.execute("HKEYS", self._names))
             msg = (
                 f"no agent is named {name!r}; workers know: {', '.join(known) or 'none'}. "
-                "Start a worker with --agents MODULE, or pass the agent itself"
+                "Start a worker with --agents MODULE (it announces them before it is ready), or "
+                "pass the agent itself"
             )
             raise ConfigurationError(msg)
         return await self.load(digest)

@@ -2,11 +2,15 @@
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from datetime import timedelta
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
 
 import orjson
 from celery import Celery
@@ -20,7 +24,7 @@ from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
-from stepfleet.orchestrator.store.fleet.overview import forget_workers
+from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, forget_workers
 from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.listing import RunLists
@@ -42,6 +46,8 @@ FOLLOW_SECONDS = 1.0
 """How often a worker looks after batches while some are to follow others."""
 MOST_FOLLOW_UPS = 4
 """Batches that a worker submits at once."""
+STARTED = time.monotonic()
+"""When this process began to be a worker."""
 LONG_PER_SLOT = 10
 """A queue with more messages per slot than this is long: they need not be published again."""
 
@@ -85,13 +91,14 @@ async def heartbeat(
     """Report that this worker lives, and what it holds; announce agents again after a failover."""
     connection, announced = opened.connection, opened.connection.connects
     every = opened.settings.lease / RENEWALS_PER_LEASE
-    reported, at = -1, float("-inf")
+    reported: object = None
+    at = float("-inf")
     while True:
-        held = len(leases)
+        held = len(leases), leases.draining
         if held != reported or time.monotonic() - at >= every:
             reported, at = held, time.monotonic()
             with suppress(AgentException, RedisError):
-                await _report(opened, agents, leases, app)
+                await report(opened, agents, leases, app)
                 if announced != (connects := connection.connects):
                     for agent in agents:
                         await opened.configs.restore(agent.config)
@@ -99,8 +106,11 @@ async def heartbeat(
         await asyncio.sleep(min(every, CHANGE_SECONDS))
 
 
-async def _report(opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
-    report = {
+async def report(opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
+    """Report once. Raises `StoreError`."""
+    now = await opened.connection.now()
+    state = {
+        "schema": REPORT_SCHEMA,
         "name": leases.worker,
         "held": len(leases),
         "slots": leases.slots() if leases.slots else 0,
@@ -108,10 +118,31 @@ async def _report(opened: OpenStore, agents: Sequence[Agent], leases: Leases, ap
         # Remote control may add queues later.
         "queues": sorted(app.amqp.queues.consume_from),
         "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
-        "seen": (await opened.connection.now()).timestamp(),
+        "stopping": leases.draining,
+        "version": own_version(),
+        "rss_bytes": memory_in_use(),
+        "started_at": (now - timedelta(seconds=time.monotonic() - STARTED)).isoformat(),
+        "seen": now.timestamp(),
     }
-    shown = orjson.dumps(report).decode()
+    shown = orjson.dumps(state).decode()
     await opened.connection.execute("HSET", opened.keys.of(keys.WORKERS), process_name(), shown)
+
+
+@cache
+def own_version() -> str:
+    """Return the version of stepfleet here; empty where it is not installed as a package."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("stepfleet")
+    return ""
+
+
+def memory_in_use() -> int | None:
+    """Return the bytes of memory that this process uses; None where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def keep_records(store: OpenStore) -> None:

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -35,7 +36,7 @@ from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
-from stepfleet.worker.runtime.background import background_tasks
+from stepfleet.worker.runtime.background import background_tasks, report
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.compose import Collaborators
 from stepfleet.worker.runtime.connect import child_name, connect, disconnect, process_name
@@ -50,6 +51,8 @@ from stepfleet.worker.toolbox.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 0.2
+"""So often a worker that gets ready looks whether it is to stop."""
 LAST_SECONDS = 1.0
 """How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
 
@@ -205,6 +208,7 @@ class LoopServices:
         ticks = asyncio.create_task(ticker.watch(), name="stepfleet-limits")
         self._tasks = [renewals, ticks]
         if self._consumes:
+            await report(opened, self._agents, leases, app)
             instrumentation = self._shared.instrumentation
             self._tasks += background_tasks(
                 opened, self._agents, leases, app, self._crash, instrumentation
@@ -240,6 +244,7 @@ class Services:
         self.stopping = Stopping(settings.drain, leave)
         self.limits = TimeLimits()
         self._isolates = isolates
+        self._known = threading.Event()
         self._worker: Any = None
         self._made: LoopServices | None = None
 
@@ -305,6 +310,13 @@ class Services:
         """Connect and start the background tasks in this process's loop. Safe to call again."""
         home_loop().submit(lambda: asyncio.ensure_future(self._started()))
 
+    def wait_until_known(self, seconds: float) -> None:
+        """Wait, at most so long, until clients can submit to the agents by name."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.stopping.has_begun:
+            if self._known.wait(LOOK_SECONDS):
+                return
+
     def drain(self) -> None:
         """Take no new steps; hand back what is still held after the drain time."""
         self.leases.draining = True
@@ -338,4 +350,5 @@ class Services:
                     log.warning("waiting for the store: %s", error)
                 await asyncio.sleep(1)
             else:
+                self._known.set()
                 return

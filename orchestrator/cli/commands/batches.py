@@ -238,12 +238,15 @@ def watch(
 
 def failures(
     batch: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A batch id; else the newest that failed.")
+        str | None, typer.Argument(metavar="[ID]", help="A batch id; else the newest runs.")
     ] = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
-    """Group a batch's runs that did not complete by cause, with the command that retries each."""
+    """Group runs that did not complete by cause: a batch's, with the command that retries each.
+
+    Without a batch up to 500 failed and 500 stopped runs of the fleet: the newest ones.
+    """
     from stepfleet.orchestrator.cli.views.failures import show_failures
 
     return show_failures(batch, data, json=json)

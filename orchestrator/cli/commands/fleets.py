@@ -166,6 +166,20 @@ def bench(
     )
 
 
+def workers(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
+    """Show the workers: their versions, memory and queues, and whether they are stopping."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views.fleet import workers_picture
+
+    show(
+        data,
+        lambda fleet: fleet.workers(),
+        workers_picture,
+        json=json,
+        as_data=lambda found: [one.to_dict() for one in found],
+    )
+
+
 def doctor(
     agents: options.MaybeAgentsRef = None,
     json: options.Json = False,

@@ -40,6 +40,10 @@ def ls(
     since: Annotated[
         str | None, typer.Option("--since", help="The earliest creation, as 2026-11-23T08:30Z.")
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--where", metavar="CONDITION", help="As of retry: cause=KEY, tool=stock."),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 50,
     cursor: Annotated[
         str | None, typer.Option("--cursor", help="Go on behind what was listed before.")
@@ -60,6 +64,7 @@ def ls(
         "parent": parent,
         "error": error,
         "since": since,
+        "where": where,
     }
     read = partial(listing.read, which=which, limit=limit, cursor=cursor)
     with_fleet.show(data, read, listing.picture, json=json)

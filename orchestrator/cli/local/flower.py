@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
-from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.dashboard.access import check_access
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.store.opening.opening import celery_app
 
 

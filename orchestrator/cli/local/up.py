@@ -14,7 +14,7 @@ from stepfleet.orchestrator.cli.local.worker_command import watched_argv
 from stepfleet.orchestrator.cli.options import DEFAULT_FLOWER_PORT, FLOWER_PORT
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.preflight import check_models
-from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
+from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.client.fleet import AsyncFleet

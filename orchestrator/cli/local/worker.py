@@ -12,7 +12,7 @@ from stepfleet.orchestrator.cli.local.worker_command import (
     worker_environment,
 )
 from stepfleet.orchestrator.cli.setup.open_files import raise_open_files_limit
-from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
+from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.embedded.admin_commands import Answer

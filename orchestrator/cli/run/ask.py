@@ -23,7 +23,7 @@ from stepfleet.orchestrator.cli.run.notes import Note, Notes, new_key
 from stepfleet.orchestrator.cli.run.others import Advice, settle_others
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.preflight import check_models
-from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
+from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import shown
 from stepfleet.orchestrator.cli.terminal.output import notice, print_json

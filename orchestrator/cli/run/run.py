@@ -40,7 +40,7 @@ from stepfleet.orchestrator.cli.run.plan import (
 from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
 from stepfleet.orchestrator.cli.setup.model_check import check_calls
 from stepfleet.orchestrator.cli.setup.preflight import check_models
-from stepfleet.orchestrator.cli.setup.redis_facts import warn_of
+from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, code_of
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.views.control import overrides_of

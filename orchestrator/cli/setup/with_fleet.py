@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rich.console import RenderableType
 
 from stepfleet.orchestrator.cli.setup.data_folder import known_redis
-from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts, warn_of
+from stepfleet.orchestrator.cli.setup.reaching import reach, warn_of
 from stepfleet.orchestrator.cli.terminal.output import print_either
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 
@@ -31,7 +31,7 @@ def with_fleet(
     with known_redis(data) as settings:
         # Checked either way: an unreachable Redis is reported with its fix within seconds.
         patience = settings.patience if waits else 0.0
-        check = warn_of if warn else redis_facts
+        check = warn_of if warn else reach
         check(settings.store, patience=patience, prefix=settings.prefix)
 
         async def opened() -> T:

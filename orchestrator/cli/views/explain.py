@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import seconds, shown
-from stepfleet.orchestrator.client.watching.standstill import serving
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
@@ -21,6 +20,7 @@ from stepfleet.orchestrator.records.run.causes import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 

@@ -13,7 +13,6 @@ from stepfleet.orchestrator.cli.terminal.format import count, shown
 from stepfleet.orchestrator.cli.terminal.output import every_second, print_json, screen
 from stepfleet.orchestrator.cli.terminal.progress import TOP, cause_lines
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 
 MOST_SHOWN = 20
@@ -23,10 +22,12 @@ _LINE = 160
 
 
 def show_failures(batch_id: str | None, data: Any, *, json: bool) -> int:
-    """Print the failures of a batch, or of the newest one that has some; return the exit code."""
+    """Print the failures of a batch, or of the fleet's newest runs; return the exit code."""
 
     async def read(fleet: AsyncFleet) -> Failures:
-        batch = await fleet.batches.get(batch_id or await _newest(fleet))
+        if batch_id is None:
+            return await fleet.runs.failures()
+        batch = await fleet.batches.get(batch_id)
         report = every_second(lambda rows: f"failures: {count(rows)} rows examined so far")
         return await batch.failures(report)
 
@@ -36,14 +37,6 @@ def show_failures(batch_id: str | None, data: Any, *, json: bool) -> int:
     else:  # no line is broken or cut: the commands are copied
         screen().print(picture(failures), soft_wrap=True)
     return SOME_FAILED if failures.not_completed else COMPLETED
-
-
-async def _newest(fleet: AsyncFleet) -> str:
-    newest = await fleet.batches.newest()
-    failed = (one.batch_id for one in newest if one.done > one.completed)
-    if (batch_id := next(failed, None)) is None:
-        raise ConfigurationError("no batch has runs that did not complete; name one by its id")
-    return batch_id
 
 
 async def read_status(batch_id: str, fleet: AsyncFleet) -> tuple[BatchProgress, Failures]:
@@ -61,16 +54,21 @@ async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
 
 
 def command(failures: Failures, group: FailureGroup) -> str:
-    """Return the command that retries the runs of a group. Pure."""
+    """Return the command that retries the runs of a group, or lists those of a fleet. Pure."""
+    if not failures.batch_id:
+        return f"stepfleet ls --where {group.where}"
     raised = "".join(f" --raise {name}={value}" for name, value in group.limits.items())
     return f"stepfleet retry --batch {failures.batch_id} --where {group.where}{raised}"
 
 
 def as_data(failures: Failures) -> dict[str, Any]:
-    """Return the failures as JSON-ready data; each group has its `retry` command. Pure."""
+    """Return the failures as JSON-ready data; each group has its `retry` command. Pure.
+
+    Without a batch it is the command that lists the group's runs, `list`.
+    """
     data = failures.to_dict()
     for found, group in zip(data["groups"], failures.groups, strict=True):
-        found["retry"] = command(failures, group)
+        found["retry" if failures.batch_id else "list"] = command(failures, group)
     return data
 
 
@@ -95,11 +93,12 @@ def top(failures: Failures) -> Iterator[RenderableType]:
 
 def picture(failures: Failures) -> RenderableType:
     """Return the failures, the most frequent first. Pure."""
+    about = f"Batch {failures.batch_id}" if failures.batch_id else "Newest runs of the fleet"
     if not failures.not_completed:
-        return Text(f"Batch {failures.batch_id}: no run has failed")
+        return Text(f"{about}: no run has failed")
     parts: list[RenderableType] = [
         Text(
-            f"Batch {failures.batch_id}: {count(failures.not_completed)} runs did not complete, "
+            f"{about}: {count(failures.not_completed)} runs did not complete, "
             f"{count(failures.read)} were read, {_causes(len(failures.groups))}"
         )
     ]
@@ -107,7 +106,8 @@ def picture(failures: Failures) -> RenderableType:
         parts += ["", *_group(failures, group)]
     hidden = sum(group.runs for group in failures.groups[MOST_SHOWN:]) + failures.ungrouped
     if hidden:
-        more = f"{count(hidden)} runs of more causes: stepfleet failures {failures.batch_id} --json"
+        named = f"stepfleet failures {failures.batch_id}".rstrip()
+        more = f"{count(hidden)} runs of more causes: {named} --json"
         parts += ["", Text(more)]
     return Group(*parts)
 

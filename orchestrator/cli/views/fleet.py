@@ -1,5 +1,7 @@
 """The fleet, its newest batches and its response cache, as a terminal shows them."""
 
+from collections.abc import Sequence
+from datetime import UTC
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,9 +13,11 @@ from stepfleet.orchestrator.cli.views.batches import batch_list
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
 from stepfleet.orchestrator.records.batch import BatchProgress
-from stepfleet.orchestrator.store.fleet.overview import FleetOverview
+from stepfleet.orchestrator.store.fleet.checks import stopping, versions
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
 
 _NAME = 60
+_NO_WORKERS = "no workers: stepfleet worker --agents MODULE"
 
 Found = tuple[FleetOverview, list[BatchProgress]]
 
@@ -61,23 +65,49 @@ def picture(found: Found) -> RenderableType:
 
 def _workers(overview: FleetOverview) -> RenderableType:
     if not overview.workers:
-        return Text("no workers: stepfleet worker --agents MODULE", style="yellow")
+        return Text(_NO_WORKERS, style="yellow")
     silent = "silent" if overview.troubles else "gone"  # they cannot report while Redis refuses
     table = Table(title="Workers", title_justify="left")
     for heading in ("worker", "state", "steps held", "slots", "agents"):
         table.add_column(heading, overflow="fold")
     for worker in overview.workers:
-        ago = seconds(worker.seen_seconds_ago)
         table.add_row(
             shown(worker.name, 80),
-            Text("alive", style="green")
-            if worker.alive
-            else Text(f"{silent} for {ago}", style="red"),
+            _state(worker, silent),
             count(worker.held),
             count(worker.slots),
             shown(", ".join(worker.agents), 60),
         )
     return table
+
+
+def _state(worker: WorkerSeen, silent: str = "silent") -> Text:
+    if not worker.alive:
+        return Text(f"{silent} for {seconds(worker.seen_seconds_ago)}", style="red")
+    return Text("stopping", style="yellow") if worker.stopping else Text("alive", style="green")
+
+
+def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:
+    """Return a row per worker, and what is wrong with them together."""
+    if not found:
+        return Text(_NO_WORKERS, style="yellow")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("worker", "state", "steps", "memory", "version", "started (UTC)"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("agents", "queues"):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        memory = "" if one.rss_bytes is None else f"{one.rss_bytes / 2**20:,.0f} MB"
+        started = f"{one.started_at.astimezone(UTC):%m-%d %H:%M:%S}" if one.started_at else ""
+        cells = (f"{count(one.held)}/{count(one.slots)}", memory, shown(one.version, 20), started)
+        names = (", ".join(one.agents), ", ".join(one.queues or ()))
+        table.add_row(
+            shown(one.name, 80), _state(one), *cells, *(shown(name, 60) for name in names)
+        )
+    wrong = [one for one in (versions(found), *stopping(found)) if one.fix]
+    return Group(
+        table, *(Text(shown(f"{one.found}: {one.fix}", 300), style="yellow") for one in wrong)
+    )
 
 
 def statistics_picture(found: CacheStatistics) -> Table:

@@ -185,6 +185,7 @@ class FleetRuns(_Blocking):
     """
 
     page = blocking(AsyncFleetRuns.page)
+    failures = blocking(AsyncFleetRuns.failures)
     timeline = blocking(AsyncFleetRuns.timeline)
     find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
@@ -303,6 +304,7 @@ class Fleet(_Blocking):
     check = blocking(AsyncFleet.check)
     warnings = blocking(AsyncFleet.warnings)
     overview = blocking(AsyncFleet.overview)
+    workers = blocking(AsyncFleet.workers)
     costs = blocking(AsyncFleet.costs)
     cost_lines = iterating(AsyncFleet.cost_lines)
     pause = blocking(AsyncFleet.pause)

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store.admission.lines import LimitLines
+from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import (
     Need,
     WorkerSeen,
@@ -35,11 +36,6 @@ READ_SECONDS = 1.0
 
 Needs = Callable[[], Awaitable[Sequence[Need]]]
 """Reads what the runs that are waited for need."""
-
-
-def serving(queue: str, steps: str | None = None) -> str:
-    """Return the command that starts a worker for a queue of tools, or for the queue `steps`."""
-    return "stepfleet worker --agents MODULE" + ("" if queue == steps else f" --queue {queue}")
 
 
 def lacking(

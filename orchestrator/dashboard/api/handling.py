@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -14,13 +15,16 @@ from flower.api import BaseApiHandler
 from pydantic import BaseModel, ValidationError
 from tornado import web
 
+from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.access import host_of, is_rebindable
+from stepfleet.orchestrator.dashboard.api.recent import Recent
 from stepfleet.orchestrator.dashboard.api.records import Problem
 from stepfleet.orchestrator.dashboard.api.work import Work
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.fleet.checks import Check
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +34,11 @@ PATIENCE = 3.0
 """Seconds for which a call to a Redis that is away is repeated."""
 AT_ONCE = 100
 """Requests that are worked on at a time; the next ones are refused."""
+SERVERS_SECONDS, FAILURES_SECONDS = 10.0, 5.0
+"""How old checks of servers, and failures by cause, may be that are shown."""
 LONGEST_BODY = 65_536
 LONGEST_USER = 100
+_FIELD = re.compile(r"limit (?:'[^']*'|\"[^\"]*\"): field '(\w+)'")
 _OF_BODIES = ("overrides", "where", "filter", "message", "at", "body")
 FIX = "start Flower with --basic-auth USER:PASSWORD, or with OAuth"
 HEADERS = {
@@ -56,6 +63,8 @@ class Site:
     is_local: bool = False
     busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     work: Work = field(default_factory=Work)
+    servers: Recent[tuple[Check, ...]] = field(default_factory=lambda: Recent(SERVERS_SECONDS))
+    failures: Recent[Failures] = field(default_factory=lambda: Recent(FAILURES_SECONDS, 20))
 
     @classmethod
     def of(cls, settings: Settings, *, content: bool | None = None, is_local: bool = False) -> Self:
@@ -218,6 +227,8 @@ class ApiHandler(BaseApiHandler):
         text = redact_error(str(getattr(error, "message", error)))
         first = text.removeprefix("field '").split(" ", 1)[0].rstrip("':")
         named = first if first in {*self.parameters, *_OF_BODIES} else None
+        if named is None and (inner := _FIELD.match(text)):
+            named = inner[1]
         self.answer(Problem(error=text, field=named), status)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:

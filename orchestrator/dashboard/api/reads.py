@@ -1,20 +1,27 @@
 """What is read: runs, batches, the fleet, costs, and what was done from here."""
 
+import asyncio
 from datetime import date
+from functools import partial
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.batches.failures import FailureCount, Failures
+from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, whole
 from stepfleet.orchestrator.dashboard.api.records import (
     AuditEntry,
     AuditPage,
     BatchReport,
     FleetReport,
+    WorkersReport,
 )
+from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.fleet.checks import Check, fail, stopping, versions
+from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet, server_checks
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
@@ -34,7 +41,9 @@ class Runs(ReadHandler):
         "error": Parameter("a part of the error's text"),
         "since": Parameter("the earliest creation, as 2026-11-23T08:30Z; without a zone UTC"),
         "limit": _LIMIT,
-        "where": Parameter("of a batch: conditions as those of a retry, as cause=KEY"),
+        "where": Parameter(
+            "of runs that did not complete: conditions as those of a retry, as cause=KEY"
+        ),
         "cursor": _CURSOR,
     }
 
@@ -91,38 +100,47 @@ class OneBatch(ReadHandler):
 
 
 class FleetState(ReadHandler):
-    """Workers, the queue, limits, and what is wrong."""
+    """Workers, the queue, limits, and what `stepfleet doctor` finds of the fleet and its servers.
+
+    The servers are looked at every few seconds only.
+    """
 
     async def found(self, *_: str, **__: Any) -> FleetReport:
         """Return the fleet."""
         fleet = self.site.fleet
-        overview, warnings = await fleet.overview(), await fleet.warnings()
-        unserved = [
-            f"{runs} runs wait for queue {name}: no worker serves it. Fix: start one"
-            for name, runs in overview.unserved.items()
-        ]
-        outages = map(str, overview.outages)
-        absent = "no worker is running: nothing moves. Fix: stepfleet worker --agents MODULE"
-        lacking = [] if any(one.alive for one in overview.workers) else [absent]
-        findings = dict.fromkeys([*overview.troubles, *lacking, *outages, *warnings, *unserved])
+        store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        servers = partial(asyncio.to_thread, _server_checks, store.settings)
+        of_servers = await self.site.servers.get("", servers)
+        read = await read_fleet(store)
         return FleetReport(
-            overview=overview, limits=tuple(await fleet.limits.use()), findings=tuple(findings)
+            overview=read.overview,
+            limits=() if read.problem else tuple(await fleet.limits.use()),
+            limits_problem=read.problem,
+            checks=(*of_servers, *fleet_checks(read, store.settings.queue)),
         )
 
 
-class FleetFailures(ReadHandler):
-    """The newest runs that did not complete, by cause: up to 500 failed and 500 stopped ones."""
+class WorkersOf(ReadHandler):
+    """Workers as they last reported."""
 
-    async def found(self, *_: str, **__: Any) -> Failures:
+    async def found(self, *_: str, **__: Any) -> WorkersReport:
+        """Return the workers."""
+        found = await self.site.fleet.workers()
+        return WorkersReport(workers=tuple(found), checks=(versions(found), *stopping(found)))
+
+
+class FleetFailures(ReadHandler):
+    """The newest runs that did not complete, by cause: up to 500 failed and 500 stopped ones.
+
+    The same question is answered anew after some seconds only.
+    """
+
+    parameters: ClassVar = {name: Runs.parameters[name] for name in ("agent", "tenant", "since")}
+
+    async def found(self, *_: str, **query: Any) -> Failures:
         """Return the causes."""
-        fleet = self.site.fleet
-        client = await fleet._session.open()  # noqa: SLF001 - no part of the public client
-        count = FailureCount()
-        for status in ("failed", "stopped"):
-            page = await fleet.runs.page(status=status, limit=MOST)
-            for run in await client.failed.read([one.run_id for one in page.runs]):
-                count.add(run)
-        return count.failures("", count.read)
+        read = partial(self.site.fleet.runs.failures, **query)
+        return await self.site.failures.get(tuple(sorted(query.items())), read)
 
 
 class CostsOf(ReadHandler):
@@ -154,3 +172,10 @@ class AuditOf(ReadHandler):
         client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
         found = await client.audit.newest(query.get("limit", 100))
         return AuditPage(entries=tuple(AuditEntry(**one) for one in found))
+
+
+def _server_checks(settings: Settings) -> tuple[Check, ...]:
+    try:
+        return tuple(server_checks(settings))
+    except AgentException as error:
+        return (fail("Redis", str(error), "see the message"),)

@@ -9,7 +9,8 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.store.admission.limit_settings import LimitUse
 from stepfleet.orchestrator.store.admission.lines import LimitWaits
-from stepfleet.orchestrator.store.fleet.overview import FleetOverview
+from stepfleet.orchestrator.store.fleet.checks import Check
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
 
 
 class Problem(Record):
@@ -45,11 +46,22 @@ class SubmissionResult(Record):
 
 
 class FleetReport(Record):
-    """The fleet. `findings` is what is wrong with it, each with its fix."""
+    """The fleet. `checks` are those of `stepfleet doctor`, each with its fix where it has failed.
+
+    `limits_problem` is why limits cannot be read, where that is so.
+    """
 
     overview: FleetOverview
     limits: tuple[LimitUse, ...] = ()
-    findings: tuple[str, ...] = ()
+    limits_problem: str = ""
+    checks: tuple[Check, ...] = ()
+
+
+class WorkersReport(Record):
+    """The workers, and what is wrong with them."""
+
+    workers: tuple[WorkerSeen, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 class Action(Record):

@@ -28,6 +28,7 @@ from stepfleet.orchestrator.dashboard.api.reads import (
     OneBatch,
     Run,
     Runs,
+    WorkersOf,
 )
 from stepfleet.orchestrator.dashboard.api.records import (
     Action,
@@ -37,6 +38,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
     FleetReport,
     Problem,
     SubmissionResult,
+    WorkersReport,
 )
 from stepfleet.orchestrator.dashboard.api.results import ResultsOf
 from stepfleet.orchestrator.dashboard.api.submission import Submission
@@ -53,6 +55,7 @@ _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/batches": (BatchesOf, BatchPage),
     f"/batches/{_ID}": (OneBatch, BatchReport),
     "/fleet": (FleetState, FleetReport),
+    "/workers": (WorkersOf, WorkersReport),
     "/failures": (FleetFailures, Failures),
     "/costs": (CostsOf, Costs),
     "/audit": (AuditOf, AuditPage),

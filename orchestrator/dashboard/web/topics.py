@@ -4,6 +4,7 @@ They yield at once, too, since what was before is not known, and end where Redis
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,14 +13,21 @@ from stepfleet.orchestrator.client.session import Client
 from stepfleet.orchestrator.client.watching.watch import Position
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.store.admission.limit_settings import VERSION
 from stepfleet.orchestrator.store.events.feeds import Chunks
-from stepfleet.orchestrator.store.keys import WORKERS
+from stepfleet.orchestrator.store.keys import LIMIT_SETTINGS, WORKERS
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.listing import LISTS
 
 SECONDS = 1.0
 """The least time between two changes of a topic."""
 FLEET_SECONDS = 2.0
+SIZES_EVERY = 4
+"""Every so many looks at a quiet fleet read the sizes of all lists of runs."""
+LONGEST_QUIET = 15.0
+"""Seconds after which the fleet is shown anew in any case: workers may have fallen silent."""
+ENDED_SECONDS = 3.0
+"""Between two looks at a run that has ended: a retry brings it back."""
 LONGEST_TEXT = 20_000
 """Characters of a text that are sent while it is written: its end."""
 States = AsyncGenerator[Any, None]
@@ -41,7 +49,7 @@ class Topics:
         client = await self._client()
         position: Position | None = None
         while True:
-            position = await client.watch.moved(run_id, position)
+            position = await _moved(client, run_id, position)
             yield None
             await asyncio.sleep(SECONDS)
 
@@ -52,7 +60,7 @@ class Topics:
         text, step, after = StreamedText(), 0, "0"
         position: Position | None = None
         while True:
-            position = await client.watch.moved(run_id, position, chunks=True)
+            position = await _moved(client, run_id, position, chunks=True)
             written, after = await chunks.read(run_id, after)
             while written:
                 for chunk in written:
@@ -86,26 +94,55 @@ class Topics:
             await asyncio.sleep(SECONDS)
 
     async def fleet(self) -> States:
-        """Yield when a list of runs or a worker's report has changed, and while runs are active."""
+        """Yield when the fleet has changed, while runs are active, and now and then.
+
+        Runs that end between two looks are found by the sizes of all lists: those are read rarely.
+        """
         store = (await self._client()).store
         before: object = None
+        lists: object = None
+        quiet, at = 0, float("-inf")
         while True:
             is_active, found = await _fleet(store)
-            if is_active or found != before:
-                before = found
+            quiet = 0 if is_active else quiet + 1
+            if quiet % SIZES_EVERY == 1:
+                lists = await _sizes(store)
+            if is_active or (found, lists) != before or time.monotonic() - at > LONGEST_QUIET:
+                before, at = (found, lists), time.monotonic()
                 yield None
             await asyncio.sleep(FLEET_SECONDS)
 
 
+async def _moved(
+    client: Client, run_id: str, seen: Position | None, *, chunks: bool = False
+) -> Position:
+    """Return the position of a run that has moved; one that has ended is looked at rarely."""
+    if seen is None or not seen.is_over:
+        return await client.watch.moved(run_id, seen, chunks=chunks)
+    newest = seen
+    while newest == seen:
+        await asyncio.sleep(ENDED_SECONDS)
+        newest = await client.watch.moved(run_id, chunks=chunks)
+    return newest
+
+
 async def _fleet(store: OpenStore) -> tuple[bool, object]:
     """Return whether runs are active, and what differs when something has happened."""
-    shards = range(store.keys.shards)
-    due = [("ZCARD", store.keys.due(shard)) for shard in shards]
-    lists = [("ZCARD", f"{store.keys.tag(s)}runs:{name}") for s in shards for name in LISTS]
-    counts = await store.connection.execute_all(*due, *lists)
-    workers = await store.connection.execute("HKEYS", store.keys.of(WORKERS))
-    paused = await store.connection.execute("HGETALL", store.keys.flags(0))
-    return any(counts[: len(due)]), (counts, sorted(workers), paused)
+    found = store.keys
+    *counts, workers, paused, limits = await store.connection.execute_all(
+        *(("ZCARD", found.due(shard)) for shard in range(found.shards)),
+        ("HKEYS", found.of(WORKERS)),
+        ("HGETALL", found.flags(0)),
+        ("HGET", found.of(LIMIT_SETTINGS), VERSION),
+    )
+    return any(counts), (counts, sorted(workers), paused, limits)
+
+
+async def _sizes(store: OpenStore) -> list[int]:
+    """Return the sizes of all lists of runs."""
+    tags = [store.keys.tag(shard) for shard in range(store.keys.shards)]
+    lists = [f"{tag}runs:{name}" for tag in tags for name in LISTS]
+    return await store.connection.execute_all(*(("ZCARD", name) for name in lists))
 
 
 def _ignore(_: str) -> None:

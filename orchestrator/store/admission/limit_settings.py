@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -54,21 +55,25 @@ class BudgetUse(Record):
 class LimitUse(Record):
     """A limit and what is used of it at this moment.
 
-    `in_flight` calls are under way or about to begin; `levels` are what is left of each rate
-    (below 0: more was taken than there was); `waiting` steps wait in its line. Nobody calls under
-    it for `cool_seconds` more; `refused` calls got a 429. `learned` are rates per minute that the
-    provider's headers and refusals have shown, where they are lower than the configured ones.
+    `in_flight` calls are under way or about to begin; `levels` are what is left of each rate in
+    this moment (below 0: more was taken than there was), of the most that it can be, `rooms`:
+    `burst` seconds of the rate. `waiting` steps wait in its line; `fix` is the command by which
+    those go on that a spent budget holds. Nobody calls under it for `cool_seconds` more; `refused`
+    calls got a 429. `learned` are rates per minute that the provider's headers and refusals have
+    shown, where they are lower than the configured ones.
     """
 
     name: str
     limit: Limit | None = None
     in_flight: int = 0
     levels: dict[str, float] = Field(default_factory=dict)
+    rooms: dict[str, float] = Field(default_factory=dict)
     waiting: int = 0
     cool_seconds: float = 0.0
     refused: int = 0
     learned: dict[str, float] = Field(default_factory=dict)
     waits_for: str = ""
+    fix: str = ""
     budgets: tuple[BudgetUse, ...] = ()
 
 
@@ -88,6 +93,7 @@ _SHORT = {
 }
 PARSED_AT_ONCE = 500
 """Limits that are read before others of the event loop have a turn."""
+RAISE = "; raise it: "
 MOST_SHOWN = 1000
 """Names with budgets of which one call shows the use."""
 
@@ -103,7 +109,7 @@ def raised_by(waits_for: str) -> str:
     """Return how those go on that wait for this; nothing where it is no budget."""
     shown, _, name = waits_for.partition(" of ")
     field = shown.replace(" ", "_")
-    return f"; raise it: {raising(name, field)}" if field in FIELDS.values() else ""
+    return f"{RAISE}{raising(name, field)}" if field in FIELDS.values() else ""
 
 
 class LimitSettings:
@@ -360,17 +366,37 @@ def _numbers(text: str | None) -> dict[str, int]:
 def _use(
     name: str, limit: Limit | None, state: dict[str, Any], waiting: Mapping[str, int], now: float
 ) -> LimitUse:
+    waits_for = short_of(state.get("why", "")) if waiting.get(name) else ""
+    learned = _learned(limit, state.get("l") or {})
+    rooms, levels = _levels(limit, learned, state, now)
     return LimitUse(
         name=name,
         limit=limit if limit and limit.model_fields_set else None,
         in_flight=int(state.get("f", 0)),
-        levels={field: round(state[kind], 3) for kind, field in _LEVELS.items() if kind in state},
+        levels=levels,
+        rooms=rooms,
         waiting=waiting.get(name, 0),
         cool_seconds=max(round((state.get("cool", 0) - now) / 1000, 1), 0.0),
         refused=int(state.get("refused", 0)),
-        learned=_learned(limit, state.get("l") or {}),
-        waits_for=short_of(state.get("why", "")) if waiting.get(name) else "",
+        learned=learned,
+        waits_for=waits_for,
+        fix=raised_by(waits_for).removeprefix(RAISE),
     )
+
+
+def _levels(
+    limit: Limit | None, learned: Mapping[str, float], state: Mapping[str, Any], now: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the most that may be left of each rate, and what is left now: as the script counts."""
+    gone = max(now - max(state.get("at", now), state.get("cool", 0)), 0) / 60_000
+    rooms, levels = {}, {}
+    for kind, field in _LEVELS.items():
+        rate = min(getattr(limit, field, None) or math.inf, learned.get(field, math.inf))
+        if rate < math.inf:
+            most = max(rate / 60 * (limit.burst if limit else 1.0), 1)
+            rooms[field] = round(most, 3)
+            levels[field] = round(min(most, state.get(kind, most) + gone * rate), 3)
+    return rooms, levels
 
 
 def _learned(limit: Limit | None, known: Mapping[str, Any]) -> dict[str, float]:

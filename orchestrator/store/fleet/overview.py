@@ -4,6 +4,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -26,7 +27,9 @@ class WorkerSeen(Record):
 
     `name` is that of its node in Celery, with the process id behind it for a child of a pool;
     `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
-    them), `tool_queues` those that the tools of its agents need.
+    them), `tool_queues` those that the tools of its agents need. `stopping`: it takes no new steps;
+    `version` is that of stepfleet, `rss_bytes` the process's memory; those of a version that does
+    not report them are empty.
     """
 
     name: str
@@ -38,6 +41,10 @@ class WorkerSeen(Record):
     queues: tuple[str, ...] | None = None
     tool_queues: tuple[str, ...] = ()
     alive: bool = True
+    stopping: bool = False
+    version: str = ""
+    rss_bytes: int | None = None
+    started_at: datetime | None = None
 
 
 class FleetOverview(Record):
@@ -71,7 +78,12 @@ class Need(Record):
     agent: str
 
 
-_REPORTED = ("held", "slots", "agents", "queues", "tool_queues")
+REPORT_SCHEMA = 2
+"""Of workers' reports. Later ones may have more fields; those that are known keep their meaning."""
+_REPORTED = (
+    *("held", "slots", "agents", "queues", "tool_queues"),
+    *("stopping", "version", "rss_bytes", "started_at"),
+)
 
 
 def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> list[WorkerSeen]:

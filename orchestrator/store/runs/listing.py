@@ -158,7 +158,7 @@ class RunLists:
         cursor: Cursor | None = None,
         selected: Selected | None = None,
     ) -> RunPage:
-        """Return up to `limit` runs behind the cursor; of a batch's only those `selected`.
+        """Return up to `limit` runs behind the cursor, only those `selected` where that is given.
 
         Raises `StoreError`.
         """
@@ -167,14 +167,14 @@ class RunLists:
         if which.batch is not None:
             ids, looked, cursor = await self._of_batch(which.batch, which, limit, cursor, selected)
         elif which.lists:
-            ids, looked, cursor = await self._of_lists(which, limit, cursor)
+            ids, looked, cursor = await self._of_lists(which, limit, cursor, selected)
         else:
             cursor = None
         runs = await self.summaries(ids)
         return RunPage(runs=runs, next=str(cursor) if cursor else None, looked_at=looked)
 
     async def _of_lists(
-        self, which: RunFilter, limit: int, cursor: Cursor | None
+        self, which: RunFilter, limit: int, cursor: Cursor | None, selected: Selected | None
     ) -> tuple[list[str], int, Cursor | None]:
         ids: list[str] = []
         looked = 0
@@ -187,8 +187,11 @@ class RunLists:
             sure = [run for run in runs if reached is None or run.order >= reached.order]
             more = len(sure) > limit - len(ids)
             sure = sure[: limit - len(ids)]
-            ids += [run.run_id for run in sure]
-            cursor = sure[-1] if len(ids) == limit and (more or reached) else reached
+            is_full = len(ids) + len(sure) == limit
+            named = [run.run_id for run in sure]
+            fitting = await selected(named) if selected and named else named
+            ids += [run_id for run_id in named if run_id in fitting]
+            cursor = sure[-1] if is_full and (more or reached) else reached
             if cursor is None or len(ids) == limit:
                 break
         return ids, looked, cursor

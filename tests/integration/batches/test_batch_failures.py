@@ -188,11 +188,18 @@ async def test_the_command_line_groups_and_retries_just_these(
     assert f"stepfleet failures {batch.id}" in status
     causes = orjson.loads(await said("status", batch.id, "--json"))["causes"]
     assert [one["runs"] for one in causes] == [2, 1, 1]
-    shown = await said("failures", code=1, columns="40")
+    shown = await said("failures", batch.id, code=1, columns="40")
     assert "5 runs did not complete, 5 were read, 4 causes" in shown
     assert "e.g. line q0, run" in shown
     found = orjson.loads(await said("failures", batch.id, "--json", code=1))["groups"]
     assert all(group["retry"] in shown for group in found)
+    newest = orjson.loads(await said("failures", "--json", code=1))
+    causes = {group["cause"]["key"]: group["runs"] for group in found}
+    for group in newest["groups"]:
+        assert group["runs"] == causes[group["cause"]["key"]]
+        listed = orjson.loads(await said(*group["list"].split()[1:], "--json"))
+        assert len(listed["runs"]) == group["runs"]
+    assert "Newest runs of the fleet: " in await said("failures", code=1)
     (broken,) = (group for group in found if group["cause"]["text"] == "broken")
     assert "retry of 1 run." in await said(*broken["retry"].split()[1:])
     assert await reopened(fleet, batch) == [BROKEN, OPEN]

@@ -11,11 +11,15 @@ from support.servers.redis_servers import RedisServer, free_port
 from support.servers.sentinel_fleet import SERVICE, SentinelFleet, sentinel_fleet
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, StoreError
-from stepfleet.orchestrator.cli.doctor.checks import State, sentinels
-from stepfleet.orchestrator.cli.setup.redis_facts import SentinelFacts, redis_facts, sentinel_facts
 from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.fleet.checks import State, sentinels
+from stepfleet.orchestrator.store.fleet.redis_facts import (
+    SentinelFacts,
+    redis_facts,
+    sentinel_facts,
+)
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 
 AGENT = Agent(name="plain", model="openai:scripted", instructions="Answer.")

@@ -5,9 +5,9 @@ import redis
 from support.servers.redis_cluster import RedisCluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.cli.setup.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_ENTRIES, entry, keep_aside
+from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.store.opening.opening import open_store
 
 

@@ -56,3 +56,14 @@ def test_nothing_is_said_of_queues_where_a_worker_does_not_say_what_it_serves() 
     assert unserved_queues([steps, worker("old")], "steps") == ()
     (old,) = workers_seen({"elsewhere:5": report()}, now=101.0, silence=15)
     assert (old.queues, old.tool_queues) == (None, ())
+
+
+def test_what_a_later_report_has_more_is_read_as_far_as_it_is_known() -> None:
+    """Reports of earlier and of later versions are beside each other while a fleet is updated."""
+    started = "2026-11-23T08:00:00+00:00"
+    new = report(schema=3, version="9.9", rss_bytes=1, stopping=True, started_at=started, x=[1])
+    late, early = workers_seen({"a:5": new, "b:5": report()}, now=101.0, silence=15)
+    assert (late.version, late.rss_bytes, late.stopping) == ("9.9", 1, True)
+    assert late.started_at is not None
+    assert late.started_at.isoformat() == started
+    assert (early.version, early.rss_bytes, early.stopping) == ("", None, False)

@@ -3,8 +3,8 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from stepfleet.orchestrator.cli.setup import cluster_facts
-from stepfleet.orchestrator.cli.setup.redis_facts import infos
+from stepfleet.orchestrator.store.fleet import cluster_facts
+from stepfleet.orchestrator.store.fleet.redis_facts import infos
 
 SECTIONS = {"server": {"redis_version": "6.2.14"}, "memory": {"maxmemory_policy": "noeviction"}}
 BOTH = {"redis_version": "6.2.14", "maxmemory_policy": "noeviction"}

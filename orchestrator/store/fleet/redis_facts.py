@@ -1,7 +1,6 @@
 """Reads the facts of a Redis server or cluster, without a fleet. Judges nothing; reads no run."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +18,6 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
-from stepfleet.orchestrator.cli.setup import cluster_facts as clusters
-from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
-from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.redis_client.clients import plain_cluster_client
 from stepfleet.orchestrator.redis_client.sentinel import master_client, sentinel_options
@@ -32,11 +28,12 @@ from stepfleet.orchestrator.redis_client.urls import (
     parse_sentinel,
 )
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, worst_of
+from stepfleet.orchestrator.store.fleet import cluster_facts as clusters
+from stepfleet.orchestrator.store.fleet.cluster_facts import ClusterFacts
+from stepfleet.orchestrator.store.fleet.health import ServerFacts, worst_of
 from stepfleet.orchestrator.store.fleet.quarantine import about_entries, reasons
 
 _CONNECT_SECONDS = 3.0
-_PAUSE_SECONDS = 0.25
 
 T = TypeVar("T")
 Client = redis.Redis | RedisCluster
@@ -56,29 +53,12 @@ class RedisFacts:
     cluster: ClusterFacts | None = None
 
 
-def warn_of(url: str, *, patience: float = 0.0, prefix: str = "") -> None:
-    """Print warnings about a server that endangers runs. Raises as `redis_facts`."""
-    for finding in health_findings(redis_facts(url, patience=patience, prefix=prefix).server):
-        notice(f"WARNING: {finding.text}")
-
-
-def redis_facts(url: str, *, patience: float = 0.0, prefix: str = "") -> RedisFacts:
+def redis_facts(url: str, *, prefix: str = "") -> RedisFacts:
     """Return the facts of the server or cluster at `url`, and of the store with that prefix.
 
-    An unreachable server is tried again for `patience` seconds, with a notice. Raises as `query`.
+    Raises as `query`.
     """
-    deadline = time.monotonic() + patience
-    noticed = False
-    while True:
-        try:
-            return query(url, partial(_facts, prefix))
-        except StoreError:
-            if time.monotonic() >= deadline:
-                raise
-            if not noticed:
-                notice(f"Redis cannot be reached; retrying for {patience:g} s.")
-                noticed = True
-            time.sleep(_PAUSE_SECONDS)
+    return query(url, partial(_facts, prefix))
 
 
 def refused_messages(urls: Iterable[str], prefix: str = "") -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-from stepfleet.orchestrator.cli.doctor import checks
-from stepfleet.orchestrator.cli.doctor.checks import State
-from stepfleet.orchestrator.cli.setup.cluster_facts import ClusterFacts
+from stepfleet.orchestrator.store.fleet import checks
+from stepfleet.orchestrator.store.fleet.checks import State
+from stepfleet.orchestrator.store.fleet.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.store.fleet.health import worst_of
 
 SOUND = ClusterFacts(sound=True, masters=3, replicas=3, shards=(6, 5, 5))

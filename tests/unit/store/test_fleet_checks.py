@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+from stepfleet.orchestrator.store.admission.lines import LimitState
+from stepfleet.orchestrator.store.fleet import checks
+from stepfleet.orchestrator.store.fleet.checks import State
+from stepfleet.orchestrator.store.fleet.health import (
+    ServerFacts,
+    health_findings,
+    version_of,
+    warnings,
+)
+from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
+from stepfleet.orchestrator.store.fleet.redis_facts import RedisFacts
+
+SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
+STORE = RedisFacts(SOUND, shards=16, quarantined=0)
+
+
+def test_a_sound_redis_gives_no_worries() -> None:
+    assert health_findings(SOUND) == []
+    assert {check.state for check in checks.redis(SOUND)} == {State.OK}
+
+
+def test_each_danger_of_a_redis_fails_with_a_fix_of_its_own() -> None:
+    bad = replace(SOUND, version="6.2.14", append_only=False, eviction="allkeys-lru", full=True)
+
+    found = checks.redis(replace(bad, writes=False))
+
+    assert [check.state for check in found] == [State.FAIL] * 5
+    assert "appendonly yes" in found[1].fix
+    assert "noeviction" in found[2].fix
+
+
+def test_a_server_that_hides_its_settings_is_not_accused() -> None:
+    assert health_findings(replace(SOUND, append_only=None, eviction=None)) == []
+    assert warnings({}) == []
+
+
+def test_clients_and_workers_are_warned_in_the_same_words_as_the_command_line() -> None:
+    info = {"redis_version": "6.2.14", "aof_enabled": 0, "maxmemory_policy": "allkeys-lru"}
+
+    bad = ServerFacts("6.2.14", append_only=False, eviction="allkeys-lru")
+
+    assert ServerFacts.of(info) == bad
+    assert warnings(info) == [finding.text for finding in health_findings(bad)]
+    assert len(warnings(info)) == 3
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    assert version_of("7.10.1") > version_of("7.9")
+    assert version_of("unknown") == ()
+
+
+def test_other_shards_than_the_stores_fail_with_the_stores_number() -> None:
+    assert checks.shards(STORE, 16).state is State.OK
+    assert checks.shards(replace(STORE, shards=None), 16).state is State.OK
+    assert "STEPFLEET_SHARDS=16" in checks.shards(STORE, 4).fix
+
+
+def test_no_workers_is_a_failure_only_while_runs_wait() -> None:
+    assert checks.workers([], waiting=0).state is State.WARN
+    assert checks.workers([], waiting=3).state is State.FAIL
+    assert checks.workers(["host:1"], waiting=3).state is State.OK
+
+
+def test_a_queue_that_nobody_serves_is_told_with_who_waits_and_the_command() -> None:
+    """A failure only while runs wait."""
+    gpu, sound, steps = checks.queues({"gpu": 1, "sound": 0, "stepfleet": 3}, "stepfleet")
+    assert (gpu.check, gpu.state, sound.state) == ("queue gpu", State.FAIL, State.WARN)
+    assert "1 run waits for a tool there" in gpu.found
+    assert gpu.fix == "start one: stepfleet worker --agents MODULE --queue gpu"
+    assert "3 runs wait for a step" in steps.found
+    assert steps.fix == "start one: stepfleet worker --agents MODULE"
+    assert checks.queues({}, "stepfleet") == []
+
+
+def test_quarantined_messages_are_told() -> None:
+    assert checks.quarantine(0).state is State.OK
+    assert checks.quarantine(2).state is State.WARN
+
+
+def test_every_finding_that_is_not_ok_names_a_fix() -> None:
+    old, new = seen("old"), seen("new", version="2")
+    found = [
+        checks.shards(STORE, 4),
+        checks.workers([], waiting=1),
+        checks.agents([]),
+        checks.quarantine(1),
+        checks.versions([old, new]),
+        *checks.stopping([seen("last", stopping=True)]),
+        *checks.paused(is_paused=True),
+        *checks.limits("", [LimitState(name="tenant:acme", waits_for="usd of tenant:acme")]),
+        *checks.limits("a limit in Redis cannot be read", []),
+        *checks.queues({"gpu": 0, "stepfleet": 0}, "stepfleet"),
+    ]
+
+    assert all(check.fix for check in found)
+    assert State.OK not in {check.state for check in found}
+
+
+def seen(name: str, *, version: str = "", stopping: bool = False) -> WorkerSeen:
+    return WorkerSeen(name=name, seen_seconds_ago=1.0, version=version, stopping=stopping)
+
+
+def test_workers_of_several_versions_are_named_with_theirs() -> None:
+    """Those that are gone do not count."""
+    gone = WorkerSeen(name="gone", seen_seconds_ago=99.0, alive=False, version="1")
+    assert checks.versions([gone, seen("b", version="2"), seen("a", version="2")]).found == "2"
+    mixed = checks.versions([seen("a"), seen("b", version="2")])
+    assert (mixed.state, mixed.found) == (State.WARN, "2: b; an older one: a")
+
+
+def test_stopping_workers_are_a_worry_only_without_another_one() -> None:
+    assert not list(checks.stopping([seen("a", stopping=True), seen("b")]))
+    (found,) = checks.stopping([seen("a", stopping=True)])
+    assert "a" in found.found
+
+
+def test_a_held_budget_says_how_it_is_raised() -> None:
+    held = LimitState(name="tenant:acme", waiting=2, waits_for="usd of tenant:acme")
+    (found,) = checks.limits("", [held])
+    assert found.found == "2 runs wait for usd of tenant:acme"
+    assert found.fix == "raise it: stepfleet limits set tenant:acme usd=..."
