@@ -214,7 +214,7 @@ class FleetAction(ActionHandler):
 
 
 class LimitAction(ActionHandler):
-    """A limit is set (`overrides` are its fields), or removed."""
+    """A limit is set (`overrides` are its fields, "" takes one away), or removed."""
 
     noun = "limit"
     verbs: ClassVar = ("set", "clear")
@@ -224,9 +224,11 @@ class LimitAction(ActionHandler):
         if given != Action(overrides=given.overrides) or (verb == "clear" and given.overrides):
             raise ConfigurationError("overrides: write the limit's fields, for set alone")
         if lacking := [name for name, value in given.overrides.items() if value is None]:
-            raise ConfigurationError(f"overrides: {lacking[0]}: write a value; null is none")
+            fix = 'write a value, or "" to take it away; null is none'
+            raise ConfigurationError(f"overrides: {lacking[0]}: {fix}")
         if verb == "set":
-            limit = await self.site.fleet.limits.set(target, **given.overrides)
+            fields = {name: None if one == "" else one for name, one in given.overrides.items()}
+            limit = await self.site.fleet.limits.set(target, **fields)
             return ActionResult(action=verb, outcome="set", detail=limit.to_json())
         if not await self.site.fleet.limits.clear(target):
             raise ConfigurationError(f"there is no limit {target!r}")

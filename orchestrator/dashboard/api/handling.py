@@ -227,7 +227,7 @@ class ApiHandler(BaseApiHandler):
         text = redact_error(str(getattr(error, "message", error)))
         first = text.removeprefix("field '").split(" ", 1)[0].rstrip("':")
         named = first if first in {*self.parameters, *_OF_BODIES} else None
-        if named is None and (inner := _FIELD.match(text)):
+        if inner := _FIELD.match(text):
             named = inner[1]
         self.answer(Problem(error=text, field=named), status)
 

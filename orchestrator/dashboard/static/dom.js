@@ -64,6 +64,9 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
 }
 
+/** Memory. */
+export const megabytes = (bytes) => (bytes === null || bytes === undefined ? "" : `${count(Math.round(bytes / 2 ** 20))} MB`);
+
 /** A price; small ones keep two digits that say something. */
 export function usd(value) {
   if (value === null || value === undefined) return "";

@@ -200,7 +200,7 @@ function form() {
     field("Tenant", "tenant", now.tenant),
     field("Error contains", "error", now.error),
     field("Created since", "since", local(now.since), { type: "datetime-local" }),
-    now.where ? field("Cause (of the batch)", "where", now.where) : null,
+    now.where ? field("Cause", "where", now.where) : null,
     el("div", { class: "sf-buttons mb-0" }, el("button", { type: "submit", id: "filter-apply", class: "btn btn-sm btn-primary" }, "Filter"), button("Clear", () => go({}), "outline-secondary"), downloads()),
   );
   made.addEventListener("submit", (event) => {

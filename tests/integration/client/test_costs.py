@@ -69,6 +69,13 @@ async def test_committed_calls_count_by_all_that_they_are_of(
         {"day": today, "agent": "plain", "model": "none", "status": "committed"}
     ]
     assert (await fleet.costs(batch=batch.id, tenant="acme")).total.calls == 3
+    for model, calls in (("none", 6), ("openai:none", 6), ("other", 0)):
+        assert (await fleet.costs(model=model)).total.calls == calls
+        assert len([line async for line in fleet.cost_lines(model=model)]) == calls
+    assert (await fleet.costs("status", status="committed", tenant="acme")).total.calls == 5
+    assert (await fleet.costs(status="lost")).rows == ()
+    with pytest.raises(ConfigurationError, match="status: there is no 'paid'; use committed"):
+        await fleet.costs(status="paid")
     assert (await fleet.costs(until=date(2026, 1, 1), since=date(2025, 1, 1))).total.calls == 0
     assert await usd_of_lines(fleet) == {"committed": 6 * EACH}
     assert len([line async for line in fleet.cost_lines(batch=batch.id)]) == 4

@@ -5,10 +5,14 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator.dashboard.web import topics
 from stepfleet.orchestrator.dashboard.web.topics import LONGEST_TEXT, Topics
 from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.store.events.feeds import Chunks
+from stepfleet.orchestrator.store.runs.listing import LISTS
 
 
 def chunk(
@@ -45,3 +49,50 @@ async def test_the_newest_steps_text_is_shown_from_its_end_and_anew_with_each_at
             assert (await after(late, new))["text"] == "<b>é"
             long = await after(chunk(run_id, 2, 2, 1, "x" * LONGEST_TEXT, end=True))
             assert long == {"step": 2, "text": "x" * LONGEST_TEXT, "left_out": 4, "is_open": False}
+
+
+async def commands_of(fleet: AsyncFleet) -> int:
+    store = (await fleet._session.open()).store
+    return int((await store.connection.execute("INFO", "stats"))["total_commands_processed"])
+
+
+async def test_a_run_that_has_ended_is_looked_at_rarely_and_found_when_it_goes_on(
+    fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "ENDED_SECONDS", 1.5)
+    run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")
+    await fleet.runs.cancel(run_id)
+    async with aclosing(Topics(fleet).run(run_id)) as states, asyncio.timeout(60):
+        await anext(states)
+        again = asyncio.ensure_future(anext(states))
+        await asyncio.sleep(1.2)
+        before = await commands_of(fleet)
+        await asyncio.sleep(1.0)
+        assert await commands_of(fleet) - before < 8, "a run under way is read 4 times a second"
+        assert not again.done()
+        assert (await fleet.runs.retry(run_id)).outcome == "retried"
+        await again
+
+
+async def test_a_quiet_fleet_costs_little_and_each_change_is_found(
+    fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "FLEET_SECONDS", 0.05)
+    shards = (await fleet._session.open()).store.keys.shards
+    async with aclosing(Topics(fleet).fleet()) as states, asyncio.timeout(60):
+        await anext(states)
+        quiet = asyncio.ensure_future(anext(states))
+        await asyncio.sleep(0.3)
+        assert not quiet.done()
+        await fleet.limits.set("tenant:acme", usd=1)
+        await quiet
+        paused = asyncio.ensure_future(anext(states))
+        await asyncio.sleep(0.1)
+        await fleet.pause()
+        await paused
+        run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")
+        await anext(states)
+        await fleet.runs.cancel(run_id)
+        before = await commands_of(fleet)
+        await anext(states)
+        assert await commands_of(fleet) - before < (2 + len(LISTS)) * shards * 3
