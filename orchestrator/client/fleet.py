@@ -51,7 +51,7 @@ from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.batches.requests import pause_fleet
 from stepfleet.orchestrator.store.fleet.health import server_info, warnings
-from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen, overview, workers
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
@@ -150,10 +150,6 @@ class AsyncFleet:
     async def overview(self) -> FleetOverview:
         """Return what is going on: active runs, waiting messages, workers."""
         return await overview((await self._session.open()).store)
-
-    async def workers(self) -> list[WorkerSeen]:
-        """Return the workers as they last reported, also those that are silent for up to a day."""
-        return await workers((await self._session.open()).store)
 
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""

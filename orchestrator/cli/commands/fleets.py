@@ -173,10 +173,10 @@ def workers(json: options.Json = False, data: options.Data = options.DATA_FOLDER
 
     show(
         data,
-        lambda fleet: fleet.workers(),
-        workers_picture,
+        lambda fleet: fleet.overview(),
+        lambda found: workers_picture(found.workers),
         json=json,
-        as_data=lambda found: [one.to_dict() for one in found],
+        as_data=lambda found: [one.to_dict() for one in found.workers],
     )
 
 

@@ -304,7 +304,6 @@ class Fleet(_Blocking):
     check = blocking(AsyncFleet.check)
     warnings = blocking(AsyncFleet.warnings)
     overview = blocking(AsyncFleet.overview)
-    workers = blocking(AsyncFleet.workers)
     costs = blocking(AsyncFleet.costs)
     cost_lines = iterating(AsyncFleet.cost_lines)
     pause = blocking(AsyncFleet.pause)

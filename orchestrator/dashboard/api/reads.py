@@ -22,6 +22,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.checks import Check, fail, stopping, versions
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet, server_checks
+from stepfleet.orchestrator.store.fleet.overview import workers
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
@@ -125,7 +126,8 @@ class WorkersOf(ReadHandler):
 
     async def found(self, *_: str, **__: Any) -> WorkersReport:
         """Return the workers."""
-        found = await self.site.fleet.workers()
+        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
+        found = await workers(client.store)
         return WorkersReport(workers=tuple(found), checks=(versions(found), *stopping(found)))
 
 
