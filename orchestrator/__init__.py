@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.blocking.fleet import FleetHistory as FleetHistory
     from stepfleet.orchestrator.client.blocking.fleet import FleetLimits as FleetLimits
     from stepfleet.orchestrator.client.blocking.fleet import FleetRuns as FleetRuns
+    from stepfleet.orchestrator.client.blocking.fleet import FleetSchedules as FleetSchedules
     from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
     from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
     from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.rendering import RunView as RunView
     from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
     from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
+    from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules as AsyncFleetSchedules
+    from stepfleet.orchestrator.client.schedules import ScheduleOptions as ScheduleOptions
     from stepfleet.orchestrator.client.watching.conditions import RunConditions as RunConditions
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
@@ -150,6 +153,9 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.run.trace_steps import Task as Task
     from stepfleet.orchestrator.records.run.trace_steps import ToolTrace as ToolTrace
     from stepfleet.orchestrator.records.run.trace_steps import ToolTraces as ToolTraces
+    from stepfleet.orchestrator.records.schedule import Schedule as Schedule
+    from stepfleet.orchestrator.records.schedule import ScheduleState as ScheduleState
+    from stepfleet.orchestrator.records.schedule import ScheduleView as ScheduleView
     from stepfleet.orchestrator.records.state import AgentState as AgentState
     from stepfleet.orchestrator.records.state import Lifecycle as Lifecycle
     from stepfleet.orchestrator.records.steps import FinishReason as FinishReason
@@ -204,7 +210,8 @@ _WHERE = {
     "client.batch": "AsyncBatch AsyncFleetBatches",
     "client.approvals": "AsyncFleetApprovals DecideOptions",
     "client.blocking.fleet": (
-        "Batch Fleet FleetApprovals FleetBatches FleetCache FleetHistory FleetLimits FleetRuns"
+        "Batch Fleet FleetApprovals FleetBatches FleetCache FleetHistory FleetLimits FleetRuns "
+        "FleetSchedules"
     ),
     "client.cache": "AsyncFleetCache",
     "client.checkpoints.files": "CheckpointFolder load_checkpoint save_checkpoint",
@@ -219,6 +226,7 @@ _WHERE = {
     "client.local": "DebugStep",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns",
+    "client.schedules": "AsyncFleetSchedules ScheduleOptions",
     "client.watching.conditions": "RunConditions",
     "continuation": "ContinuationCriteria when",
     "continuation.error_policy": "ErrorHandlingDecision ErrorPolicy",
@@ -253,6 +261,7 @@ _WHERE = {
     "records.run.trace_steps": (
         "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"
     ),
+    "records.schedule": "Schedule ScheduleState ScheduleView",
     "records.state": "AgentState Lifecycle",
     "records.steps": "FinishReason Handoff LoggedStep StepResult",
     "records.tools": "ToolCall ToolCallRecord ToolSpec",

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.cli.commands import (
     fleets,
     limits,
     runs,
+    schedules,
 )
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
 
@@ -56,6 +57,17 @@ def build() -> typer.Typer:
     shared.command("set")(limits.limits_set)
     shared.command("clear")(limits.limits_clear)
     app.add_typer(shared)
+    timed = typer.Typer(
+        name="schedule", no_args_is_help=True, help="Batches that are submitted again and again."
+    )
+    timed.command("add")(schedules.schedule_add)
+    timed.command("list")(schedules.schedule_list)
+    timed.command("show")(schedules.schedule_show)
+    timed.command("pause")(schedules.schedule_pause)
+    timed.command("resume")(schedules.schedule_resume)
+    timed.command("remove")(schedules.schedule_remove)
+    timed.command("run-now")(schedules.schedule_run_now)
+    app.add_typer(timed)
     return app
 
 

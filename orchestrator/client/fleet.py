@@ -39,6 +39,7 @@ from stepfleet.orchestrator.client.local import (
     stepped,
 )
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
 from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
@@ -118,6 +119,7 @@ class AsyncFleet:
         self.cache = AsyncFleetCache(self._session)
         self.limits = AsyncFleetLimits(self._session)
         self.approvals = AsyncFleetApprovals(self._session)
+        self.schedules = AsyncFleetSchedules(self._session)
 
     async def __aenter__(self) -> Self:
         await self._session.open()

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
+from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, forget_workers
@@ -42,6 +43,10 @@ FIRST_SECONDS = 60.0
 PAUSE_SECONDS = 3600.0
 CHANGE_SECONDS = 1.0
 """A worker that holds more or less than it has reported reports that so soon."""
+SCHEDULE_SECONDS = 5.0
+"""How often workers look for schedules, unless one is to come sooner."""
+MOST_SCHEDULES = 8
+"""Schedules that one worker submits at once."""
 FOLLOW_SECONDS = 1.0
 """How often a worker looks after batches while some are to follow others."""
 MOST_FOLLOW_UPS = 4
@@ -78,6 +83,7 @@ def background_tasks(
         "stepfleet-heartbeat": heartbeat(opened, agents, leases, app),
         "stepfleet-records": keep_records(opened),
         "stepfleet-batches": keep_batches(opened),
+        "stepfleet-schedules": keep_schedules(opened),
     }
     tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]
     held = (lambda: len(leases.steps), lambda: len(leases.calls))
@@ -177,6 +183,38 @@ async def keep_batches(store: OpenStore) -> None:
             await _attempt("the housekeeping of lists of runs", lists.look)
     finally:
         follow_ups.cancel()
+
+
+async def keep_schedules(store: OpenStore) -> None:
+    """Submit the batches of schedules at their times, each beside the others."""
+    schedules = Schedules(store.connection, store.keys)
+    tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def look() -> None:
+        ready, pause[0] = await schedules.due()
+        for name in ready:
+            if name not in tasks and len(tasks) < MOST_SCHEDULES:
+                tasks[name] = asyncio.create_task(
+                    _attempt(f"schedule {name!r}", partial(tick, name))
+                )
+
+    async def tick(name: str) -> None:
+        # Of the client's side: workers that meet no schedule do not import it.
+        from stepfleet.orchestrator.batches.scheduling import Scheduling  # noqa: PLC0415
+
+        await Scheduling(store).look(name)
+
+    pause: list[float | None] = [None]
+    try:
+        while True:
+            wait = min(SCHEDULE_SECONDS, SCHEDULE_SECONDS if pause[0] is None else pause[0])
+            await asyncio.sleep(max(wait, 0.0) + random.random() * 0.5)  # noqa: S311 - spreads looks
+            for name in [name for name, task in tasks.items() if task.done()]:
+                del tasks[name]
+            await _attempt("the search for schedules", look)
+    finally:
+        for task in tasks.values():
+            task.cancel()
 
 
 class FollowUps:

@@ -24,6 +24,7 @@ from stepfleet.orchestrator.client.inputs import Input
 from stepfleet.orchestrator.client.limits import AsyncFleetLimits
 from stepfleet.orchestrator.client.local import DebugStep
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
 from stepfleet.orchestrator.client.session import DATA_FOLDER
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
@@ -157,6 +158,18 @@ class FleetApprovals(_Blocking):
     all = iterating(AsyncFleetApprovals.all)
 
 
+class FleetSchedules(_Blocking):
+    """Batches that are submitted again and again: `fleet.schedules`."""
+
+    add = blocking(AsyncFleetSchedules.add)
+    all = blocking(AsyncFleetSchedules.all)
+    get = blocking(AsyncFleetSchedules.get)
+    pause = blocking(AsyncFleetSchedules.pause)
+    resume = blocking(AsyncFleetSchedules.resume)
+    remove = blocking(AsyncFleetSchedules.remove)
+    run_now = giving_batch(AsyncFleetSchedules.run_now)
+
+
 class FleetHistory(_Blocking):
     """The past of runs: `fleet.history`."""
 
@@ -226,6 +239,8 @@ class Fleet(_Blocking):
     """Limits that all workers share."""
     approvals: FleetApprovals
     """Calls that wait for a person."""
+    schedules: FleetSchedules
+    """Batches that are submitted again and again."""
 
     def __init__(
         self,
@@ -289,6 +304,7 @@ class Fleet(_Blocking):
         self.cache = FleetCache(fleet.cache, portal)
         self.limits = FleetLimits(fleet.limits, portal)
         self.approvals = FleetApprovals(fleet.approvals, portal)
+        self.schedules = FleetSchedules(fleet.schedules, portal)
 
     def __enter__(self) -> Self:
         self.check()

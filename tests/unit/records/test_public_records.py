@@ -30,6 +30,7 @@ SUMMARY = {
     "updated": NOW,
     "tokens": 12,
 }
+SCHEDULE = {"name": "s", "cron": "@daily", "agent": "plain", "config": "0", "created": NOW}
 GIVEN: dict[str, dict[str, Any]] = {
     "Action": {"tool_name": "look", "tool_call_id": "c1", "arguments": {"a": 1}},
     "AgentCheckpoint": {
@@ -141,6 +142,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "ToolSpec": {"name": "look"},
     "UIMessage": {"id": "r1:step:1", "role": "assistant", "content": "hi", "timestamp": NOW},
     "RunEnd": {"run_id": "r1.0123456789", "agent": "plain", "status": "completed"},
+    "Schedule": SCHEDULE,
+    "ScheduleView": {"schedule": SCHEDULE, "next_tick": NOW},
     "ToolCall": {"id": "c1", "name": "look", "arguments": {"a": 1}},
     "ToolInvocation": {
         "run_id": "r1",

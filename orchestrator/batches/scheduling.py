@@ -1,0 +1,151 @@
+"""Submits the batches of schedules: one for each tick, whoever does it and how often.
+
+The id of a batch is made of the schedule's name and the tick, so a worker that goes on where
+another one died completes the same batch.
+"""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.batches.rows import RowRules
+from stepfleet.orchestrator.batches.source import BatchInput
+from stepfleet.orchestrator.batches.submit import BatchOrder, BatchSubmission
+from stepfleet.orchestrator.batches.ticks import due, tick_id
+from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
+from stepfleet.orchestrator.limits.limit import NORMAL
+from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.batches.batches import Batches, id_of_keyed_batch
+from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
+from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.runs.submission import Submission
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY, LONGEST_RETRY = 5.0, 3600.0
+"""Seconds until a tick is tried again that could not be submitted; twice as many each time."""
+PAUSED_LOOK = timedelta(days=36_500)
+
+
+def key_of(name: str, when: str) -> str:
+    """Return the idempotency key of the batch of a tick, or of another time."""
+    return f"schedule:{name}:{when}"
+
+
+class Scheduling:
+    """Looks after schedules."""
+
+    def __init__(self, store: OpenStore) -> None:
+        settings, given = store.settings, (store.connection, store.keys)
+        self._store = store
+        self._schedules = Schedules(*given)
+        self._batches = Batches(*given, retention=settings.retention)
+        self._submission = BatchSubmission(
+            self._batches,
+            store.configs,
+            Submission(*given, store.dispatch, grace=settings.grace, most=settings.max_active_runs),
+            LimitSettings(*given),
+        )
+
+    async def look(self, name: str) -> None:
+        """Submit what is due of a schedule; twice does no harm.
+
+        Raises `StoreError` when Redis stays out of reach; any worker then goes on.
+        """
+        if not await self._schedules.take(name):
+            return
+        keeps = asyncio.create_task(self._hold(name))
+        try:
+            await self._advance(await self._schedules.get(name))
+        except ConfigurationError:  # it has been removed
+            await self._schedules.remove(name)
+        finally:
+            keeps.cancel()
+            await self._schedules.release(name)
+
+    async def submit(self, schedule: Schedule, when: str) -> Manifest:
+        """Submit the batch of a schedule for a tick, or under another name of its time."""
+        config = await self._store.configs.load(schedule.config)
+        await self._store.configs.save(config)  # it is used, though no run may refer to it yet
+        rows = await self._schedules.rows(schedule.name)
+        source = await asyncio.to_thread(_source, schedule, rows)
+        order = BatchOrder(
+            source=source,
+            default_agent=config.name,
+            agents={config.name: config},
+            overrides=schedule.overrides,
+            idempotency_key=key_of(schedule.name, when),
+            priority=NORMAL if schedule.priority is None else schedule.priority,
+            name=f"{schedule.name} {when}",
+            rules=RowRules(schedule.input_field, schedule.id_field, tenant=schedule.tenant),
+        )
+        return (await self._submission.submit(order, _accept)).manifest
+
+    async def _advance(self, view: ScheduleView) -> None:
+        schedule, state, now = view.schedule, view.state, await self._schedules.now()
+        if schedule.paused:
+            await self._schedules.look_at(schedule.name, now + PAUSED_LOOK)
+            return
+        found = await asyncio.to_thread(due, schedule, state.last_tick, now)
+        state = state.model_copy(update={"skipped": state.skipped + found.left_out})
+        for tick in found.ticks:
+            state, problem = await self._tick(schedule, state, tick)
+            if problem:
+                delay = min(FIRST_RETRY * 2 ** min(state.tries, 20), LONGEST_RETRY)
+                look = min(now + timedelta(seconds=delay), found.next_look)
+                await self._schedules.note(schedule.name, state, look)
+                return
+            await self._schedules.note(schedule.name, state, found.next_look)
+        await self._schedules.note(schedule.name, state, found.next_look)
+
+    async def _tick(
+        self, schedule: Schedule, state: ScheduleState, tick: datetime
+    ) -> tuple[ScheduleState, str]:
+        """Return the state after a tick, and why it could not be submitted, or ''."""
+        done: dict[str, Any] = {"last_tick": tick, "error": None, "tries": 0}
+        batch_id = id_of_keyed_batch(key_of(schedule.name, tick_id(tick)))
+        if schedule.overlap == "skip" and await self._is_open(state.batch_id, batch_id):
+            return state.model_copy(update={**done, "skipped": state.skipped + 1}), ""
+        try:
+            await self.submit(schedule, tick_id(tick))
+        except StoreError:
+            raise
+        except AgentException as error:
+            if state.error != error.message:
+                log.warning("schedule %r could not be submitted: %s", schedule.name, error.message)
+            failed = {"error": error.message[:1000], "tries": state.tries + 1}
+            return state.model_copy(update=failed), error.message
+        submitted = {"submitted": state.submitted + 1, "batch_id": batch_id}
+        return state.model_copy(update={**done, **submitted}), ""
+
+    async def _is_open(self, before: str | None, batch_id: str) -> bool:
+        if before is None or before == batch_id:
+            return False
+        manifest = await self._batches.find(before)
+        return manifest is not None and (await self._batches.progress(manifest)).open > 0
+
+    async def _hold(self, name: str) -> None:
+        while True:
+            await asyncio.sleep(TURN_MS / 3000)
+            with suppress(AgentException):
+                await self._schedules.hold(name)
+
+
+def _source(schedule: Schedule, rows: Sequence[str]) -> BatchInput:
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the input closes it
+    file.writelines(row.encode() + b"\n" for row in rows)
+    file.flush()
+    source = BatchInput(file, f"schedule {schedule.name}")
+    source.is_table = schedule.is_table
+    return source
+
+
+async def _accept(_: Sequence[AgentConfig]) -> None:
+    """Accept every agent: its workers may start later."""

@@ -1,0 +1,132 @@
+"""When a schedule ticks. Pure: times come in, times go out.
+
+Cron as Debian's cron reads it: where clocks are set forward, a tick of the hour that does not exist
+comes right after it; where they are set back, one of the doubled hour comes once. Those of every
+hour or minute come by real time.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.schedule import Schedule
+
+MOST_MADE_UP = 100
+"""Ticks that are made up at the most."""
+MOST_LOOKED_AT = 10_000
+"""Ticks that are counted: of a longer gap only the end matters."""
+IN_TIME = timedelta(seconds=60)
+"""A tick that is submitted so much later was not missed."""
+ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+LONGEST_JITTER = 86_400.0
+_FIELDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The ticks to be submitted now, how many are left out, and when to look again."""
+
+    ticks: tuple[datetime, ...]
+    left_out: int
+    next_look: datetime
+
+
+def check_times(cron: str, tz: str, jitter: float, now: datetime) -> None:
+    """Raise `ConfigurationError` that names the field where a schedule would never tick again."""
+    _zone(tz)
+    if not 0 <= jitter <= LONGEST_JITTER:
+        msg = f"jitter is {jitter!r}; write seconds from 0 to {LONGEST_JITTER:.0f}"
+        raise ConfigurationError(msg)
+    if next(ticks_after(cron, tz, now), None) is None:
+        raise ConfigurationError(f"cron {cron!r} has no date that exists; change day or month")
+
+
+def ticks_after(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
+    """Yield the ticks later than `after`, in UTC and without jitter.
+
+    Raises `ConfigurationError` for what is no cron expression of five fields, or no time zone.
+    """
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - only where there are schedules
+
+    fields = ALIASES.get(cron.strip(), cron).split()
+    try:
+        if len(fields) != _FIELDS:
+            raise CronSimError(f"it has {len(fields)} fields")  # noqa: TRY301 - as the library does
+        found = CronSim(" ".join(fields), after.astimezone(_zone(tz)))
+    except CronSimError as error:
+        msg = f"cron {cron[:100]!r}: {error}; write minute, hour, day, month and weekday: 0 6 * * *"
+        raise ConfigurationError(msg) from None
+    return (one.astimezone(UTC) for one in found)
+
+
+def due(schedule: Schedule, last: datetime | None, now: datetime) -> Due:
+    """Return what of a schedule is to be submitted at `now`; `last` is the newest tick handled.
+
+    A tick is due when its jitter is over. The newest due tick is no missed one.
+    """
+    since = last or schedule.created
+    passed: list[datetime] = []
+    for count, tick in enumerate(ticks_after(schedule.cron, schedule.tz, since)):
+        if at(schedule, tick) > now:
+            return _policy(schedule, passed, now, at(schedule, tick))
+        if count >= MOST_LOOKED_AT:  # the gap is long: what is before its end does not matter
+            return due(schedule, _latest_before(schedule, now), now)
+        passed.append(tick)
+    return _policy(schedule, passed, now, now + timedelta(days=365))
+
+
+def at(schedule: Schedule, tick: datetime) -> datetime:
+    """Return when a tick is submitted: by a part of the jitter later, always the same one."""
+    if not schedule.jitter:
+        return tick
+    digest = hashlib.sha256(f"{schedule.name} {tick.isoformat()}".encode()).digest()
+    share = int.from_bytes(digest[:4], "big") / 2**32
+    return tick + timedelta(seconds=schedule.jitter * share)
+
+
+def tick_id(tick: datetime) -> str:
+    """Return a tick as text for ids: 20261123T060000Z."""
+    return tick.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _policy(schedule: Schedule, passed: list[datetime], now: datetime, following: datetime) -> Due:
+    if schedule.missed == "skip":
+        kept = [one for one in passed[-1:] if at(schedule, one) >= now - IN_TIME]
+    else:
+        kept = passed[-MOST_MADE_UP if schedule.missed == "all" else -1 :]
+    return Due(tuple(kept), len(passed) - len(kept), following)
+
+
+def _latest_before(schedule: Schedule, now: datetime) -> datetime:
+    """Return a time from which on there are few enough ticks: going back twice as far each time."""
+    back = timedelta(minutes=MOST_MADE_UP)
+    while True:
+        ticks = ticks_after(schedule.cron, schedule.tz, now - back)
+        if sum(1 for one in ticks_until(ticks, now)) >= MOST_MADE_UP:
+            return now - back
+        back *= 2
+
+
+def ticks_until(ticks: Iterator[datetime], until: datetime) -> Iterator[datetime]:
+    """Yield the ticks up to a time."""
+    for tick in ticks:
+        if tick > until:
+            return
+        yield tick
+
+
+def _zone(tz: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        msg = f"tz {tz[:100]!r} is no time zone; write a name as Europe/Berlin, or UTC"
+        raise ConfigurationError(msg) from None

@@ -1,0 +1,115 @@
+"""`stepfleet schedule add`, `list`, `show`, `pause`, `resume`, `remove`, `run-now`."""
+
+# ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
+
+from typing import Annotated, Literal
+
+import typer
+
+from stepfleet.orchestrator.cli import options
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The schedule.")]
+
+
+def schedule_add(
+    name: Name,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The lines of each batch; - is stdin.")
+    ],
+    *,
+    cron: Annotated[
+        str,
+        typer.Option("--cron", help="Minute, hour, day, month, weekday: '0 6 * * 1-5'; @daily."),
+    ],
+    tz: Annotated[str, typer.Option("--tz", help="Time zone, as Europe/Berlin.")] = "UTC",
+    agents: options.MaybeAgentsRef = None,
+    agent: options.AgentName = None,
+    jitter: Annotated[
+        float, typer.Option("--jitter", help="Seconds by a part of which each tick is later.")
+    ] = 0.0,
+    missed: Annotated[
+        Literal["newest", "all", "skip"],
+        typer.Option("--missed", help="Ticks to make up that came while no worker was up."),
+    ] = "newest",
+    overlap: Annotated[
+        Literal["allow", "skip"],
+        typer.Option("--overlap", help="A tick while the batch before it is open."),
+    ] = "allow",
+    paused: Annotated[bool, typer.Option("--paused", help="Add it, and let it rest.")] = False,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="The runs' tenant.")] = None,
+    input_kind: options.InputKind = None,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Submit a file as a batch again and again; its lines are stored with the schedule."""
+    from stepfleet.orchestrator.cli.views.schedules import add
+
+    times = {"cron": cron, "tz": tz, "jitter": jitter, "missed": missed, "overlap": overlap}
+    given = {"tenant": tenant, "input_format": input_kind, "paused": paused}
+    known = {key: value for key, value in given.items() if value is not None}
+    add(name, file, (agents, agent), {**times, **known}, data, json=json)
+
+
+def schedule_list(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
+    """List the schedules with their last and next ticks."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views.schedules import table
+
+    show(
+        data,
+        lambda fleet: fleet.schedules.all(),
+        table,
+        json=json,
+        as_data=lambda found: [one.to_dict() for one in found],
+    )
+
+
+def schedule_show(
+    name: Name, json: options.Json = False, data: options.Data = options.DATA_FOLDER
+) -> None:
+    """Show a schedule: what it submits, when, and what came of it."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views.schedules import picture
+
+    show(data, lambda fleet: fleet.schedules.get(name), picture, json=json)
+
+
+def schedule_pause(
+    name: Name, json: options.Json = False, data: options.Data = options.DATA_FOLDER
+) -> None:
+    """Let a schedule rest; its ticks are left out."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+
+    text = f"{name}: paused"
+    show(data, lambda fleet: fleet.schedules.pause(name), lambda _: text, json=json)
+
+
+def schedule_resume(
+    name: Name, json: options.Json = False, data: options.Data = options.DATA_FOLDER
+) -> None:
+    """Let a paused schedule go on with its next tick."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import show
+    from stepfleet.orchestrator.cli.views.schedules import next_words
+
+    show(data, lambda fleet: fleet.schedules.resume(name), next_words, json=json)
+
+
+def schedule_remove(name: Name, data: options.Data = options.DATA_FOLDER) -> None:
+    """Remove a schedule; its batches stay."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
+    from stepfleet.orchestrator.cli.terminal.output import print_text
+
+    with_fleet(data, lambda fleet: fleet.schedules.remove(name))
+    print_text(f"{name}: removed")
+
+
+def schedule_run_now(name: Name, data: options.Data = options.DATA_FOLDER) -> None:
+    """Submit a schedule's batch now, beside its ticks."""
+    from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
+    from stepfleet.orchestrator.cli.terminal.output import print_text
+    from stepfleet.orchestrator.client.fleet import AsyncFleet
+
+    async def submit(fleet: AsyncFleet) -> str:
+        return (await fleet.schedules.run_now(name)).id
+
+    print_text(f"{name}: batch {with_fleet(data, submit)}")

@@ -1,0 +1,128 @@
+"""Adds and prints schedules."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.cli.setup.with_fleet import show
+from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.schedule import ScheduleView
+
+
+def add(
+    name: str,
+    file: str,
+    named: tuple[str | None, str | None],
+    options: dict[str, Any],
+    data: Path,
+    *,
+    json: bool,
+) -> None:
+    """Add a schedule and print it; `named` are the agents' module and the agent."""
+    agent = _agent(*named)
+    show(
+        data,
+        lambda fleet: fleet.schedules.add(name, file, agent, **options),
+        next_words,
+        json=json,
+    )
+
+
+def next_words(view: ScheduleView) -> str:
+    """Return when a schedule ticks next."""
+    schedule = view.schedule
+    lines = "1 line" if schedule.rows == 1 else f"{count(schedule.rows)} lines"
+    when = f"next {_local(view)}" if view.next_tick else "paused"
+    return f"{schedule.name}: {lines} for agent {schedule.agent}, {when}"
+
+
+def table(views: Sequence[ScheduleView]) -> RenderableType:
+    """Return all schedules, a row each."""
+    if not views:
+        return "There are no schedules. Add one by: stepfleet schedule add NAME FILE --cron ..."
+    found = Table()
+    for heading in (
+        "name",
+        "cron",
+        "agent",
+        "lines",
+        "next",
+        "last",
+        "submitted",
+        "left out",
+        "error",
+    ):
+        found.add_column(heading, overflow="fold")
+    for view in views:
+        schedule, state = view.schedule, view.state
+        last = moment(state.last_tick) if state.last_tick else ""
+        found.add_row(
+            schedule.name,
+            f"{schedule.cron} {schedule.tz}",
+            shown(schedule.agent, 60),
+            count(schedule.rows),
+            _local(view) if view.next_tick else "paused",
+            last,
+            count(state.submitted),
+            count(state.skipped),
+            Text(shown(state.error, 200), style="red") if state.error else "",
+        )
+    return found
+
+
+def picture(view: ScheduleView) -> RenderableType:
+    """Return one schedule, a line for each of its facts."""
+    schedule, state = view.schedule, view.state
+    found = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("schedule", schedule.name),
+        ("cron", f"{schedule.cron} {schedule.tz}"),
+        ("agent", schedule.agent),
+        ("lines", count(schedule.rows)),
+        ("jitter", seconds(schedule.jitter) if schedule.jitter else ""),
+        ("missed ticks", schedule.missed),
+        ("overlap", schedule.overlap),
+        ("tenant", schedule.tenant or ""),
+        ("next", _local(view) if view.next_tick else "paused"),
+        ("last", moment(state.last_tick) if state.last_tick else ""),
+        ("last batch", state.batch_id or ""),
+        ("submitted", count(state.submitted)),
+        ("left out", count(state.skipped)),
+        (
+            "error",
+            f"{shown(state.error)} (tried {count(state.tries)} times)" if state.error else "",
+        ),
+    ):
+        if value:
+            found.add_row(Text(label, style="bold"), Text(value))
+    return found
+
+
+def _local(view: ScheduleView) -> str:
+    """Return the next look in the schedule's own time zone."""
+    if view.next_tick is None:
+        return ""
+    zone = ZoneInfo(view.schedule.tz)
+    return f"{view.next_tick.astimezone(zone):%Y-%m-%d %H:%M:%S} {view.schedule.tz}"
+
+
+def _agent(reference: str | None, name: str | None) -> Agent | str:
+    if reference is None:
+        if name is None:
+            raise ConfigurationError("name the agent: --agent NAME, or --agents MODULE")
+        return name
+    agents = load_agents(reference)
+    if name is None and len(agents) == 1:
+        return next(iter(agents.values()))
+    if name not in agents:
+        known = ", ".join(sorted(agents)) or "none"
+        raise ConfigurationError(f"--agent {name or ''}: {reference} has: {known}")
+    return agents[name]

@@ -1,0 +1,63 @@
+"""A schedule: which batch is submitted when, and what came of it. Pure values."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stepfleet.orchestrator.records.base import Record
+
+Missed = Literal["newest", "all", "skip"]
+Overlap = Literal["allow", "skip"]
+
+
+class Schedule(Record):
+    """What is submitted at each tick, and when.
+
+    `cron` has five fields (minute, hour, day, month, weekday), in the time zone `tz` (a name of the
+    IANA database). `jitter` is in seconds: each tick is later by a part of it. `missed` says which
+    of the ticks are made up that came while no worker was up: the newest, all (up to 100), or
+    none. With `overlap` skip, a tick is left out while the batch before it is open. `config` is the
+    digest of the agent's configuration, `rows` how many lines each batch has.
+    """
+
+    name: str
+    cron: str
+    tz: str = "UTC"
+    agent: str
+    config: str
+    rows: int = 0
+    is_table: bool = False
+    input_field: str | None = None
+    id_field: str | None = None
+    jitter: float = 0.0
+    missed: Missed = "newest"
+    overlap: Overlap = "allow"
+    paused: bool = False
+    tenant: str | None = None
+    priority: int | None = None
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    created: datetime
+
+
+class ScheduleState(Record):
+    """What came of a schedule's ticks; times are UTC.
+
+    `batch_id` is that of the newest tick that was submitted, `skipped` counts the ticks that were
+    left out, `error` is why the newest tick could not be submitted (yet), `tries` how often.
+    """
+
+    last_tick: datetime | None = None
+    batch_id: str | None = None
+    submitted: int = 0
+    skipped: int = 0
+    error: str | None = None
+    tries: int = 0
+
+
+class ScheduleView(Record):
+    """A schedule, what came of it, and its next tick (None while it is paused)."""
+
+    schedule: Schedule
+    state: ScheduleState = ScheduleState()
+    next_tick: datetime | None = None

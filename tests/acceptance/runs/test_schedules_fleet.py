@@ -1,0 +1,93 @@
+"""Schedules on real workers: each tick is one batch, whoever submits it and whoever dies."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import islice
+
+from support.deadlines import until
+from support.workers.command_line import CommandLine
+from support.workers.fleet_workers import FleetWorker
+
+from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
+from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of
+from stepfleet.orchestrator.batches.ticks import tick_id, ticks_after
+from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch
+from stepfleet.orchestrator.store.batches.schedules import Schedules
+from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS
+from stepfleet.worker.testing import ModelServer, Reply
+
+Start = Callable[..., FleetWorker]
+LINES = [{"id": f"{n}", "input": f"line {n}"} for n in range(20)]
+LONG = 60.0
+
+
+async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
+    model: ModelServer, start_worker: Start, redis_url: str
+) -> None:
+    """Of three ticks one was submitted by a worker that died before it could note that."""
+    model.follow(lambda request: Reply(f"done {request.key}", latency=0.01))
+    agent = Agent("plain", model="openai:scripted")
+    async with AsyncFleet(redis_url) as fleet:
+        # No tick of its own comes while the test runs.
+        cron = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
+        await fleet.schedules.add("hourly", LINES, agent, cron=cron, missed="all")
+        client = await fleet._session.open()
+        store = Schedules(client.store.connection, client.store.keys)
+        view, now = await store.get("hourly"), await store.now()
+        since = now - timedelta(hours=3)
+        past = view.schedule.model_copy(update={"created": since})
+        ticks = [one for one in islice(ticks_after(cron, "UTC", since), 3) if one <= now]
+        assert len(ticks) == 3
+        await Scheduling(client.store).submit(past, tick_id(ticks[0]))
+        assert await store.take("hourly")  # by one that is dead: its turn runs out
+        turn = client.store.keys.of(f"{SCHEDULE_TURNS}hourly")
+        await client.store.connection.execute("PEXPIRE", turn, 1000)
+        await store.change(past, now - timedelta(hours=1))
+        workers = [start_worker(name=f"w{n}") for n in range(2)]
+        ids = [id_of_keyed_batch(key_of("hourly", tick_id(one))) for one in ticks]
+
+        async def submitted() -> int:
+            return (await store.get("hourly")).state.submitted
+
+        async def all_submitted() -> bool:
+            return await submitted() >= 3
+
+        await until(all_submitted, within=LONG, what="the batches of all ticks")
+        workers[0].end()
+        batches = [await fleet.batches.get(one) for one in ids]
+        for batch in batches:
+            await batch.wait(timeout=LONG)
+        assert [(await one.progress()).completed for one in batches] == [20, 20, 20]
+        assert len(await fleet.batches.newest(10)) == 3
+        after = await store.get("hourly")
+        assert after.state.last_tick == ticks[-1]
+        assert after.next_tick is not None
+        assert after.next_tick > now
+    assert len(model.requests) == 60
+
+
+def test_the_command_line_adds_lists_runs_and_removes(
+    model: ModelServer, start_worker: Start, redis_url: str, commands: CommandLine
+) -> None:
+    cli = partial(commands, STEPFLEET_REDIS_URL=redis_url)
+    model.follow(lambda _: Reply("fine", latency=0.01))
+    start_worker()
+    file = commands.questions("a", "b")
+    added = cli("schedule", "add", "morning", file, "--cron", "0 6 * * *", "--agent", "plain")
+    assert "morning: 2 lines for agent plain, next" in added.stdout
+    twice = cli("schedule", "add", "morning", file, "--cron", "0 6 * * *", "--agent", "plain")
+    assert twice.returncode == 2
+    assert "remove it first" in twice.stderr
+    bad = cli("schedule", "add", "x", file, "--cron", "0 66 * * *", "--agent", "plain")
+    assert "Bad hour" in bad.stderr
+    ran = cli("schedule", "run-now", "morning").stdout
+    batch = ran.rsplit(" ", 1)[1].strip()
+    with Fleet(redis_url) as fleet:
+        assert fleet.batches.get(batch).wait(timeout=LONG).completed == 2
+    assert "paused" in cli("schedule", "pause", "morning").stdout
+    assert "paused" in cli("schedule", "list").stdout
+    assert "next" in cli("schedule", "resume", "morning").stdout
+    assert "removed" in cli("schedule", "remove", "morning").stdout
+    gone = cli("schedule", "show", "morning")
+    assert "there is no schedule" in gone.stderr
