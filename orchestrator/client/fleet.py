@@ -166,8 +166,7 @@ class AsyncFleet:
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
         """Approve, deny or answer calls that wait for a person (see `fleet.approvals`).
 
-        Those of a run, or all that the conditions hold for: `await fleet.decide(run_id)`,
-        `await fleet.decide(tool="refund", batch=batch.id, approve=False, reason="...")`. The first
+        Those of a run, or all that conditions as `tool="refund", batch=ID` hold for. The first
         decision of a call counts. Raises `ConfigurationError` where nothing of the run waits, or
         the answer is none of a question's choices.
         """
