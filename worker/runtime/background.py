@@ -29,6 +29,7 @@ from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, forget_wo
 from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.listing import RunLists
+from stepfleet.worker.engine.bridge import end_tasks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.connect import process_name
@@ -182,7 +183,7 @@ async def keep_batches(store: OpenStore) -> None:
             await _attempt("the search for batches that follow others", follow_ups.look)
             await _attempt("the housekeeping of lists of runs", lists.look)
     finally:
-        follow_ups.cancel()
+        await follow_ups.aclose()
 
 
 async def keep_schedules(store: OpenStore) -> None:
@@ -242,10 +243,9 @@ class FollowUps:
         following = Following(self._store, self._batches, self._index)
         await _attempt(f"batch {batch_id}", partial(following.look, batch_id))
 
-    def cancel(self) -> None:
+    async def aclose(self) -> None:
         """Leave what is not submitted to other workers."""
-        for task in self._tasks.values():
-            task.cancel()
+        await end_tasks(self._tasks.values())
 
 
 async def _attempt(what: str, look: Callable[[], Awaitable[object]]) -> None:

@@ -1,0 +1,45 @@
+"""What follows a batch or a run, on the command line: registered, shown, refused with the fix."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from support.servers.redis_servers import short_folder
+from support.workers.command_line import CommandLine
+from support.workers.fleet_workers import AGENTS
+
+from stepfleet.orchestrator import Fleet
+
+
+@pytest.fixture
+def stepfleet(redis_url: str) -> Iterator[CommandLine]:
+    with short_folder() as folder:
+        commands = CommandLine(folder, STEPFLEET_REDIS_URL=redis_url)
+        try:
+            yield commands
+        finally:
+            commands.end()
+
+
+def test_batches_and_lines_name_what_they_wait_for(stepfleet: CommandLine, fleet: Fleet) -> None:
+    """MULTI-04: without a worker, so that everything waits."""
+    lines = [{"id": "a", "input": "A"}, {"id": "b", "input": "{output}", "after": "a"}]
+    file = stepfleet.folder / "lines.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    agents = ("--agents", str(AGENTS), "--agent", "plain")
+    first = stepfleet("submit", str(file), *agents, "--no-check").stdout.strip()
+    second = stepfleet("then", first, *agents, "--input", "{outputs}", "--page", "5", "--json")
+    found = json.loads(second.stdout)
+    assert (found["follows"], found["is_new"], found["sealed"]) == (first, True, False)
+    assert found["batch_id"] in stepfleet("status", first).stdout
+    waits = stepfleet("status", found["batch_id"]).stdout
+    assert f"begins when batch {first} has ended" in " ".join(waits.split())
+    run_ids = list(fleet.batches.get(first).run_ids())
+    explained = json.loads(stepfleet("explain", "b", "--batch", first, "--json").stdout)
+    assert explained["says"] == f"queued: begins when these have ended: {run_ids[0]} (queued)"
+    bad = stepfleet("then", first, *agents, "--input", "{nope}")
+    assert bad.returncode == 2
+    assert "field 'input' names {nope}; there are: {output}, {input}, {id}" in bad.stderr
+    unknown = stepfleet("submit", str(file), *agents, "--no-check", "--after", "nobody")
+    assert unknown.returncode == 2
+    assert "field 'after': no run has the id 'nobody'" in unknown.stderr
