@@ -21,7 +21,7 @@ SHOWN = 40
 LONGEST = 2_000
 """Characters of an event's text that is looked at: anybody who reaches the broker may send one."""
 
-_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:\.[0-9a-f]{10}){0,8}"
 _ARGS = re.compile(rf"[\[(]'({_UUID})', (\d{{1,9}})(?:, \d{{1,9}})?[\])]")
 _LABEL = re.compile(r".*: step (\d{1,9})(?:, .*)?", re.DOTALL)
 _TEXT = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""

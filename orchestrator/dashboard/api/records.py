@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.records.answers import Ask
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.store.admission.limit_settings import LimitUse
@@ -115,3 +116,19 @@ class AuditPage(Record):
     """The newest actions."""
 
     entries: tuple[AuditEntry, ...]
+
+
+class Waiting(Record):
+    """A call that waits for a person. Equal calls have the same `group`."""
+
+    ask: Ask
+    group: str
+    is_hidden: bool = False
+    """Its arguments are not shown here."""
+
+
+class WaitingPage(Record):
+    """Calls that wait for people, the oldest first; `next` is the next page's cursor."""
+
+    waiting: tuple[Waiting, ...] = ()
+    next: str | None = None

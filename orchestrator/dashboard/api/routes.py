@@ -17,6 +17,7 @@ from stepfleet.orchestrator.dashboard.api.actions import (
     RunAction,
     RunsAction,
 )
+from stepfleet.orchestrator.dashboard.api.approvals import Approvals, Decide
 from stepfleet.orchestrator.dashboard.api.export import KINDS, RunsExport
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
 from stepfleet.orchestrator.dashboard.api.reads import (
@@ -38,6 +39,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
     FleetReport,
     Problem,
     SubmissionResult,
+    WaitingPage,
     WorkersReport,
 )
 from stepfleet.orchestrator.dashboard.api.results import ResultsOf
@@ -48,7 +50,9 @@ from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 
 PREFIX = "/api/stepfleet"
 _ID = "{id}"
-_UUID, _NAME = r"([0-9a-fA-F-]{36})", r"([^/]{1,200})"
+_UUID = r"([0-9a-fA-F-]{36}(?:\.[0-9a-f]{10}){0,8})"
+"""Of a run below another one, too."""
+_NAME = r"([^/]{1,200})"
 _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/runs": (Runs, RunPage),
     f"/runs/{_ID}": (Run, RunTimeline),
@@ -59,6 +63,7 @@ _READS: dict[str, tuple[type[ApiHandler], type[BaseModel]]] = {
     "/failures": (FleetFailures, Failures),
     "/costs": (CostsOf, Costs),
     "/audit": (AuditOf, AuditPage),
+    "/approvals": (Approvals, WaitingPage),
 }
 _FILES: dict[str, type[BaseModel]] = {
     "/batches/check": BatchCheck,
@@ -71,6 +76,7 @@ _ACTIONS: dict[str, type[ActionHandler]] = {
     f"/batches/{_ID}/{{action}}": BatchAction,
     f"/limits/{_ID}/{{action}}": LimitAction,
     "/fleet/{action}": FleetAction,
+    "/approvals/{action}": Decide,
 }
 _EXPORT = "/runs/export"
 _LIVE = {

@@ -21,7 +21,7 @@ POLICY = (
     "base-uri 'none'"
 )
 """No script and no style but from files of this server."""
-TABS = ("runs", "batches", "fleet", "costs", "quarantine")
+TABS = ("runs", "batches", "approvals", "fleet", "costs", "quarantine")
 _TAB = """
         <li class="nav-item">
           <a class="nav-link{{% if active_tab == '{0}' %}} active{{% end %}}"
@@ -33,6 +33,7 @@ _PAGES = {
     "/runs/[^/]{1,200}": ("run", "runs"),
     "/batches": ("batches", "batches"),
     "/batches/[^/]{1,200}": ("batch", "batches"),
+    "/approvals": ("approvals", "approvals"),
     "/fleet": ("fleet", "fleet"),
     "/costs": ("costs", "costs"),
 }

@@ -24,7 +24,10 @@ pytestmark = pytest.mark.timeout(900)
 
 CLERK = Agent("clerk", model="openai:none")
 KNOWN = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}
-PAGES = ("/runs", "/runs/x%22%3E%3Cscript%3E", "/batches", "/batches/x", "/fleet", "/costs")
+PAGES = (
+    *("/runs", "/runs/x%22%3E%3Cscript%3E", "/batches", "/batches/x"),
+    *("/approvals", "/fleet", "/costs"),
+)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
 
 pytestmark = pytest.mark.timeout(600)
 EVIL = "<img src=x onerror=document.title='pwned'>\"'\u202e</script>"
-LISTS = ("/runs", "/batches", "/fleet", "/costs")
+LISTS = ("/runs", "/batches", "/approvals", "/fleet", "/costs")
 LINES = 40
 BAD = 4
 

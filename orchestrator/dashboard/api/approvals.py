@@ -1,0 +1,98 @@
+"""Calls that wait for people: read by pages, and decided with the name of Flower's user."""
+
+from typing import Any, ClassVar, cast
+
+from stepfleet.orchestrator.client.approvals import Which
+from stepfleet.orchestrator.dashboard.api.actions import ActionHandler
+from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole
+from stepfleet.orchestrator.dashboard.api.records import (
+    Action,
+    ActionResult,
+    Waiting,
+    WaitingPage,
+)
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.events.envelope import args_shown
+from stepfleet.orchestrator.records.answers import Decided
+
+MOST = 200
+LONGEST_ARGUMENT = 2_000
+"""Characters of an argument that are shown."""
+_CONDITIONS: dict[str, Parameter] = {
+    "agent": Parameter("the whole name of the agent"),
+    "tool": Parameter("the whole name of the tool"),
+    "batch": Parameter("the batch's id"),
+    "tenant": Parameter("the whole name"),
+    "group": Parameter("equal calls: same agent, tool and arguments"),
+    "kind": Parameter("approval or question"),
+}
+
+
+class Approvals(ReadHandler):
+    """Calls that wait for a person, the oldest first."""
+
+    parameters: ClassVar = {
+        **_CONDITIONS,
+        "limit": whole("how many", 1, MOST),
+        "cursor": text("the `next` of the page before", 400),
+    }
+
+    async def found(self, *_: str, **query: Any) -> WaitingPage:
+        """Return a page."""
+        page = await self.site.fleet.approvals.page(**{"limit": MOST, **query})
+        shows = self.shows_content
+        return WaitingPage(
+            waiting=tuple(
+                Waiting(
+                    ask=one.model_copy(update={"arguments": self._shown(one.arguments)})
+                    if shows
+                    else one.model_copy(update={"arguments": {}}),
+                    group=one.group,
+                    is_hidden=not shows,
+                )
+                for one in page.asks
+            ),
+            next=page.next,
+        )
+
+    def _shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return args_shown(arguments, LONGEST_ARGUMENT)
+
+
+class Decide(ActionHandler):
+    """Calls that wait are approved, denied or answered: those of `runs`, or of a `filter`.
+
+    `message` is the reason, or the answer; `at` the call's place where one run waits for several.
+    """
+
+    noun = "calls"
+    verbs: ClassVar = ("approve", "deny", "answer")
+
+    async def post(self, target: str, verb: str = "") -> None:
+        """Act, and answer with what was done."""
+        await super().post("that wait", verb or target)
+
+    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+        """Do it. Raises `ConfigurationError`."""
+        del target
+        if given.overrides or given.where or given.cursor:
+            raise ConfigurationError("body: write runs or a filter, message, and at")
+        if (given.runs is None) == (given.filter is None):
+            raise ConfigurationError("body: write either runs, a list of ids, or a filter")
+        options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}
+        options["answer" if verb == "answer" else "reason"] = given.message or ""
+        if verb != "answer":
+            options["kind"] = "approval" if verb == "approve" else ""
+        options = {name: value for name, value in options.items() if value != ""}
+        if given.at is not None:
+            options["call"] = given.at
+        decided = Decided()
+        if given.filter is not None:
+            which = cast("Which", given.filter)
+            if not which or not which.keys() <= Which.__annotations__.keys():
+                msg = f"filter: write {', '.join(Which.__annotations__)}"
+                raise ConfigurationError(msg)
+            decided = await self.site.fleet.decide(**{**options, **which})
+        for run_id in dict.fromkeys(given.runs or ()):
+            decided = decided.plus(await self.site.fleet.decide(run_id, **options))
+        return ActionResult(action=verb, runs=decided.applied, left_alone=decided.late)

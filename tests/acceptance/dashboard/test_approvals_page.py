@@ -1,0 +1,98 @@
+"""Calls that wait for people, decided in Flower, in a real browser over a real worker."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+from support.browser import LONG, Visitor, browser
+from support.deadlines import wait_until
+from support.servers.flower_site import Site, started_flower
+from support.servers.redis_servers import short_folder
+from support.workers.command_line import CommandLine
+
+from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+
+pytestmark = pytest.mark.timeout(600)
+FILE = Path(__file__).parents[1] / "agent_modules" / "careful_agents.py"
+CLERK = load_agents(str(FILE))["clerk"]
+EVIL = "<img src=x onerror=document.title='pwned'>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as made:
+        yield made
+
+
+@pytest.fixture
+def commands() -> Iterator[CommandLine]:
+    with short_folder() as folder:
+        made = CommandLine(folder)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@pytest.fixture
+def site(redis_url: str, commands: CommandLine) -> Site:
+    return started_flower(commands, redis_url)
+
+
+def rules(request: RequestRecord) -> Reply:
+    """Refund, or ask, what the input says; then repeat what came of it."""
+    if request.turn > 1:
+        results = [str(m["content"]) for m in request.body["messages"] if m["role"] == "tool"]
+        return Reply("; ".join(results))
+    if request.key == "ask":
+        call = ToolCallReply("ask_person", {"question": f"which? {EVIL}", "choices": ["red", EVIL]})
+    else:
+        call = ToolCallReply("refund", {"customer": EVIL, "usd": 300.0})
+    return Reply("", tool_calls=(call,))
+
+
+def test_equal_calls_are_approved_together_and_a_question_is_answered(
+    chromium: Browser,
+    site: Site,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+    effects: Path,
+) -> None:
+    """Who decided is in the trace; nothing that a model wrote is HTML."""
+    model.follow(rules)
+    start_worker(env={"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects)})
+    given = [{"id": f"{n}", "input": "refund"} for n in range(5)]
+    batch = fleet.submit_batch(given, agent=CLERK)
+    question = fleet.submit(CLERK, "ask")
+    wait_until(lambda: len(list(fleet.approvals.all())) == 6, within=LONG / 1000, what="six calls")
+
+    visitor = Visitor(chromium, site)
+    page = visitor.open("/approvals")
+    rows = page.locator("table tbody tr")
+    expect(rows).to_have_count(2)
+    refunds = rows.filter(has_text="refund")
+    expect(refunds).to_contain_text("5")
+    assert visitor.barriers() == []
+    assert not visitor.is_too_wide()
+    refunds.get_by_role("button", name="Approve").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("#toast-container")).to_contain_text("5 decided")
+    batch.wait(LONG / 1000)
+    (asked,) = (one for one in fleet.approvals.all() if one.run_id == question)
+    assert asked.kind == "question"
+    expect(rows).to_have_count(1)
+    rows.get_by_role("button", name="Answer").click()
+    page.locator("dialog[open] select").select_option("red")
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(rows).to_contain_text("Nothing waits")
+    assert fleet.runs.wait(question, timeout=LONG / 1000).output == "red"
+    assert page.title() == "Approvals · Flower"
+    assert visitor.complaints == []
+    decided = [result.steps[0].tool_calls[0].decision for result in batch.results()]
+    assert {one.by for one in decided if one} == {"me"}
+    assert len(effects.read_text().splitlines()) == 5
