@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 import orjson
 from pydantic import BaseModel
 
-from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.agents.answers.definitions import STRUCTURED_RESPONSE
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -164,6 +164,7 @@ class Scripted:
     ) -> AgentRunResult:
         """Run `agent` with that input to its end; the model answers from `script`, in order.
 
+        Agents that go on with the run, or are tools of it, answer from it, too.
         Tools run in the calling thread: patches and `breakpoint()` work. A provider's error that
         may be tried again is, after its delay. Raises `ScriptError` at once where a reply calls a
         tool that is not on offer, the agent asks for more replies than there are, or replies are
@@ -191,14 +192,16 @@ class Scripted:
     ) -> None:
         if self._settings is None:
             raise RuntimeError("use Scripted in a `with` block, or the fixture `scripted`")
-        settings, played = self._settings, copy.copy(agent)
-        vars(played)["llm"] = model
+        settings = self._settings
+        played = [copy.copy(one) for one in with_sub_agents([agent]).values()]
+        for one in played:
+            vars(one)["llm"] = model
 
         async def submit() -> str:
-            async with AsyncFleet(settings=settings, brings=[agent.name]) as fleet:
+            async with AsyncFleet(settings=settings, brings=[one.name for one in played]) as fleet:
                 return await fleet.submit(agent, given, **overrides)
 
-        steps = stepped(settings, [played], submit)
+        steps = stepped(settings, played, submit)
         try:
             async for step in steps:
                 self.steps.append(step)

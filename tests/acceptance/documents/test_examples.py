@@ -60,6 +60,8 @@ ANSWERS: Mapping[str, Mapping[str, Any]] = {
     "team": {
         "herring": "Herring swim in schools of millions. Why is that?",
         "bridges": "Bridges move in the wind. Why is that?",
+        "visitor": "Herring were in issue 7.",
+        "writer": "Bridges move in the wind. Why is that?",
     },
 }
 TALK = """\

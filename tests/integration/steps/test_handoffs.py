@@ -99,6 +99,8 @@ async def test_the_next_step_is_the_other_agents_and_limits_stay(redis_url: str)
         await hands.step(run_id, 0)
         header = await desk.header(run_id)
         assert header["agent"] == "billing"
+        newest = await desk.opened.connection.execute("LINDEX", desk.opened.dispatch.queue_key, -1)
+        assert "billing: step 2" in newest
         claim = await desk.claim(run_id, 1)
         assert (claim.config.name, claim.config.max_steps) == ("billing", 7)
         assert claim.config.time_limit is None
