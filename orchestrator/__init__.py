@@ -168,8 +168,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
-    from stepfleet.orchestrator.store.admission.limit_settings import BudgetUse as BudgetUse
-    from stepfleet.orchestrator.store.admission.limit_settings import LimitUse as LimitUse
+    from stepfleet.orchestrator.store.admission.limit_use import BudgetUse as BudgetUse
+    from stepfleet.orchestrator.store.admission.limit_use import LimitUse as LimitUse
     from stepfleet.orchestrator.store.admission.lines import LimitState as LimitState
     from stepfleet.orchestrator.store.admission.lines import LimitWait as LimitWait
     from stepfleet.orchestrator.store.admission.lines import LimitWaits as LimitWaits
@@ -268,7 +268,7 @@ _WHERE = {
     "records.usage": "UsageStats",
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",
-    "store.admission.limit_settings": "BudgetUse LimitUse",
+    "store.admission.limit_use": "BudgetUse LimitUse",
     "store.admission.lines": "LimitState LimitWait LimitWaits",
     "store.fleet.overview": "FleetOverview",
     "store.runs.control": "ControlOutcome ControlResult",

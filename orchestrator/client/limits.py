@@ -5,7 +5,8 @@ from typing import Any
 
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.limits.limit import Limit
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings, LimitUse
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.admission.limit_use import LimitUse
 from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWait
 
 

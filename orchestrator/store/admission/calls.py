@@ -15,7 +15,8 @@ from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import ENDED, state_of
+from stepfleet.orchestrator.store.admission.limit_settings import ENDED
+from stepfleet.orchestrator.store.admission.limit_use import state_of
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import run_script
 

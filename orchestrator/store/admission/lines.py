@@ -9,12 +9,8 @@ from typing import Any
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import (
-    LimitSettings,
-    raised_by,
-    short_of,
-    state_of,
-)
+from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.admission.limit_use import raised_by, short_of, state_of
 from stepfleet.orchestrator.store.keys import Keys
 
 SHOWN = 5

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.store.admission.limit_settings import RAISE, raised_by
+from stepfleet.orchestrator.store.admission.limit_use import RAISE, raised_by
 from stepfleet.orchestrator.store.admission.lines import LimitState
 from stepfleet.orchestrator.store.fleet.cluster_facts import ClusterFacts
 from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings

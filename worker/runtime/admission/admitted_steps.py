@@ -55,7 +55,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     refunding,
     settling,
 )
-from stepfleet.orchestrator.store.admission.limit_settings import short_of
+from stepfleet.orchestrator.store.admission.limit_use import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.prompts import Prompts
