@@ -99,7 +99,7 @@ def create_app(settings: Settings) -> Celery:
         limit_tasks(app, gate, partial(put_aside, services))
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
-    signals.worker_init.connect(lambda **_: services.stopping.open(), weak=False)
+    signals.worker_init.connect(lambda **_: services.open(), weak=False)
     signals.celeryd_after_setup.connect(set_up, weak=False)
     signals.worker_ready.connect(lambda **_: drain_at_hangup(), weak=False)
     if prefork:
@@ -137,7 +137,7 @@ def serve_on(app: Celery, worker: Any) -> None:
         _count_lost_children(settings, services)
     elif str(worker.pool_cls) == POOL and worker.consumer_cls == CELERYS_CONSUMER:
         worker.consumer_cls = CONSUMER
-    services.stopping.open()
+    services.open()
 
     def check(**_: Any) -> None:  # Celery's logging is set up, and annotations are applied
         _warn_of_limits(worker)
@@ -227,7 +227,7 @@ def _follow_worker(app: Celery, services: Services) -> None:
     def starts_in_worker(sender: Any = None, **_: Any) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
             services.start()
-            services.wait_until_known(READY_SECONDS)  # Celery logs "ready" after this
+        services.wait_until_known(READY_SECONDS)  # Celery logs "ready" after this
 
     def set_up(instance: Any = None, **_: Any) -> None:
         services.limits.note(instance)

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -44,7 +43,7 @@ from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
 from stepfleet.worker.runtime.links import LinkedRuns
-from stepfleet.worker.runtime.shutdown import Stopping
+from stepfleet.worker.runtime.shutdown import Notice, Stopping
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.telemetry.instrumentation import import_exporters
 from stepfleet.worker.toolbox.threads import ToolThreads
@@ -244,7 +243,7 @@ class Services:
         self.stopping = Stopping(settings.drain, leave)
         self.limits = TimeLimits()
         self._isolates = isolates
-        self._known = threading.Event()
+        self._known = Notice()
         self._worker: Any = None
         self._made: LoopServices | None = None
 
@@ -306,15 +305,23 @@ class Services:
         """Keep a message that may not be acted on, for people. Raises `StoreError`."""
         await self._loop().put_aside(entry)
 
+    def open(self) -> None:
+        """Get ready, before the pool forks children."""
+        self.stopping.open()
+        self._known.open()
+
     def start(self) -> None:
         """Connect and start the background tasks in this process's loop. Safe to call again."""
         home_loop().submit(lambda: asyncio.ensure_future(self._started()))
 
     def wait_until_known(self, seconds: float) -> None:
-        """Wait, at most so long, until clients can submit to the agents by name."""
+        """Wait, at most so long, until clients can submit to the agents by name.
+
+        Those of a pool's children, too: the first of them is enough.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.stopping.has_begun:
-            if self._known.wait(LOOK_SECONDS):
+            if self._known.comes_within(LOOK_SECONDS):
                 return
 
     def drain(self) -> None:
@@ -350,5 +357,6 @@ class Services:
                     log.warning("waiting for the store: %s", error)
                 await asyncio.sleep(1)
             else:
-                self._known.set()
+                if not self._known.comes_within(0):  # a sibling may have given it
+                    self._known.give()
                 return

@@ -62,10 +62,6 @@ def submitted(fleet: Fleet, tenant: str = "acme") -> Any:
     return fleet.submit_batch(lines, agent=agent, tenant=tenant)
 
 
-def is_announced(fleet: Fleet) -> bool:
-    return any(one.alive and "plain" in one.agents for one in fleet.overview().workers)
-
-
 def rows(page: Page) -> Any:
     return page.locator("table tbody tr")
 
@@ -207,7 +203,6 @@ def test_a_file_is_checked_submitted_and_its_failures_retried_by_cause_also_over
     script = Script()
     model.follow(script)
     start_worker()
-    wait_until(lambda: is_announced(fleet), within=LONG / 1000, what="a worker's report")
     questions = ["bad one", *(f"good {number}" for number in range(9))]
     lines = [f'{{"id": "l{at}", "input": "{one}"}}' for at, one in enumerate(questions)]
     file = commands.write("lines.jsonl", "\n".join([*lines, "{broken"]))
