@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 ROWS = 200
 """Rows of the batch before that are read together, unless one page has more."""
+MOST_LEVELS = 20
+"""Batches that one look submits, each of which has ended by then; the next look goes on."""
 ROOM_SECONDS = 0.2
 """Between looks for room, where the number of active runs is limited."""
 OF_RUNS = (OUTPUT, "input", "id")
@@ -73,8 +75,9 @@ class Following:
         if not await self._index.take(batch_id):
             return
         try:
-            while await self._advance(batch_id):
-                pass
+            for _ in range(MOST_LEVELS):
+                if not await self._advance(batch_id):
+                    break
         except ConfigurationError as error:  # it was cancelled meanwhile, or its agent is gone
             manifest = await self._batches.find(batch_id)
             if manifest and not manifest.cancel_requested:

@@ -32,6 +32,8 @@ from stepfleet.orchestrator.store.runs.steps import ending
 
 LOOK_AGAIN = 3600.0
 """Seconds after which a run is looked at whose last dependency has not been heard of."""
+MOST_LOOKS = 20
+"""Others may change the run meanwhile; then the rescuer has it looked at again."""
 SOON = 2.0
 """The same where a run of its batch is still to be created."""
 UNTOLD = 30.0
@@ -55,8 +57,9 @@ class DependentRuns:
 
         Raises `StoreError` when Redis stays out of reach; the rescuer then has it done again.
         """
-        while (dependent := await self.waiting.read(run_id)) is not None:
-            if Lifecycle(dependent.header["status"]) not in _ACTIVE:
+        for _ in range(MOST_LOOKS):
+            dependent = await self.waiting.read(run_id)
+            if dependent is None or Lifecycle(dependent.header["status"]) not in _ACTIVE:
                 return
             seconds = await self._follow(dependent, dependent.open)
             if not await self.waiting.wait(dependent, seconds):

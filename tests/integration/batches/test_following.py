@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable
+from datetime import timedelta
 
 import pytest
 from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.following import Following
+from stepfleet.orchestrator.records.batch import is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 
@@ -79,6 +81,8 @@ async def test_each_completed_run_gets_a_run_with_its_result(
     second = await first.then(EDITOR, "{id} / {input} / {output}", max_steps=7)
     progress = await second.progress()
     assert (progress.waits, progress.over, progress.follows) == (True, False, first.id)
+    manifest = await Batches(desk.opened.connection, desk.opened.keys, retention=60).get(second.id)
+    assert not is_stalled(manifest, progress.created + timedelta(days=1))
     assert await follow(desk) == [second.id]
     assert await follow(desk) == []  # it waits for a call
     await do(desk, first.run_ids(), bad=[2])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
-from stepfleet.orchestrator import AsyncFleet, ConfigurationError, RunStatus, StopReason
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Message, RunStatus, StopReason
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
 from stepfleet.worker.runtime.links import LinkedRuns
 
@@ -139,6 +139,7 @@ async def test_a_run_that_waits_can_be_paused_resumed_and_cancelled(
     await look(desk, second)
     await fleet.runs.pause(second)
     await answer(desk, first, "A")
+    assert await desk.due(second) is None
     await LinkedRuns(desk.opened, desk.steps).dependents.attend(second)
     assert "after" in await desk.header(second)
     await fleet.runs.resume(second)
@@ -153,6 +154,25 @@ async def test_a_run_that_waits_can_be_paused_resumed_and_cancelled(
     await fleet.runs.retry(third)
     assert await look(desk, third)
     assert await input_of(fleet, third) == "B"
+
+
+async def test_a_worker_that_read_a_run_before_its_retry_does_not_let_it_begin(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit(AGENT, "a")
+    await answer(desk, first, "A")
+    second = await fleet.submit(AGENT, "{output}", after=[first])
+    waiting = LinkedRuns(desk.opened, desk.steps).dependents.waiting
+    await waiting.arrived(second, first)
+    late = await waiting.read(second)
+    assert late is not None
+    await fleet.runs.cancel(second)
+    await fleet.runs.send(second, "and this")
+    await waiting.arrived(second, first)
+    assert not await waiting.begin(late, [Message.user("stale")])
+    assert await look(desk, second)
+    texts = [one.text for one in (await fleet.runs.show(second)).state.messages]
+    assert texts[-2:] == ["A", "and this"]
 
 
 async def test_two_workers_at_once_let_a_run_begin_once(fleet: AsyncFleet, desk: Bench) -> None:
