@@ -136,6 +136,7 @@ class ToolTurn:
         tools = self.agent.tools
         if not tools.queues and not tools.approvals:
             return open_calls, ()
+        await self._cancel_overdue(open_calls)
         return self._divided(open_calls, await self._to_approve(open_calls))
 
     async def keep(self) -> None:
@@ -168,6 +169,15 @@ class ToolTurn:
         return now, tuple(
             replace(one, key=self._key(one), within=limits.get(one.index)) for one in waits
         )
+
+    async def _cancel_overdue(self, open_calls: Iterable[int]) -> None:
+        """Cancel the runs of calls that are waited for no longer."""
+        claim, queues = self.claim, self.agent.tools.queues
+        for index in claim.overdue.intersection(open_calls):
+            call = self.calls[index]
+            if self.ports.cancel_run and queues.get(call.name) == Awaited.RUN:
+                key = wait_key(claim.run_id, claim.step, index, call)
+                await self.ports.cancel_run(key, claim.run_id)
 
     async def _to_approve(self, open_calls: Iterable[int]) -> dict[int, Tool[..., Any]]:
         """Return the tools of calls that need a person's approval and have no decision."""

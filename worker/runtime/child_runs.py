@@ -35,7 +35,7 @@ class ChildRuns:
         self._configs: Configs = opened.configs
         self._runs = Runs(*given, opened.configs)
         self._links = Links(*given)
-        self._linked = LinkedRuns(opened, store)
+        self.linked = LinkedRuns(opened, store)
         self._submission = Submission(*given, opened.dispatch, grace=grace)
 
     async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
@@ -86,12 +86,12 @@ class ChildRuns:
     async def _check(self, taken: TakenCall, header: Mapping[str, str]) -> float:
         child, status = taken.key, Lifecycle(header["status"])
         if status.is_terminal and header.get("returns") == "1":
-            await self._linked.settle(child)
+            await self.linked.settle(child)
             return SOON
         if status.is_terminal:
             return await self._again(taken)
         if status is Lifecycle.PAUSED and header.get(PAUSED_BY) == taken.hint.run_id:
-            await self._linked.control.resume(child)
+            await self.linked.control.resume(child)
             await self._opened.connection.execute("HDEL", self._opened.keys.run(child), PAUSED_BY)
         await self._links.follow(child, taken.hint)
         await self._follow_caller(taken)
@@ -101,7 +101,7 @@ class ChildRuns:
         result = (await self._runs.get(taken.key)).result()
         if result.status is not RunStatus.COMPLETED:
             try:
-                await self._linked.control.retry(taken.key, {})
+                await self.linked.control.retry(taken.key, {})
             except StoreError:
                 raise
             except AgentException:  # it would end at once again: that is the answer
@@ -119,9 +119,9 @@ class ChildRuns:
         caller = await self._header(taken.hint.run_id)
         status = Lifecycle(caller["status"]) if caller else Lifecycle.CANCELLED
         if status.is_terminal:
-            await self._linked.cancel(taken.key, taken.hint.run_id)
+            await self.linked.cancel(taken.key, taken.hint.run_id)
         elif status is Lifecycle.PAUSED:
-            await self._linked.pause(taken.key, taken.hint.run_id)
+            await self.linked.pause(taken.key, taken.hint.run_id)
 
     async def _refuse(self, taken: TakenCall, agent: str, why: str) -> float:
         end = RunEnd(run_id="", agent=agent, status=RunStatus.ERROR, error=why[:2000])

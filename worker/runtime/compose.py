@@ -95,6 +95,7 @@ class Collaborators:
 
         store.has_price = has_price
         self._models.watch = gate
+        children = ChildRuns(opened, store)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
         return Ports(
@@ -116,9 +117,10 @@ class Collaborators:
             hold=_holding(opened) if settings.hold_after else None,
             circuits=circuits,
             outage_patience=settings.outage_patience,
+            cancel_run=children.linked.cancel,
             attend=Attending(
                 {
-                    Awaited.RUN: ChildRuns(opened, store).attend,
+                    Awaited.RUN: children.attend,
                     Awaited.APPROVAL: AskedPeople(store).attend,
                     Awaited.PERSON: AskedPeople(store).attend,
                 }

@@ -175,3 +175,26 @@ def test_a_retry_uses_runs_that_completed_and_retries_the_others(
     again = Counter(request.key for request in model.requests) - asked
     assert again.keys() <= {"look topic a 1", "check look topic a 1", "topic a"}
     assert again["check look topic a 1"] == 1
+
+
+def test_a_caller_whose_time_is_over_cancels_what_it_waits_for(
+    model: ModelServer, start_worker: Start, env: dict[str, str], redis_url: str
+) -> None:
+    """CONT-17, MULTI-07: nothing goes on that nobody waits for."""
+
+    def slow(request: RequestRecord) -> Reply:
+        return Reply("late", latency=30.0) if request.key.startswith("check") else team(request)
+
+    model.follow(slow)
+    start_worker(env={**env, "STEPFLEET_SLOTS": "8"})
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(EDITOR, "topic a", time_limit=1)
+        result = fleet.runs.wait(run_id, timeout=LONG)
+        assert result.stop_reason == "time_limit"
+        codes = [one.error and one.error.code for one in result.steps[0].tool_calls]
+        assert codes[:2] == ["TIMEOUT_ERROR", "TIMEOUT_ERROR"]
+        wait_until(
+            lambda: len(fleet.runs.page(status="cancelled").runs) == 4,
+            within=LONG,
+            what="the end of those below",
+        )
