@@ -12,7 +12,7 @@ from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.messages import ADDED, Message
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
@@ -199,6 +199,21 @@ class StepMessages(Record):
     remembered: _Unread | None = None
     default_priced: tuple[str, ...] = ()
     handoff: _Unread | None = None
+
+
+_OF_REASONERS = frozenset({"contract", "planning", "strategy"})
+
+
+def for_its_agent(steps: Sequence[StepMessages]) -> list[tuple[Message, ...]]:
+    """Return the messages of steps as the agent that has the run now gets them.
+
+    Reminders that were for an agent before it are left out.
+    """
+    said = [one.messages for one in steps]
+    newest = next((at for at in range(len(steps) - 1, -1, -1) if steps[at].handoff), -1)
+    for at in range(newest + 1):
+        said[at] = tuple(one for one in said[at] if one.metadata.get(ADDED) not in _OF_REASONERS)
+    return said
 
 
 class _ReadErrors(StepErrors):

@@ -1,6 +1,6 @@
 """Why a run stopped or continues: every criterion of its newest evaluation, with numbers. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,6 +76,7 @@ def judged(
     )
 
 
+_HANDOFFS = 5
 _STYLES = {
     ContinuationDecision.FORBID_CONTINUATION: "red",
     ContinuationDecision.REQUEST_CONTINUATION: "cyan",
@@ -199,10 +200,7 @@ def picture(explanation: Explanation) -> RenderableType:
     if explanation.line_id:
         line = shown(explanation.line_id, 60)
         head.append(f"\nLine {line} of batch {explanation.batch_id}", style="dim")
-    for made in explanation.handoffs:
-        by, to, reason = (shown(made[name], 120) for name in ("by", "to", "reason"))
-        why = f": {reason}" if reason else ""
-        head.append(f"\nStep {made['step']} handed over from {by} to {to}{why}", style="dim")
+    _add_handoffs(head, explanation.handoffs)
     if explanation.waited_seconds:
         why = shown(explanation.waited_for, 120) or "limits of the fleet"
         text = f"\nIts steps waited {seconds(explanation.waited_seconds)}, longest for {why}"
@@ -226,6 +224,15 @@ def picture(explanation: Explanation) -> RenderableType:
             Text(numbers, style="dim"),
         )
     return Group(head, table)
+
+
+def _add_handoffs(head: Text, handoffs: Sequence[Mapping[str, Any]]) -> None:
+    if len(handoffs) > _HANDOFFS:
+        head.append(f"\n{len(handoffs)} hand-offs, the newest of them:", style="dim")
+    for made in handoffs[-_HANDOFFS:]:
+        by, to, reason = (shown(made[name], 120) for name in ("by", "to", "reason"))
+        why = f": {reason}" if reason else ""
+        head.append(f"\nStep {made['step']} handed over from {by} to {to}{why}", style="dim")
 
 
 def _number(value: Any) -> str:

@@ -21,7 +21,13 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults
-from stepfleet.orchestrator.records.steps import LoggedErrors, LoggedStep, RunAgent, StepMessages
+from stepfleet.orchestrator.records.steps import (
+    LoggedErrors,
+    LoggedStep,
+    RunAgent,
+    StepMessages,
+    for_its_agent,
+)
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
@@ -179,7 +185,8 @@ def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCal
         steps = _steps(fields, first)
         # Without pydantic's wrapper, a tenth of it: a claim does this for every earlier step.
         read = StepMessages.__pydantic_validator__.validate_json
-        return [read(one).messages for one in steps], LoggedCalls(steps)
+        found = [read(one) for one in steps]
+    return for_its_agent(found), LoggedCalls(steps)
 
 
 def _steps(fields: Fields, first: int) -> list[bytes]:

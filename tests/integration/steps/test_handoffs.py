@@ -285,3 +285,44 @@ async def test_a_hand_off_to_nobody_is_refused_when_it_is_defined() -> None:
     desk = Agent("desk", model="openai:gpt-4o-mini", handoffs=[named], tools=[transfer_to_billing])
     assert [one.name for one in desk.tools] == ["transfer_to_billing", "to_money"]
     assert list(with_sub_agents([desk])) == ["desk", "billing"]
+
+
+async def test_a_hand_off_follows_the_heavy_calls_and_leaves_reminders_behind(
+    redis_url: str,
+) -> None:
+    """The run waits for a call on another queue, and then goes on with the other agent."""
+
+    @tool(queue="gpu")
+    def render() -> str:
+        """Make a picture."""
+        return "a picture"
+
+    first = call(TO_BILLING, ("render", {}))
+    billing = Agent("billing", model=Script([say("?")] * 2 + [say("done")]))
+    reception = Agent(
+        "reception",
+        model=Script([say("hm"), first]),
+        tools=[render],
+        handoffs=[billing],
+        require_final_answer=True,
+    )
+    async with bench(redis_url, reception) as desk:
+        hands = Team(desk, reception, agents=[reception])
+        run_id = await desk.create()
+        await hands.step(run_id, 0)
+        report = await hands.step(run_id, 1)
+        assert report.verdict is not None
+        assert report.verdict.move == "wait"
+        assert (await desk.header(run_id))["agent"] == "reception"
+        reminded = (await desk.stored(run_id)).state.messages
+        await hands.call(run_id, 1, 1)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.output, [one.agent for one in result.steps]) == (
+        "done",
+        ["reception", "reception", "billing"],
+    )
+    assert result.steps[1].tool_calls[1].result == "a picture"
+    assert reminded[-1].metadata == {"added_by": "contract"}
+    asked = billing.llm.requests[0].messages  # type: ignore[union-attr]
+    assert [one.role.value for one in asked] == ["user", "assistant", "assistant", "tool", "tool"]
