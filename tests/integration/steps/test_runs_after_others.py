@@ -31,6 +31,13 @@ async def look(desk: Bench, run_id: str) -> bool:
     return "after" not in await desk.header(run_id)
 
 
+async def rests(desk: Bench, run_id: str) -> bool:
+    """Return whether nobody looks at the run before something happens, or an hour is over."""
+    now = (await desk.opened.connection.now()).timestamp() * 1000
+    due = await desk.due(run_id)
+    return due is not None and due > now + 3_000_000
+
+
 async def input_of(fleet: AsyncFleet, run_id: str) -> str:
     return (await fleet.runs.show(run_id)).state.messages[-1].text
 
@@ -92,6 +99,7 @@ async def test_a_failed_run_before_it_ends_a_run_and_a_retry_waits_anew(
     assert not (await fleet.runs.result(stops)).lifecycle.is_terminal
     await fleet.runs.retry(first)
     assert not await look(desk, stops)  # it waits for the retried one
+    assert await rests(desk, stops)
     await answer(desk, first, "good now")
     assert await look(desk, stops)
     assert await input_of(fleet, stops) == "good now"
@@ -107,6 +115,7 @@ async def test_a_run_that_is_retried_before_the_last_one_ends_counts_with_its_ne
     await fleet.runs.retry(first)
     await answer(desk, second, "B")
     assert not await look(desk, third)
+    assert await rests(desk, third)
     await answer(desk, first, "A")
     assert await look(desk, third)
     assert '"output":"A"' in await input_of(fleet, third)
