@@ -1,17 +1,17 @@
 """Reads a fleet and its servers, and judges what was read: `stepfleet doctor` and Flower's page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import AgentException, StoreError
+from stepfleet.orchestrator.errors import AgentException, SerializationError, StoreError
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.fleet import checks
-from stepfleet.orchestrator.store.fleet.checks import Check, fail, good
+from stepfleet.orchestrator.store.fleet.checks import Check, fail, good, warn
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.fleet.redis_facts import is_redis, redis_facts, sentinel_facts
 from stepfleet.orchestrator.store.opening.opening import OpenStore, celery_app
@@ -21,23 +21,33 @@ _BROKER_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class FleetRead:
-    """The fleet at one moment, its agents, and what is wrong with its limits."""
+    """The fleet at one moment, its agents, and what is wrong with its limits.
+
+    `names` are those of all agents, `unread` says why some of them cannot be read.
+    """
 
     overview: FleetOverview
+    names: tuple[str, ...]
     agents: tuple[AgentConfig, ...]
-    problem: str = ""
+    unread: Mapping[str, str]
+    problem: str
 
 
 async def read_fleet(store: OpenStore) -> FleetRead:
     """Return what is judged of a fleet. Raises `StoreError`."""
     named = await store.connection.execute("HGETALL", store.keys.of(keys.NAMES))
-    announced = [await store.configs.load(named[name]) for name in sorted(named)]
-    problem = ""
+    announced, unread, problem = [], {}, ""
+    for name in sorted(named):
+        try:
+            announced.append(await store.configs.load(named[name]))
+        except SerializationError as error:
+            unread[name] = str(error)
     try:
         await LimitSettings(store.connection, store.keys).read()
     except StoreError as error:
         problem = str(error)
-    return FleetRead(await overview(store), tuple(announced), problem)
+    agents = tuple(announced)
+    return FleetRead(await overview(store), tuple(sorted(named)), agents, unread, problem)
 
 
 def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
@@ -51,7 +61,9 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from checks.queues(seen.unserved, queue)
     yield from checks.outages([str(one) for one in seen.outages])
     yield from checks.limits(read.problem, seen.limited)
-    yield checks.agents([config.name for config in read.agents])
+    yield checks.agents(read.names)
+    for name, why in read.unread.items():
+        yield warn(f"agent {name}", why, "restart its workers: they announce it anew")
 
 
 def server_checks(settings: Settings) -> Iterator[Check]:

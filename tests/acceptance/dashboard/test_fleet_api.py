@@ -13,7 +13,7 @@ from support.servers.flower_site import AUTH, LONG, Site, stock_flower
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.orchestrator.store.keys import LIMIT_SETTINGS, QUARANTINE, WORKERS
+from stepfleet.orchestrator.store.keys import LIMIT_SETTINGS, NAMES, QUARANTINE, WORKERS
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
 
 pytestmark = pytest.mark.timeout(600)
@@ -51,6 +51,7 @@ def test_the_page_finds_what_doctor_finds(
     with Redis.from_url(redis_url) as client:
         client.hset(LIMIT_SETTINGS, "tenant:acme", "no JSON")
         client.lpush(QUARANTINE, "{}")
+        client.hset(NAMES, "lost", "no-such-digest")
     status, found = stock.api("/fleet")
     assert status == 200, found
     said = commands("doctor", "--json", STEPFLEET_REDIS_URL=redis_url)
@@ -59,7 +60,7 @@ def test_the_page_finds_what_doctor_finds(
     assert said.returncode == 2
     wrong = {one["check"]: one for one in found["checks"] if one["state"] != "ok"}
     assert set(wrong) == {
-        *("quarantine", "worker versions", "fleet", "queue gpu", "limits", "agents"),
+        *("quarantine", "worker versions", "fleet", "queue gpu", "limits", "agent lost"),
     } | ({"Redis durability"} & wrong.keys())
     assert all(one["fix"] for one in wrong.values())
     assert wrong["limits"]["found"] == found["limits_problem"]
