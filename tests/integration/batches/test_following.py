@@ -123,7 +123,7 @@ async def test_pages_are_taken_until_one_run_is_left(fleet: AsyncFleet, desk: Be
     await do(desk, last.run_ids())
     results = [one.output async for one in last.results(ordered=True)]
     assert results == ["answer {0}"]
-    assert (await last.wait(1)).ok
+    assert (await last.wait(60)).ok
 
 
 @pytest.mark.parametrize("how", ["the batch", "its runs"])
@@ -139,7 +139,7 @@ async def test_results_that_were_removed_are_followed_by_nothing(
         keys, connection = desk.opened.keys, desk.opened.connection
         await connection.execute_all(*(("DEL", keys.run(one)) for one in first.run_ids()))
     await follow(desk)
-    refused = (await second.wait(1)).refused
+    refused = (await second.wait(60)).refused
     assert refused is not None
     assert "removed" in refused
     assert (await second.progress()).total == 0
@@ -164,10 +164,10 @@ async def test_what_cannot_begin_says_why_and_so_does_what_follows_it(
         "cancelled": f"batch {first.id} was cancelled",
         "nothing": f"no run of batch {first.id} completed",
     }[how]
-    progress = await second.wait(1)
+    progress = await second.wait(60)
     assert (progress.refused, progress.ended, progress.ok, progress.total) == (why, True, False, 0)
     assert [one async for one in second.results(ordered=True)] == []
-    refused = (await third.wait(1)).refused
+    refused = (await third.wait(60)).refused
     assert refused == f"batch {second.id} has no runs: {why}"
     if how == "failed":  # repaired, and asked for once more
         await first.retry()
@@ -184,6 +184,7 @@ async def test_a_submission_goes_on_where_a_dead_worker_left_it(
     fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepfleet.orchestrator.batches.following.ROWS", 4)
+    monkeypatch.setattr("stepfleet.orchestrator.store.batches.follow_ups.TURN_MS", 600_000)
     first = await fleet.submit_batch(lines(20), AGENT)
     second = await first.then(EDITOR, "{outputs}", page=2)
     await do(desk, first.run_ids())
@@ -213,7 +214,7 @@ async def test_a_batch_that_waits_can_be_cancelled_and_paused(
     second, third = await first.then(EDITOR), await first.then(EDITOR, "Sum: {output}")
     await second.cancel()
     await third.pause()
-    assert (await second.wait(1)).ended
+    assert (await second.wait(60)).ended
     await do(desk, first.run_ids())
     await follow(desk)
     assert (await second.progress()).submitted == 0
