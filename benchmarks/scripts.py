@@ -182,7 +182,7 @@ def calls(number: int) -> dict[tuple[str, str], Play]:
     async def park(on: Store) -> None:
         await on.run()
         await on.client.hset(f"{RUN}:journal", "response", "x" * 10_000)
-        parked = [part for n in range(number) for part in (n, "gpu:tool", "m" * 800)]
+        parked = [part for n in range(number) for part in (n, "gpu:tool", "m" * 800, "", "")]
         fields = {
             "want": "",
             "patience": 60_000,

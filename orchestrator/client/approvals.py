@@ -78,7 +78,7 @@ class AsyncFleetApprovals:
         """Decide calls that wait: those of a run, or all that the conditions hold for.
 
         The first decision of a call counts. Raises `ConfigurationError` where nothing of the run
-        waits, or the answer is none of a question's choices.
+        waits, or the answer is none of a question's options.
         """
         which = Which(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
         _check(which)
@@ -165,10 +165,10 @@ def _check_answer(ask: Ask, decision: Decision) -> None:
         return
     if decision.approved and not decision.text:
         raise ConfigurationError(f"run {ask.run_id} asks a question; give an answer, or deny it")
-    choices = ask.arguments.get("choices")
-    if decision.text is not None and choices and decision.text not in choices:
-        shown = ", ".join(map(str, choices[:20]))
-        raise ConfigurationError(f"the answer is none of the choices: {shown[:500]}")
+    given = ask.arguments.get("options")
+    if decision.text is not None and given and decision.text not in given:
+        shown = ", ".join(map(str, given[:20]))
+        raise ConfigurationError(f"the answer is none of the options: {shown[:500]}")
 
 
 def _check(which: Any) -> None:

@@ -35,9 +35,9 @@ async function deny(same) {
 
 async function answer(same) {
   const [{ ask }] = same;
-  const choices = Array.isArray(ask.arguments.choices) ? ask.arguments.choices.map((one) => [String(one), String(one)]) : null;
+  const options = Array.isArray(ask.arguments.options) ? ask.arguments.options.map((one) => [String(one), String(one)]) : null;
   const act = ({ text }) => post("/approvals/answer", { ...places(same), message: text });
-  const fields = [{ label: "Answer", name: "text", options: choices }];
+  const fields = [{ label: "Answer", name: "text", options }];
   const done = await form({ title: String(ask.arguments.question || "A question"), fields, button: "Answer", act });
   if (done) decided(done);
   load();

@@ -8,14 +8,14 @@ from stepfleet.orchestrator.tools.definition import Tool, tool
 
 
 @tool(name="ask_person", idempotent=True, queue=Awaited.PERSON)
-def _ask(question: str, choices: list[str] | None = None) -> NoReturn:
+def _ask(question: str, options: list[str] | None = None) -> NoReturn:
     """Ask a person, and wait for the answer, however long it takes.
 
     Args:
         question: What you need to know, so that somebody can answer who has not seen the rest.
-        choices: The possible answers, if it must be one of them.
+        options: The possible answers, if it must be one of them.
     """
-    del question, choices
+    del question, options
     raise ConfigurationError("ask_person is answered by `stepfleet answer`, on a fleet")
 
 

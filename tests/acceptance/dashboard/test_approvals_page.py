@@ -49,7 +49,7 @@ def rules(request: RequestRecord) -> Reply:
         results = [str(m["content"]) for m in request.body["messages"] if m["role"] == "tool"]
         return Reply("; ".join(results))
     if request.key == "ask":
-        call = ToolCallReply("ask_person", {"question": f"which? {EVIL}", "choices": ["red", EVIL]})
+        call = ToolCallReply("ask_person", {"question": f"which? {EVIL}", "options": ["red", EVIL]})
     else:
         call = ToolCallReply("refund", {"customer": EVIL, "usd": 300.0})
     return Reply("", tool_calls=(call,))

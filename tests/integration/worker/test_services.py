@@ -98,7 +98,7 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
             await until(is_alone, what="the end of its connections")
         monkeypatch.setattr(services, "deliveries", deliveries)
         await mine.ports()
-        assert len(watches()) == len(set(watches())) == 7
+        assert len(watches()) == len(set(watches())) == 8
         await mine.aclose()
         await until(is_alone, what="the end of its connections")
 
