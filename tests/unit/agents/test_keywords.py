@@ -32,7 +32,17 @@ FORM = {
     "priority",
     "limit",
 }
-SUBMITTED = {"run_id", "metadata", "delay", "parent", "tenant", "priority", "limit"}
+SUBMITTED = {
+    "run_id",
+    "metadata",
+    "delay",
+    "parent",
+    "tenant",
+    "priority",
+    "limit",
+    "after",
+    "after_failed",
+}
 
 
 def own_of(function: Callable[..., Any]) -> set[str]:
