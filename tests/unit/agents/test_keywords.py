@@ -31,17 +31,11 @@ FORM = {
     "tenant",
     "priority",
     "limit",
+    "after",
 }
 SUBMITTED = {
-    "run_id",
-    "metadata",
-    "delay",
-    "parent",
-    "tenant",
-    "priority",
-    "limit",
-    "after",
-    "after_failed",
+    *("run_id", "metadata", "delay", "parent", "tenant", "priority", "limit"),
+    *("after", "after_failed"),
 }
 
 
