@@ -155,7 +155,6 @@ _WHY = {
 
 _ANSWERS = {
     Awaited.RUN: "the run that it had started was cancelled; give that one a shorter time_limit",
-    Awaited.AFTER: "the run before it had not ended",
     Awaited.APPROVAL: "nobody had approved or denied it; decide sooner",
     Awaited.PERSON: "nobody had answered; answer sooner",
 }

@@ -35,8 +35,6 @@ class Awaited(StrEnum):
     """A person's decision whether the call may be made."""
     PERSON = "@person"
     """A person's answer, which is the call's result."""
-    AFTER = "@after"
-    """The end of a run that was there before this one."""
 
     @property
     def by_people(self) -> bool:

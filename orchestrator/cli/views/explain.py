@@ -26,7 +26,6 @@ from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 _FOR = {
     Awaited.RUN: "the end of a run that it has started",
-    Awaited.AFTER: "the end of a run before it",
     Awaited.APPROVAL: "a person's approval: `stepfleet approvals`",
     Awaited.PERSON: "a person's answer: `stepfleet approvals`",
 }

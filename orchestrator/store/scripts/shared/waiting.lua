@@ -8,7 +8,7 @@
 -- isolated process for n suspects, w:i the owner's worker, e:i ms since it was taken, r:i its result; and for the
 -- step: `spent`, ms of workers' time so far, `began` (ms), `paid`, the ledger entry if the wait is ended from outside.
 --
--- A call whose queue is @run, @approval, @person or @after has no worker: k:i is the key of what it
+-- A call whose queue is @run, @approval or @person has no worker: k:i is the key of what it
 -- waits for, t:i its time limit (ms), a:i the answer (JSON). Those that people answer are in the shard's index `asks`.
 local function waits_of(text, step)
   local calls = {}
