@@ -58,6 +58,7 @@ async def test_a_question_waits_in_the_index_and_the_first_answer_counts(opened:
         answer = desk.steps.calls.answer
         other = await answer(hint, f"{key}x", YES)
         assert (other.applied, other.first, other.status) == (False, "", "in_progress")
+        assert await asks(desk, run_id) == [f"0 0 {run_id}"]  # it waits still
         first = await answer(hint, key, YES)
         assert (first.applied, first.left) == (True, 0)
         again = await answer(hint, key, NO)
@@ -78,6 +79,7 @@ async def test_an_answer_during_a_pause_is_kept(opened: Opened) -> None:
         await desk.control.pause(run_id)
         done = await desk.steps.calls.answer(ToolHint(run_id, 0, 0), key, NO)
         assert (done.applied, done.status) == (True, "paused")
+        assert await desk.due(run_id) is None
         await desk.control.resume(await desk.stored(run_id))
         await hands.finish(run_id)
         record = (await desk.stored(run_id)).result().steps[0].tool_calls[0]
@@ -155,6 +157,8 @@ async def test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started(opened
         assert (owed.request, set(owed.runs)) == (Want.PAUSE, keys)
         await links.settled(run_id, (), Want.PAUSE)
         assert await desk.due(run_id) is None
+        await desk.control.resume(await desk.stored(run_id))
+        await desk.control.pause(run_id)
         await desk.control.resume(await desk.stored(run_id))
         assert (await links.owed(run_id)).request is None
         await desk.control.cancel_unread(run_id, "no more")

@@ -9,11 +9,11 @@ local a = named(5)
 if not h[1] then return { 'lost', 'unknown' } end
 local j = redis.call('HMGET', journal_key, 'k:' .. index, 'a:' .. index)
 local mine = h[2] == ARGV[2] and j[1] == ARGV[4]
-redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
 if mine and j[2] then return { 'before', j[2] } end
 if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then return { 'lost', h[1] } end
 -- A worker took the step when the run's patience had ended: it goes on without this answer.
 if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
 redis.call('HSET', journal_key, 'a:' .. index, a.answer)
+redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
 emit(a.events, a.event_count, h[7])
 return arrived(h, index, a.grace, a.message)
