@@ -12,15 +12,23 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import ValidationError
+
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import BatchInput
 from stepfleet.orchestrator.batches.submit import BatchOrder, BatchSubmission
 from stepfleet.orchestrator.batches.ticks import due, tick_id
-from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ConfigurationError,
+    SerializationError,
+    StoreError,
+)
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
+from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import Batches, id_of_keyed_batch
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
@@ -31,6 +39,8 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY, LONGEST_RETRY = 5.0, 3600.0
 """Seconds until a tick is tried again that could not be submitted; twice as many each time."""
+PUT_OFF = timedelta(minutes=1)
+"""When a schedule is looked at again that this worker cannot read."""
 PAUSED_LOOK = timedelta(days=36_500)
 
 
@@ -63,18 +73,29 @@ class Scheduling:
             return
         keeps = asyncio.create_task(self._hold(name))
         try:
-            await self._advance(await self._schedules.get(name))
-        except ConfigurationError:  # it has been removed
-            await self._schedules.remove(name)
+            if await self._schedules.is_there(name):
+                await self._advance(await self._schedules.get(name))
+            else:
+                await self._schedules.remove(name)
+        except (ConfigurationError, SerializationError) as error:  # of another version, perhaps
+            log.warning("schedule %r is put off: %s", name, error)
+            await self._schedules.look_at(name, await self._schedules.now() + PUT_OFF)
         finally:
             keeps.cancel()
             await self._schedules.release(name)
 
     async def submit(self, schedule: Schedule, when: str) -> Manifest:
         """Submit the batch of a schedule for a tick, or under another name of its time."""
-        config = await self._store.configs.load(schedule.config)
-        await self._store.configs.save(config)  # it is used, though no run may refer to it yet
-        rows = await self._schedules.rows(schedule.name)
+        try:
+            config = AgentConfig.from_json(await self._schedules.agent(schedule.name))
+        except ValidationError as error:
+            msg = f"its agent's configuration cannot be read: {explain_invalid(error)}"
+            raise ConfigurationError(msg) from None
+        await self._store.configs.save(config)  # no run has referred to it for a long time
+        rows = await self._schedules.rows(schedule)
+        if len(rows) != schedule.rows:
+            msg = f"{len(rows)} of its {schedule.rows} lines are left; add it again"
+            raise ConfigurationError(msg)
         source = await asyncio.to_thread(_source, schedule, rows)
         order = BatchOrder(
             source=source,
@@ -120,7 +141,9 @@ class Scheduling:
         except AgentException as error:
             if state.error != error.message:
                 log.warning("schedule %r could not be submitted: %s", schedule.name, error.message)
-            failed = {"error": error.message[:1000], "tries": state.tries + 1}
+            # The ticks before this one are counted; it comes again at the next look.
+            before = tick - timedelta(seconds=1)
+            failed = {"error": error.message[:1000], "tries": state.tries + 1, "last_tick": before}
             return state.model_copy(update=failed), error.message
         submitted = {"submitted": state.submitted + 1, "batch_id": batch_id}
         return state.model_copy(update={**done, **submitted}), ""

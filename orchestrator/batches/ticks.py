@@ -28,6 +28,8 @@ ALIASES = {
     "@hourly": "0 * * * *",
 }
 LONGEST_JITTER = 86_400.0
+_LOCAL = frozenset({"localtime", "posix", "posixrules", "right", "Factory"})
+"""Zones that other machines may not have, or have otherwise."""
 _FIELDS = 5
 
 
@@ -126,7 +128,9 @@ def ticks_until(ticks: Iterator[datetime], until: datetime) -> Iterator[datetime
 
 def _zone(tz: str) -> ZoneInfo:
     try:
-        return ZoneInfo(tz)
+        if tz.split("/", maxsplit=1)[0] not in _LOCAL:
+            return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        msg = f"tz {tz[:100]!r} is no time zone; write a name as Europe/Berlin, or UTC"
-        raise ConfigurationError(msg) from None
+        pass
+    msg = f"tz {tz[:100]!r} is no time zone; write a name as Europe/Berlin, or UTC"
+    raise ConfigurationError(msg)

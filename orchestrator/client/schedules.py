@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from typing import Any, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -66,10 +67,9 @@ class AsyncFleetSchedules:
         await asyncio.to_thread(check_times, cron, tz, jitter, now)
         _check_word("missed", own.get("missed", "newest"), ("newest", "all", "skip"))
         _check_word("overlap", own.get("overlap", "allow"), ("allow", "skip"))
-        if options.get("limit") is not None or options.get("only_new"):
-            raise ConfigurationError(
-                "limit and only_new are of one batch; a schedule takes neither"
-            )
+        for field in ("limit", "only_new", "after"):
+            if options.get(field):
+                raise ConfigurationError(f"{field} is of one batch; a schedule does not take it")
         config = await client.config_of(agent)
         order = batch_order(source, agent, None, options)
         rows, is_table = await asyncio.to_thread(_lines, order)
@@ -88,6 +88,7 @@ class AsyncFleetSchedules:
             agent=config.name,
             config=config.digest,
             rows=len(rows),
+            rows_key=f"{name}:{secrets.token_hex(4)}",
             is_table=is_table,
             input_field=order.rules.input_field,
             id_field=order.rules.id_field,
@@ -98,7 +99,8 @@ class AsyncFleetSchedules:
             **own,
         )
         first = due(schedule, now, now).next_look
-        await store.add(schedule, rows, now + PAUSED_LOOK if schedule.paused else first)
+        look = now + PAUSED_LOOK if schedule.paused else first
+        await store.add(schedule, config.to_json(), rows, look)
         return await store.get(name)
 
     async def all(self) -> list[ScheduleView]:
@@ -131,7 +133,8 @@ class AsyncFleetSchedules:
     async def remove(self, name: str) -> None:
         """Remove a schedule; its batches stay. Raises `ConfigurationError` where there is none."""
         _, store = await self._open()
-        await store.get(name)
+        if not await store.is_there(name):
+            await store.get(name)
         await store.remove(name)
 
     async def run_now(self, name: str) -> AsyncBatch:

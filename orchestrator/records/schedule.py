@@ -18,7 +18,8 @@ class Schedule(Record):
     IANA database). `jitter` is in seconds: each tick is later by a part of it. `missed` says which
     of the ticks are made up that came while no worker was up: the newest, all (up to 100), or
     none. With `overlap` skip, a tick is left out while the batch before it is open. `config` is the
-    digest of the agent's configuration, `rows` how many lines each batch has.
+    digest of the agent's configuration, `rows` how many lines each batch has, `rows_key` where they
+    are.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Schedule(Record):
     agent: str
     config: str
     rows: int = 0
+    rows_key: str = ""
     is_table: bool = False
     input_field: str | None = None
     id_field: str | None = None

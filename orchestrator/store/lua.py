@@ -20,7 +20,18 @@ from stepfleet.orchestrator.store.records.codec import check_version
 STANDALONE = frozenset(
     {
         *("aside", "ask", "cache", "circuit", "costs", "courier", "expire", "feed", "flag", "hold"),
-        *("list", "replace", "rescue", "swept", "tidy", "turn", "unnote", "unused", "wake"),
+        *(
+            "list",
+            "replace",
+            "rescue",
+            "swept",
+            "tidy",
+            "schedule",
+            "turn",
+            "unnote",
+            "unused",
+            "wake",
+        ),
     }
 )
 WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died", "answer", "settled"})

@@ -46,6 +46,8 @@ CHANGE_SECONDS = 1.0
 """A worker that holds more or less than it has reported reports that so soon."""
 SCHEDULE_SECONDS = 5.0
 """How often workers look for schedules, unless one is to come sooner."""
+BUSY_SECONDS = 0.25
+"""The same while some are being submitted."""
 MOST_SCHEDULES = 8
 """Schedules that one worker submits at once."""
 FOLLOW_SECONDS = 1.0
@@ -209,13 +211,14 @@ async def keep_schedules(store: OpenStore) -> None:
     try:
         while True:
             wait = min(SCHEDULE_SECONDS, SCHEDULE_SECONDS if pause[0] is None else pause[0])
-            await asyncio.sleep(max(wait, 0.0) + random.random() * 0.5)  # noqa: S311 - spreads looks
+            # While some are being submitted others may be due.
+            wait = BUSY_SECONDS if tasks else max(wait, 0.0)
+            await asyncio.sleep(wait * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
             for name in [name for name, task in tasks.items() if task.done()]:
                 del tasks[name]
             await _attempt("the search for schedules", look)
     finally:
-        for task in tasks.values():
-            task.cancel()
+        await end_tasks(list(tasks.values()))
 
 
 class FollowUps:

@@ -4,13 +4,19 @@ All keys are in one slot. A worker that looks at a schedule has its turn for a f
 renews it; another one goes on where it died, and makes the same batches.
 """
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 
-from stepfleet.orchestrator.errors import ConfigurationError
+import orjson
+from pydantic import ValidationError
+
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
+from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import (
+    SCHEDULE_AGENTS,
     SCHEDULE_ROWS,
     SCHEDULE_STATES,
     SCHEDULE_TICKS,
@@ -18,7 +24,10 @@ from stepfleet.orchestrator.store.keys import (
     SCHEDULES,
     Keys,
 )
+from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.records.codec import milliseconds, moment
+
+log = logging.getLogger(__name__)
 
 TURN_MS = 10_000
 """How long a worker that is silent keeps others from a schedule."""
@@ -35,26 +44,36 @@ class Schedules:
         self._all, self._states, self._ticks = map(
             keys.of, (SCHEDULES, SCHEDULE_STATES, SCHEDULE_TICKS)
         )
+        self._agents = keys.of(SCHEDULE_AGENTS)
         self._rows, self._turns = keys.of(SCHEDULE_ROWS), keys.of(SCHEDULE_TURNS)
 
     async def now(self) -> datetime:
         """Return Redis's time."""
         return await self._connection.now()
 
-    async def add(self, schedule: Schedule, rows: Sequence[bytes], first: datetime) -> None:
-        """Store a new schedule. Raises `ConfigurationError` where its name is taken."""
+    async def add(
+        self, schedule: Schedule, agent: str, rows: Sequence[bytes], first: datetime
+    ) -> None:
+        """Store a new schedule; `agent` is its agent's configuration (JSON).
+
+        Raises `ConfigurationError` where its name is taken. The schedule comes last: what a caller
+        who dies has written before is no schedule, and the next one of that name replaces it.
+        """
         execute, name = self._connection.execute, schedule.name
         if int(await execute("HLEN", self._all)) >= MOST:
             raise ConfigurationError(f"there are {MOST:,} schedules; remove some")
         if await execute("HEXISTS", self._all, name):
-            raise ConfigurationError(f"schedule {name!r} is there; remove it first, or rename this")
-        await execute("DEL", self._rows + name)
+            raise _is_there(name)
+        key = self._rows + schedule.rows_key
         for at in range(0, len(rows), 1000):
-            await execute("RPUSH", self._rows + name, *rows[at : at + 1000])
-        await execute("HDEL", self._states, name)
+            await execute("RPUSH", key, *rows[at : at + 1000])
+        await execute("ZADD", self._ticks, "NX", milliseconds(first), name)
         if not await execute("HSETNX", self._all, name, schedule.to_json()):
-            raise ConfigurationError(f"schedule {name!r} is there; remove it first, or rename this")
-        await execute("ZADD", self._ticks, milliseconds(first), name)
+            await execute("DEL", key)
+            raise _is_there(name)
+        await execute("HSET", self._agents, name, agent)
+        await execute("HDEL", self._states, name)
+        await self.change(schedule, first)
 
     async def all(self) -> list[ScheduleView]:
         """Return all schedules by their names."""
@@ -66,7 +85,8 @@ class Schedules:
         found = dict(schedules if isinstance(schedules, dict) else _pairs(schedules))
         known = dict(states if isinstance(states, dict) else _pairs(states))
         times = dict(_pairs(ticks))
-        return [_view(found[n], known.get(n), times.get(n)) for n in sorted(found)]
+        views = (_read(n, found[n], known.get(n), times.get(n)) for n in sorted(found))
+        return [one for one in views if one is not None]
 
     async def get(self, name: str) -> ScheduleView:
         """Return a schedule. Raises `ConfigurationError` where there is none of that name."""
@@ -79,24 +99,38 @@ class Schedules:
             names = sorted(await self._connection.execute("HKEYS", self._all))
             known = ", ".join(names[:20]) or "none"
             raise ConfigurationError(f"there is no schedule {name!r}; there are: {known}")
-        return _view(schedule, state, tick)
+        try:
+            return _view(schedule, state, tick)
+        except ValidationError as error:
+            msg = f"schedule {name!r} cannot be read by this version: {explain_invalid(error)}"
+            raise SerializationError(msg) from None
 
-    async def rows(self, name: str) -> list[str]:
+    async def rows(self, schedule: Schedule) -> list[str]:
         """Return the lines of a schedule's batches, as JSON."""
-        return list(await self._connection.execute("LRANGE", self._rows + name, 0, -1))
+        return list(await self._connection.execute("LRANGE", self._rows + schedule.rows_key, 0, -1))
+
+    async def agent(self, name: str) -> str:
+        """Return the configuration (JSON) of a schedule's agent."""
+        return str(await self._connection.execute("HGET", self._agents, name))
+
+    async def is_there(self, name: str) -> bool:
+        """Return whether there is a schedule of that name, readable or not."""
+        return bool(await self._connection.execute("HEXISTS", self._all, name))
 
     async def change(self, schedule: Schedule, look: datetime) -> None:
         """Store a schedule that is there, and when to look at it."""
-        await self._connection.execute("HSET", self._all, schedule.name, schedule.to_json())
-        await self.look_at(schedule.name, look)
+        await self._write(schedule.name, schedule=schedule.to_json(), look=look)
 
     async def remove(self, name: str) -> None:
         """Remove a schedule; its batches stay."""
+        stored = await self._connection.execute("HGET", self._all, name)
+        place = orjson.loads(stored).get("rows_key", "") if stored else ""
         for command in (
-            ("ZREM", self._ticks, name),
             ("HDEL", self._all, name),
+            ("ZREM", self._ticks, name),
             ("HDEL", self._states, name),
-            ("DEL", self._rows + name),
+            ("HDEL", self._agents, name),
+            ("DEL", self._rows + place),
         ):
             await self._connection.execute(*command)
 
@@ -124,13 +158,30 @@ class Schedules:
 
     async def note(self, name: str, state: ScheduleState, look: datetime) -> None:
         """Store what came of a schedule's ticks, and when to look again."""
-        if await self._connection.execute("HEXISTS", self._all, name):
-            await self._connection.execute("HSET", self._states, name, state.to_json())
-            await self.look_at(name, look)
+        await self._write(name, state=state.to_json(), look=look)
 
     async def look_at(self, name: str, when: datetime) -> None:
         """Have workers look at a schedule then, if it is there."""
-        await self._connection.execute("ZADD", self._ticks, "XX", milliseconds(when), name)
+        await self._write(name, look=when)
+
+    async def _write(
+        self, name: str, *, schedule: str = "", state: str = "", look: datetime
+    ) -> None:
+        keys = (self._all, self._states, self._ticks)
+        given = (name, schedule, state, milliseconds(look))
+        await run_script(self._connection, "schedule", keys, *given)
+
+
+def _is_there(name: str) -> ConfigurationError:
+    return ConfigurationError(f"schedule {name!r} is there; remove it first, or rename this")
+
+
+def _read(name: str, schedule: str, state: str | None, tick: str | None) -> ScheduleView | None:
+    try:
+        return _view(schedule, state, tick)
+    except ValidationError as error:
+        log.warning("schedule %r cannot be read: %s", name, explain_invalid(error))
+        return None
 
 
 def _pairs(reply: Sequence[str]) -> list[tuple[str, str]]:

@@ -60,6 +60,8 @@ def test_an_hour_that_does_not_exist_and_one_that_comes_twice() -> None:
         ("", "UTC", 0, "0 fields"),
         ("0 6 * * *", "Mars", 0, "time zone"),
         ("0 6 * * *", "../etc", 0, "time zone"),
+        ("0 6 * * *", "localtime", 0, "time zone"),
+        ("0 6 * * *", "posix/Europe/Berlin", 0, "time zone"),
         ("0 6 * * *", "UTC", -1, "jitter"),
         ("0 6 * * *", "UTC", float("nan"), "jitter"),
         ("0 0 30 2 *", "UTC", 0, "day-of-month"),
