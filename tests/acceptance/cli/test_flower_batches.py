@@ -157,7 +157,9 @@ def test_runs_of_one_cause_are_listed_and_retried(
     where = f"cause={group['cause']['key']}"
     status, found = site.api(f"/runs?batch={batch.id}&{urlencode({'where': where})}")
     assert (status, {one["line_id"] for one in found["runs"]}) == (200, {"l10", "l30"}), found
-    status, problem = site.api(f"/runs?{urlencode({'where': where})}")
+    status, found = site.api(f"/runs?{urlencode({'where': where})}")
+    assert (status, {one["line_id"] for one in found["runs"]}) == (200, {"l10", "l30"}), found
+    status, problem = site.api(f"/runs?{urlencode({'where': 'nonsense'})}")
     assert (status, problem["field"]) == (400, "where")
     mended.append(True)
     assert site.api(f"/batches/{batch.id}/retry", {"where": where})[1]["runs"] == 2
