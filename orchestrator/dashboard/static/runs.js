@@ -12,7 +12,7 @@ const AGAIN = 5000;
 const REST = 10; // times as long as a reading took, until the next one
 const STATUSES = ["queued", "in_progress", "paused", "completed", "failed", "stopped", "cancelled"];
 const REASONS = ["completed", "steps_limit", "token_limit", "time_limit", "retry_limit", "error", "finish_reason", "guard", "user_requested"];
-const FILTERS = ["status", "stop_reason", "agent", "batch", "tenant", "error", "since", "where"];
+const FILTERS = ["status", "stop_reason", "agent", "batch", "tenant", "error", "since", "where", "parent"];
 
 const content = document.getElementById("content");
 const summary = document.getElementById("summary");
@@ -201,6 +201,7 @@ function form() {
     field("Error contains", "error", now.error),
     field("Created since", "since", local(now.since), { type: "datetime-local" }),
     now.where ? field("Cause", "where", now.where) : null,
+    now.parent ? field("Started by run", "parent", now.parent) : null,
     el("div", { class: "sf-buttons mb-0" }, el("button", { type: "submit", id: "filter-apply", class: "btn btn-sm btn-primary" }, "Filter"), button("Clear", () => go({}), "outline-secondary"), downloads()),
   );
   made.addEventListener("submit", (event) => {
@@ -235,6 +236,7 @@ function redrawForm() {
 
 window.addEventListener("popstate", (event) => {
   behind = event.state?.behind ?? [];
+  selection.clear(); // what was selected was of another filter
   redrawForm();
   load({ anew: true });
 });

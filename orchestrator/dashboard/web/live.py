@@ -31,7 +31,9 @@ LONGEST_STREAM = 1800.0
 """Seconds until a browser connects anew: who may read is decided then once more."""
 MOST_TABS, MOST_TABS_OF_USER = 500, 100
 MOST_TOPICS, LONGEST_PAUSE = 4, 10.0
-_TOPIC = re.compile(r"(run|batch|text):[0-9a-fA-F-]{36}|fleet")
+_ID = r"[0-9a-fA-F-]{36}"
+_TOPIC = re.compile(rf"(?:run|text):{_ID}(?:\.[0-9a-f]{{10}}){{0,8}}|batch:{_ID}|fleet")
+"""Runs below others have longer ids."""
 _OUTAGES = (AgentException, RedisError, OSError, TimeoutError)
 
 

@@ -175,7 +175,10 @@ def test_open_pages_learn_of_changes_and_outlive_redis(
 
     wait_until(is_free, within=LONG, what="a place for another page")
     many = "".join(f"&topic=run:{UUID(int=n)}" for n in range(4))
-    for wrong in ("", "run:", "run:x", "user:1", f"fleet{many}"):
+    with opened(site, f"{live}run:{UUID(int=1)}.0123456789") as response:  # of a run below another
+        assert response.status == 200
+    short = f"run:{UUID(int=1)}.01234"
+    for wrong in ("", "run:", "run:x", short, "user:1", f"fleet{many}"):
         assert read(site, live + wrong)[0].status == 400, wrong
     assert site.get(f"{live}fleet", auth=None)[0] == 401
 
