@@ -188,7 +188,7 @@ def test_a_caller_whose_time_is_over_cancels_what_it_waits_for(
     model.follow(slow)
     start_worker(env={**env, "STEPFLEET_SLOTS": "8"})
     with Fleet(redis_url) as fleet:
-        run_id = fleet.submit(EDITOR, "topic a", time_limit=1)
+        run_id = fleet.submit(EDITOR, "topic a", time_limit=4)
         result = fleet.runs.wait(run_id, timeout=LONG)
         assert result.stop_reason == "time_limit"
         codes = [one.error and one.error.code for one in result.steps[0].tool_calls]
