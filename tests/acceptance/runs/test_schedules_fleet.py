@@ -50,7 +50,8 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
         turn = client.store.keys.of(f"{SCHEDULE_TURNS}hourly")
         await client.store.connection.execute("PEXPIRE", turn, 1000)
         await store.change(past, now - timedelta(hours=1))
-        workers = [start_worker(name=f"w{n}") for n in range(2)]
+        env = {"STEPFLEET_LEASE": "3"}
+        workers = [start_worker(name=f"w{n}", env=env) for n in range(2)]
         ids = [id_of_keyed_batch(key_of("hourly", tick_id(one))) for one in ticks]
 
         async def submitted() -> int:
