@@ -10,23 +10,28 @@ from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
 from stepfleet.orchestrator.records.answers import Answer, Ask, AskPage, Decided, Decision
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
 LONGEST_TEXT = 16_000
 """Characters of an answer, and of a reason."""
 _PAGE = 200
-_DECISION = ("call", "approve", "reason", "answer", "by")
+_DECISION = ("before", "call", "approve", "reason", "answer", "by")
 
 
 class Which(TypedDict, total=False):
-    """Which calls are meant; all conditions hold. `group` is that of equal calls."""
+    """Which calls are meant; all conditions hold.
+
+    `group` is that of equal calls, `key` that of one call, as it was listed.
+    """
 
     agent: str
     tool: str
     batch: str
     tenant: str
     group: str
+    key: str
     kind: str
 
 
@@ -35,9 +40,11 @@ class DecideOptions(Which, total=False):
 
     `call` is the call's place in its turn, from 0, where a run waits for several. `approve` is
     true by default, `reason` is what the model reads of a denial, `answer` the text for a question,
-    `by` who decides: the user of this process by default.
+    `by` who decides: the user of this process by default. Of several runs, calls are decided that
+    waited at the time `before` (UTC): now by default.
     """
 
+    before: datetime
     call: int
     approve: bool
     reason: str
@@ -77,15 +84,17 @@ class AsyncFleetApprovals:
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
         """Decide calls that wait: those of a run, or all that the conditions hold for.
 
-        The first decision of a call counts. Raises `ConfigurationError` where nothing of the run
-        waits, or the answer is none of a question's options.
+        The first decision of a call counts; calls that begin to wait meanwhile are not decided.
+        Raises `ConfigurationError` where nothing of the run waits, or the answer is none of a
+        question's options.
         """
         which = Which(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
         _check(which)
         if run_id is None and not which:
             raise ConfigurationError("name a run, or conditions such as batch= or tool=")
         client = await self._session.open()
-        decision = _decision(options, await client.runs.now())
+        now = await client.runs.now()
+        decision = _decision(options, now)
         asks = await self._asks()
         if run_id is not None:
             await client.runs.get(run_id)
@@ -94,12 +103,16 @@ class AsyncFleetApprovals:
                 run_id, [o for o in waits if _matches(o.ask, which)], options.get("call")
             )
             return await _decided(asks, [found], decision)
-        decided, cursor = Decided(), None
+        # What begins to wait meanwhile, perhaps for what was denied just now, nobody has seen.
+        before, decided, cursor = options.get("before", now), Decided(), None
         while True:
             page, cursor = await asks.page(_PAGE, cursor)
-            matching = [one for one in page if _matches(one.ask, which)]
+            seen = [one for one in page if one.ask.since <= before]
+            matching = [
+                one for one in seen if _matches(one.ask, which) and _is_for(one.ask, decision)
+            ]
             decided = decided.plus(await _decided(asks, matching, decision))
-            if cursor is None:
+            if cursor is None or len(seen) < len(page):
                 return decided
 
     async def _asks(self) -> Asks:
@@ -122,11 +135,12 @@ def _decision(options: DecideOptions, at: datetime) -> Decision:
         if len(value) > LONGEST_TEXT:
             msg = f"{name} has {len(value):,} characters; write up to {LONGEST_TEXT:,}"
             raise ConfigurationError(msg)
+    answer = options.get("answer")
     return Decision(
         approved=options.get("approve", True),
-        text=options.get("answer"),
-        reason=texts["reason"],
-        by=texts["by"] or _user(),
+        text=None if answer is None else well_formed(answer),
+        reason=well_formed(texts["reason"]),
+        by=well_formed(texts["by"]) or _user(),
         at=at,
     )
 
@@ -156,6 +170,11 @@ def _earlier(reply: Arrived) -> Decision | None:
     return Answer.from_json(reply.first).decision if reply.first else None
 
 
+def _is_for(ask: Ask, decision: Decision) -> bool:
+    """Return whether a decision about many calls can be one about this: questions have answers."""
+    return not decision.approved or (ask.kind == "question") == (decision.text is not None)
+
+
 def _check_answer(ask: Ask, decision: Decision) -> None:
     """Raise `ConfigurationError` for what is no answer to that call."""
     if ask.kind != "question":
@@ -165,9 +184,10 @@ def _check_answer(ask: Ask, decision: Decision) -> None:
         return
     if decision.approved and not decision.text:
         raise ConfigurationError(f"run {ask.run_id} asks a question; give an answer, or deny it")
-    given = ask.arguments.get("options")
+    options = ask.arguments.get("options")
+    given = [str(one) for one in options] if isinstance(options, list) else []
     if decision.text is not None and given and decision.text not in given:
-        shown = ", ".join(map(str, given[:20]))
+        shown = ", ".join(given[:20])
         raise ConfigurationError(f"the answer is none of the options: {shown[:500]}")
 
 
@@ -184,6 +204,7 @@ def _matches(ask: Ask, which: Which) -> bool:
         "tool": ask.tool,
         "batch": ask.batch_id,
         "tenant": ask.tenant or "",
+        "key": ask.key,
         "kind": ask.kind,
         **({"group": ask.group} if "group" in which else {}),
     }

@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from stepfleet.orchestrator.events.envelope import Event, EventType
+from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.tools import DENIED, ToolCall, ToolCallRecord, refused
@@ -16,6 +18,22 @@ def answered(call: ToolCall, answer: Answer, at: datetime) -> ToolCallRecord | N
     if answer.decision is not None:
         return _of_decision(call, answer.decision, at)
     return None
+
+
+def decided_event(
+    hint: ToolHint, execution: int, call: ToolCall, decision: Decision, at: datetime
+) -> Event:
+    """Return the event of a call's decision."""
+    payload = {
+        "step_number": hint.step + 1,
+        "tool_name": call.name,
+        "tool_call_id": call.id,
+        "approved": decision.approved,
+        "by": decision.by,
+        "reason": decision.reason,
+        "by_default": decision.by_default,
+    }
+    return Event(EventType.DECIDED, hint.run_id, f"{hint.run_id}:{execution}", at, payload)
 
 
 def _of_run(call: ToolCall, end: RunEnd, at: datetime) -> ToolCallRecord:

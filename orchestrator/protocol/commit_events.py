@@ -40,9 +40,6 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.tools import ToolCallRecord
 
-LONGEST_ARGUMENT = 1_000
-"""Characters of an argument that an event of a waiting call shows."""
-
 
 def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) -> Events:
     """Return the envelopes of one commit, in the order of its events."""
@@ -88,11 +85,9 @@ def _requests(claim: Claim, attempt: Attempt, waiting: Waiting, facts: Facts) ->
         until = None if one.within is None else facts.now + timedelta(seconds=one.within)
         payload = {
             "step_number": claim.number,
-            "tool_name": call.name,
-            "tool_call_id": call.id,
+            **tool_started(claim.config.broadcast, call.name, call.id, call.arguments),
             "key": one.key,
             "kind": "question" if awaited is Awaited.PERSON else "approval",
-            "arguments": args_shown(call.arguments, LONGEST_ARGUMENT),
             "until": until and stamp(until),
         }
         yield _event(claim, EventType.ASKED, facts.now, payload | _tenant(claim))

@@ -126,6 +126,7 @@ class Ask(Record):
 
     `step` counts from 1, `index` is the call's place in the model's answer. `key` names exactly
     this call: equal calls of other runs have others. `until` is when its time limit decides.
+    `batch_id` is the batch of its run, or of the one that has started that.
     """
 
     run_id: str
@@ -147,7 +148,7 @@ class Ask(Record):
     def group(self) -> str:
         """What equal calls share: agent, tool and arguments, as a short digest."""
         same = dumps([self.agent, self.tool, self.arguments], sort_keys=True)
-        return sha256(same.encode()).hexdigest()[:12]
+        return sha256(same.encode()).hexdigest()[:32]
 
 
 class AskPage(Record):

@@ -34,7 +34,9 @@ STANDALONE = frozenset(
         ),
     }
 )
-WAITING = frozenset({"park", "take", "keep", "leave", "deliver", "died", "answer", "settled"})
+WAITING = frozenset(
+    {"park", "take", "keep", "leave", "deliver", "died", "answer", "settled", "unask"}
+)
 """Scripts of runs that wait for tool calls: they share `waiting.lua`."""
 PAGED = frozenset({"claim", "page"})
 """Scripts that read a run's log: they share `paging.lua`."""

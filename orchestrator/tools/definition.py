@@ -315,8 +315,13 @@ def _check_tool(tool: Tool[..., Any]) -> None:
             "no parameter a default (use X | None), type them all, and use no dict, "
             "limits or formats"
         )
-    within = tool.options.approval_timeout
-    if within is not None and not 0 < within <= _MAX_TIMEOUT:
+    rule, within = tool.options.approval, tool.options.approval_timeout
+    if not isinstance(rule, bool) and not callable(rule):
+        raise ConfigurationError(
+            f"tool {tool.name!r}: approval is {rule!r}; write True, False or a function"
+        )
+    is_number = isinstance(within, int | float) and not isinstance(within, bool)
+    if within is not None and not (is_number and 0 < within <= _MAX_TIMEOUT):
         raise ConfigurationError(
             f"tool {tool.name!r}: approval_timeout must be seconds, above 0 and at most "
             f"{_MAX_TIMEOUT} (7 days), and is {within!r}"

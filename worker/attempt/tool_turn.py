@@ -5,7 +5,7 @@ Decides which calls still have to run; running one is the toolbox's business.
 
 import asyncio
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.tools import Tool, ToolInvocation
 from stepfleet.orchestrator.tools.definition import is_async
+from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.attempt.usage import call_cost
@@ -137,7 +138,8 @@ class ToolTurn:
         if not tools.queues and not tools.approvals:
             return open_calls, ()
         await self._cancel_overdue(open_calls)
-        return self._divided(open_calls, await self._to_approve(open_calls))
+        asks = [index for index in open_calls if await self._asks_people(index)]
+        return self._divided(open_calls, asks)
 
     async def keep(self) -> None:
         """Journal the response and the records for the worker that continues this step."""
@@ -152,20 +154,26 @@ class ToolTurn:
         return Interrupted(self.lease.span, by, *self._outcome())
 
     def _divided(
-        self, open_calls: list[int], to_approve: Mapping[int, Tool[..., Any]]
+        self, open_calls: list[int], asks: Sequence[int]
     ) -> tuple[list[int], tuple[Wait, ...]]:
-        queues, calls = self.agent.tools.queues, self.calls
+        tools, calls = self.agent.tools, self.calls
         places: dict[int, str] = {
-            i: queues[c.name] for i, c in enumerate(calls) if c.name in queues
+            index: queue
+            for index, call in enumerate(calls)
+            if (queue := tools.queues.get(call.name)) and queue != Awaited.PERSON
         }
-        places |= dict.fromkeys(to_approve, Awaited.APPROVAL)
+        limits: dict[int, float | None] = {}
+        for index in asks:
+            options = tools.get(calls[index].name).options
+            is_question = options.queue == Awaited.PERSON
+            places[index] = Awaited.PERSON if is_question else Awaited.APPROVAL
+            limits[index] = options.approval_timeout
         for index in self.claim.overdue.intersection(open_calls):
             place = places.get(index, "")
             self.records[index] = waited_in_vain(calls[index], self.lease.now, place)
         left = [index for index in open_calls if index not in self.records]
         parallel = self.claim.config.parallel_tool_execution
         now, waits = divided(left, calls, places, parallel=parallel)
-        limits = {index: tool.options.approval_timeout for index, tool in to_approve.items()}
         return now, tuple(
             replace(one, key=self._key(one), within=limits.get(one.index)) for one in waits
         )
@@ -179,19 +187,21 @@ class ToolTurn:
                 key = wait_key(claim.run_id, claim.step, index, call)
                 await self.ports.cancel_run(key, claim.run_id)
 
-    async def _to_approve(self, open_calls: Iterable[int]) -> dict[int, Tool[..., Any]]:
-        """Return the tools of calls that need a person's approval and have no decision."""
-        found = {}
-        for index in open_calls:
-            call, tools = self.calls[index], self.agent.tools
-            if index in self.claim.journal.answers or call.name not in tools.approvals:
-                continue
-            tool = tools.get(call.name)
-            if call.error is None and await _needs_approval(
-                tool, self._invocation(index, call).with_arguments_of(call)
-            ):
-                found[index] = tool
-        return found
+    async def _asks_people(self, index: int) -> bool:
+        """Return whether a call waits for a person: one that can be made, and has no decision."""
+        call, tools = self.calls[index], self.agent.tools
+        is_question = tools.queues.get(call.name) == Awaited.PERSON
+        if call.error is not None or not (is_question or call.name in tools.approvals):
+            return False
+        if index in self.claim.journal.answers:
+            return False
+        tool = tools.get(call.name)
+        try:
+            await run_check(tool.check, call.arguments)
+        except Exception:  # noqa: BLE001 - the call is answered with what its check says
+            return False
+        invocation = self._invocation(index, call).with_arguments_of(call)
+        return is_question or await _needs_approval(tool, invocation)
 
     def _key(self, wait: Wait) -> str:
         if awaited_by(wait.queue) is None:

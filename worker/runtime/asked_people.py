@@ -1,5 +1,7 @@
 """Ends the wait for people whose time limit is over: its own room of `Attending`."""
 
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.answered import decided_event
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.answers import Answer, Decision
 from stepfleet.orchestrator.store.runs.steps import StepStore
@@ -26,7 +28,8 @@ class AskedPeople:
             reason="nobody decided in time",
             by_default=True,
         )
+        event = decided_event(taken.hint, taken.execution, taken.call, decision, taken.now)
         await self._calls.answer(
-            taken.hint, taken.key, Answer(decision=decision), taken.config.name
+            taken.hint, taken.key, Answer(decision=decision), taken.config.name, Events([event])
         )
         return LOOK_AGAIN

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,15 @@ def decide(
         if not which.keys() - {"kind"}:
             raise ConfigurationError("name a run, or which calls: --batch, --tool, --group ...")
         if not sure:
-            _ask_once(which, choice, data)
+            options["before"] = _ask_once(which, choice, data)
         decided = with_fleet(data, lambda fleet: fleet.decide(**options))
     print_either(decided, lambda one: _words(one, choice), json=json, as_data=Decided.to_dict)
     return 0 if decided.applied else 1
 
 
-def _ask_once(which: dict[str, str], choice: Choice, data: Path) -> None:
+def _ask_once(which: dict[str, str], choice: Choice, data: Path) -> datetime:
+    """Ask once, and return when the newest of the calls began to wait that the question counts."""
+
     async def read(fleet: AsyncFleet) -> list[Ask]:
         return [one async for one in fleet.approvals.all(**which)]
 
@@ -92,6 +95,7 @@ def _ask_once(which: dict[str, str], choice: Choice, data: Path) -> None:
     word = "approved" if choice.approve else "denied"
     question = _SURE.format(count=count(len(asks)), groups=groups, word=word)
     confirm(question, "add --yes", word)
+    return max(one.since for one in asks)
 
 
 def _call_of(run: str) -> tuple[str, int | None]:

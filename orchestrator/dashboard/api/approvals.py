@@ -1,9 +1,9 @@
 """Calls that wait for people: read by pages, and decided with the name of Flower's user."""
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from stepfleet.orchestrator.client.approvals import Which
-from stepfleet.orchestrator.dashboard.api.actions import ActionHandler
+from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole
 from stepfleet.orchestrator.dashboard.api.records import (
     Action,
@@ -24,6 +24,7 @@ _CONDITIONS: dict[str, Parameter] = {
     "batch": Parameter("the batch's id"),
     "tenant": Parameter("the whole name"),
     "group": Parameter("equal calls: same agent, tool and arguments"),
+    "key": Parameter("exactly one call, as it was listed"),
     "kind": Parameter("approval or question"),
 }
 
@@ -60,7 +61,7 @@ class Approvals(ReadHandler):
 
 
 class Decide(ActionHandler):
-    """Calls that wait are approved, denied or answered: those of `runs`, or of a `filter`.
+    """Calls that wait are approved, denied or answered: those of `runs`, of a `filter`, or of both.
 
     `message` is the reason, or the answer; `at` the call's place where one run waits for several.
     """
@@ -75,24 +76,35 @@ class Decide(ActionHandler):
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         del target
+        options, runs = self._options(verb, given), list(dict.fromkeys(given.runs or ()))
+        if given.runs is None:
+            decided = await self.site.fleet.decide(**options)
+            return ActionResult(action=verb, runs=decided.applied, left_alone=decided.late)
+        decided, refused = Decided(), dict[str, str]()
+        for run_id in runs:
+            try:
+                decided = decided.plus(await self.site.fleet.decide(run_id, **options))
+            except ConfigurationError as error:
+                if len(runs) == 1:
+                    raise
+                refused[run_id] = error.message
+        shown = dict(list(refused.items())[:MOST_REFUSED])
+        left = decided.late + len(refused)
+        return ActionResult(action=verb, runs=decided.applied, left_alone=left, refused=shown)
+
+    def _options(self, verb: str, given: Action) -> dict[str, Any]:
+        """Return the options of `decide`. Raises `ConfigurationError`."""
         if given.overrides or given.where or given.cursor:
             raise ConfigurationError("body: write runs or a filter, message, and at")
-        if (given.runs is None) == (given.filter is None):
-            raise ConfigurationError("body: write either runs, a list of ids, or a filter")
+        if given.runs is None and given.filter is None:
+            raise ConfigurationError("body: write runs, a list of ids, or a filter, or both")
+        if given.filter is not None and not given.filter.keys() <= Which.__annotations__.keys():
+            raise ConfigurationError(f"filter: write {', '.join(Which.__annotations__)}")
         options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}
-        options["answer" if verb == "answer" else "reason"] = given.message or ""
-        if verb != "answer":
-            options["kind"] = "approval" if verb == "approve" else ""
-        options = {name: value for name, value in options.items() if value != ""}
+        if given.message:
+            options["answer" if verb == "answer" else "reason"] = given.message
+        if verb == "approve":
+            options["kind"] = "approval"
         if given.at is not None:
             options["call"] = given.at
-        decided = Decided()
-        if given.filter is not None:
-            which = cast("Which", given.filter)
-            if not which or not which.keys() <= Which.__annotations__.keys():
-                msg = f"filter: write {', '.join(Which.__annotations__)}"
-                raise ConfigurationError(msg)
-            decided = await self.site.fleet.decide(**{**options, **which})
-        for run_id in dict.fromkeys(given.runs or ()):
-            decided = decided.plus(await self.site.fleet.decide(run_id, **options))
-        return ActionResult(action=verb, runs=decided.applied, left_alone=decided.late)
+        return options | (given.filter or {})

@@ -12,7 +12,7 @@ let shown = 0;
 
 const decided = (done) => notify(`${count(done.runs)} decided${done.left_alone ? `, ${count(done.left_alone)} had been before` : ""}`);
 
-const places = (same) => (same.length === 1 ? { runs: [same[0].ask.run_id], at: same[0].ask.index } : { filter: { group: same[0].group, kind: same[0].ask.kind } });
+const places = (same) => (same.length === 1 ? { runs: [same[0].ask.run_id], at: same[0].ask.index, filter: { key: same[0].ask.key } } : { filter: { group: same[0].group, kind: same[0].ask.kind } });
 
 async function approve(same) {
   const many = same.length === 1 ? "this call" : `all calls equal to this one (${count(same.length)} here)`;

@@ -9,13 +9,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.events.envelope import Event, Events, EventType
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.answered import decided_event
 from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, waits_in
 from stepfleet.orchestrator.records.answers import Answer, Ask, Decision, awaited_by
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.state import HandOff
+from stepfleet.orchestrator.records.state import TERMINAL, HandOff
+from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import RunScripts
 from stepfleet.orchestrator.store.records.codec import moment
 from stepfleet.orchestrator.store.records.compression import unpacked
 from stepfleet.orchestrator.store.runs.submission import call_at
@@ -25,10 +28,8 @@ MOST = 1000
 """Calls of a page."""
 _AT_ONCE = 50
 """Runs whose answers of models are in memory at once."""
-_NAMES = (
-    *("status", "step", "waiting", "agent", "batch", "line", "tenant", "updated", "slim"),
-    "token",
-)
+_NAMES = (*("status", "step", "waiting", "agent", "batch", "billed", "line", "tenant", "slim"),)
+_OVER = frozenset(one.value for one in TERMINAL)
 _Place = tuple[float, str]
 
 
@@ -37,7 +38,7 @@ class Waits:
     """A call that waits for a person, with what a decision needs to reach it."""
 
     ask: Ask
-    execution: str
+    execution: int
 
     @property
     def hint(self) -> ToolHint:
@@ -52,6 +53,7 @@ class Asks:
         self._connection = connection
         self._keys = keys
         self._calls = calls
+        self._scripts = RunScripts(connection, keys)
 
     async def page(self, limit: int, cursor: str | None) -> tuple[list[Waits], str | None]:
         """Return up to `limit` calls, those first that wait longest, and the next page's cursor.
@@ -92,16 +94,9 @@ class Asks:
     async def decide(self, waits: Waits, decision: Decision) -> Arrived:
         """Give a call its decision; the first one counts."""
         ask = waits.ask
-        payload = {
-            "step_number": ask.step,
-            "tool_name": ask.tool,
-            "tool_call_id": ask.call_id,
-            "approved": decision.approved,
-            "by": decision.by,
-            "reason": decision.reason,
-        }
+        call = ToolCall(id=ask.call_id, name=ask.tool)
         at = decision.at or ask.since
-        event = Event(EventType.DECIDED, ask.run_id, waits.execution, at, payload)
+        event = decided_event(waits.hint, waits.execution, call, decision, at)
         return await self._calls.answer(
             waits.hint, ask.key, Answer(decision=decision), ask.agent, Events([event])
         )
@@ -116,15 +111,13 @@ class Asks:
         )
         headers, journals = await asyncio.gather(heads, self._connection.execute_all(*fields))
         found = []
-        for (score, member), call, head, journal in zip(
-            members, calls, headers, journals, strict=True
-        ):
+        for (score, _), call, head, journal in zip(members, calls, headers, journals, strict=True):
             header = {n: v for n, v in zip(_NAMES, head, strict=True) if v is not None}
             waits = waits_in(header.get("waiting", ""), header.get("step", ""))
             wait = next((w for w in waits if w.index == call.index and _asks(w.queue)), None)
-            if wait is None or header["step"] != str(call.step) or not all(journal[:2]):
-                shard = self._keys.tag(self._keys.shard_of(call.run_id))
-                await self._connection.execute("ZREM", f"{shard}asks", member)
+            over = header.get("status") in _OVER
+            if over or wait is None or header["step"] != str(call.step) or not all(journal[:2]):
+                await self._scripts.run("unask", call.run_id, call.step, call.index)
             elif (made := _waits(call, header, wait.queue, score, journal)) is not None:
                 found.append(made)
         return found
@@ -137,6 +130,8 @@ def _waits(
         response = LLMResponse.from_json(journal[0])
         execution = HandOff.model_validate_json(unpacked(header["slim"])).info.execution
     except (ValidationError, ValueError):
+        return None
+    if call.index >= len(response.tool_calls or ()):
         return None
     made = (response.tool_calls or ())[call.index]
     ask = Ask(
@@ -151,11 +146,11 @@ def _waits(
         arguments=made.arguments,
         since=moment(f"{score:.0f}"),
         until=moment(journal[2]) if journal[2] else None,
-        batch_id=header.get("batch") or None,
+        batch_id=header.get("batch") or header.get("billed") or None,
         line_id=header.get("line") or None,
         tenant=header.get("tenant"),
     )
-    return Waits(ask, f"{call.run_id}:{execution}")
+    return Waits(ask, execution)
 
 
 def _asks(place: str) -> bool:

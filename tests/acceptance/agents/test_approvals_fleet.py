@@ -101,6 +101,8 @@ def test_questions_time_limits_and_equal_calls_on_the_command_line(
         late = fleet.runs.wait(expired, timeout=LONG)
         assert late.success
         assert "denied by the time limit: nobody decided in time" in (late.output or "")
+        decided = [one for one in fleet.runs.events(expired) if one["type"].endswith("decided")]
+        assert [one["payload"]["by_default"] for one in decided] == [True]
         waiting(fleet, 31)
         listed = cli("approvals")
         assert "31 calls wait for a person" in listed.stdout

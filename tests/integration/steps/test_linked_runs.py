@@ -1,7 +1,7 @@
 """Calls that wait for another run, or for a person: answered once, and settled after every end."""
 
 import pytest
-from support.runs.heavy_calls import journal
+from support.runs.heavy_calls import HEAVY, journal, messages
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import call, say
 from support.runs.stored_runs import Bench, answered, bench, plain_agent
@@ -11,6 +11,7 @@ from stepfleet.orchestrator.protocol.claim import Refused, Want
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.answers import Answer, Awaited, Decision, RunEnd
+from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.links import Links
 
 YES = Answer(decision=Decision(approved=True, by="ada", text="forty-two"))
@@ -29,6 +30,13 @@ def research(topic: str) -> str:
     raise AssertionError(topic)
 
 
+@tool(approval=True, queue=HEAVY)
+def melt(what: str) -> str:
+    """Take a while on another machine, if somebody allows it."""
+    raise AssertionError(what)
+
+
+MELT = (call(("melt", {"what": "steel"})), say("done"))
 ASK = (call(("ask", {"question": "how many?"})), say("done"))
 RESEARCH = (call(("research", {"topic": "a"}), ("research", {"topic": "b"})), say("done"))
 
@@ -85,6 +93,28 @@ async def test_an_answer_during_a_pause_is_kept(opened: Opened) -> None:
         record = (await desk.stored(run_id)).result().steps[0].tool_calls[0]
     assert record.error is not None
     assert (record.error.code, record.error.message) == ("DENIED", "denied by bob: too dear")
+
+
+async def test_an_approved_call_goes_to_its_tools_queue_at_once(opened: Opened) -> None:
+    async with opened(*MELT, tools=(melt,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        assert await asks(desk, run_id) == [f"0 0 {run_id}"]
+        hint, yes = ToolHint(run_id, 0, 0), Answer(decision=Decision(approved=True, by="ada"))
+        await desk.steps.calls.answer(hint, await key_of(desk, run_id, 0), yes)
+        assert await messages(desk) == []
+        await hands.step(run_id, 0)
+        assert await messages(desk) == [[run_id, 0, 0]]
+
+
+async def test_calls_of_a_cancelled_run_wait_for_nobody(opened: Opened) -> None:
+    async with opened(*ASK, tools=(ask,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        waiting = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
+        assert len((await waiting.page(5, None))[0]) == 1
+        await desk.control.cancel_unread(run_id, "no more")
+        assert await waiting.page(5, None) == ([], None)
+        assert await waiting.of_run(run_id) == []
+        assert await asks(desk, run_id) == []
 
 
 async def test_calls_for_runs_join_once_and_are_dispatched_at_once(opened: Opened) -> None:

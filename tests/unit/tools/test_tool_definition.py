@@ -336,6 +336,21 @@ def test_a_timeout_that_is_no_span_of_time_is_refused(timeout: float) -> None:
         tool(name="x", timeout=timeout)(lambda: None)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"approval": "yes"}, "approval is 'yes'; write True, False or a function"),
+        ({"approval": True, "approval_timeout": "5"}, "approval_timeout must be seconds"),
+        ({"approval": True, "approval_timeout": True}, "approval_timeout must be seconds"),
+        ({"approval": True, "approval_timeout": 0}, "approval_timeout must be seconds"),
+    ],
+)
+def test_rules_of_approval_of_another_type_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        tool(name="x", **options)(lambda: None)
+    assert says in caught.value.message
+
+
 class Lookup:
     name = "lookup"
     description = "Looks up."

@@ -15,5 +15,7 @@ if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then 
 if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
 redis.call('HSET', journal_key, 'a:' .. index, a.answer)
 redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
+-- An approved call of a queue waits anew: its task is pushed then, not at the end of this wait.
+redis.call('HDEL', journal_key, 'n:' .. index, 't:' .. index)
 emit(a.events, a.event_count, h[7])
 return arrived(h, index, a.grace, a.message)

@@ -41,6 +41,8 @@ for i = 0, n - 1 do
       await(index, place, key, now, ms ~= '' and now + number(ms) or patience, now + number(a.grace))
       messages[#messages + 1] = { KEYS[3 + i], message }
     elseif number(redis.call('HGET', journal_key, 'n:' .. index)) <= now then
+      -- It may have waited for an approval before.
+      redis.call('HDEL', journal_key, 'k:' .. index)
       redis.call('HSET', journal_key, 'n:' .. index, now + number(a.grace))
       messages[#messages + 1] = { KEYS[3 + i], message }
     end

@@ -1,0 +1,158 @@
+"""Decisions of people reach the calls that were meant, and no others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.deadlines import until
+from support.runs.scripted_steps import Script, call, say
+
+from stepfleet.orchestrator import (
+    Agent,
+    Ask,
+    AsyncFleet,
+    ConfigurationError,
+    ErrorPolicy,
+    ask_person,
+    tool,
+)
+from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.worker.runtime.inline import InlineWorker
+
+
+@tool(approval=True)
+def pay(usd: int) -> str:
+    """Pay somebody."""
+    return f"paid {usd}"
+
+
+def clerk(*script: Any, **config: Any) -> Agent:
+    given = {"tools": [pay, ask_person], "time_limit": None, "parallel_tool_execution": True}
+    return Agent("clerk", model=Script(script), **{**given, **config})
+
+
+def asks(usd: int) -> Any:
+    return call(("pay", {"usd": usd}))
+
+
+@asynccontextmanager
+async def worked_on(redis_url: str, agent: Agent, *ids: str) -> AsyncIterator[None]:
+    """Do the steps of these runs meanwhile."""
+    async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
+        work = asyncio.create_task(worker.finish(*ids))
+        try:
+            yield
+        finally:
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+
+async def waiting(fleet: AsyncFleet, count: int, **which: Any) -> list[Ask]:
+    """Return the calls that wait, as soon as there are so many."""
+    found: list[Ask] = []
+
+    async def all_there() -> bool:
+        found[:] = [one async for one in fleet.approvals.all(**which)]
+        return len(found) == count
+
+    await until(all_there, what=f"{count} calls that wait")
+    return found
+
+
+async def test_calls_that_wait_later_are_not_decided(fleet: AsyncFleet, redis_url: str) -> None:
+    agent = clerk(asks(10), say("done"))
+    first = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, first):
+        (known,) = await waiting(fleet, 1)
+    second = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, second):
+        await waiting(fleet, 2)
+    earlier = await fleet.decide(tool="pay", before=known.since - timedelta(milliseconds=1))
+    assert earlier.applied == 0
+    assert (await fleet.decide(tool="pay", before=known.since)).applied == 1
+    (left,) = await waiting(fleet, 1)
+    assert left.run_id == second
+
+
+async def test_a_key_names_one_call_and_not_the_next_at_its_place(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    agent = clerk(asks(10), asks(10_000), say("done"))
+    run_id = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run_id):
+        (seen,) = await waiting(fleet, 1)
+        await fleet.decide(run_id, approve=False, reason="too much", by="bob")
+
+        async def is_another() -> bool:
+            found = [one async for one in fleet.approvals.all()]
+            return [one.arguments for one in found] == [{"usd": 10_000}]
+
+        await until(is_another, what="the next call")
+        with pytest.raises(ConfigurationError, match="waits for no such decision"):
+            await fleet.decide(run_id, key=seen.key)
+        assert (await fleet.decide(key=seen.key)).applied == 0
+        (left,) = await waiting(fleet, 1)
+    assert left.key != seen.key
+    assert left.group != seen.group
+    assert len(left.group) == 32
+
+
+async def test_what_cannot_be_made_is_answered_without_a_person(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    wrong = call(("pay", {"usd": "much"}), ("ask_person", {"question": "which?", "options": 5}))
+    agent = clerk(wrong, say("done"), error_policy=ErrorPolicy.ignore_tool_errors())
+    run_id = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run_id):
+        result = await fleet.runs.wait(run_id, timeout=30)
+    assert result.success
+    assert [one.is_error for one in result.steps[0].tool_calls] == [True, True]
+
+
+async def test_a_question_is_answered_from_its_options_and_left_by_approvals(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    both = call(("ask_person", {"question": "which?", "options": ["1", "2"]}), ("pay", {"usd": 1}))
+    agent = clerk(both, say("done"))
+    run_id = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run_id):
+        await waiting(fleet, 2)
+        assert (await fleet.decide(agent="clerk", by="ada")).applied == 1
+        (question,) = await waiting(fleet, 1)
+        assert question.kind == "question"
+        with pytest.raises(ConfigurationError, match="none of the options: 1, 2"):
+            await fleet.decide(run_id, answer="3")
+        assert (await fleet.decide(run_id, answer="2", by="\ud800")).applied == 1
+        result = await fleet.runs.wait(run_id, timeout=30)
+    assert [one.result for one in result.steps[0].tool_calls] == ["2", "paid 1"]
+
+
+async def test_a_batch_has_the_calls_of_the_runs_below_its_own(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    below = clerk(asks(10), say("paid"))
+    script = Script([call(("clerk", {"input": "pay"})), say("done")])
+    boss = Agent("boss", model=script, agents=[below], time_limit=None)
+    batch = await fleet.submit_batch([{"input": "pay"}], boss)
+    (run_id,) = batch.run_ids()
+    async with worked_on(redis_url, boss, run_id):
+        await waiting(fleet, 1, batch=batch.id)
+        assert (await fleet.decide(batch=batch.id)).applied == 1
+        assert (await fleet.runs.wait(run_id, timeout=30)).success
+
+
+async def test_events_of_requests_keep_arguments_to_themselves_by_default(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    agent = clerk(asks(10), say("done"))
+    run_id = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run_id):
+        await waiting(fleet, 1)
+        events = [one async for one in fleet.runs.events(run_id)]
+    (asked,) = (one["payload"] for one in events if one["type"] == "agent.approval.requested")
+    assert "args_summary" in asked
+    assert not {"args", "arguments"} & asked.keys()
