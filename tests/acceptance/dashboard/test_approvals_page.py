@@ -1,16 +1,13 @@
 """Calls that wait for people, decided in Flower, in a real browser over a real worker."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
-from support.browser import LONG, Visitor, browser
+from support.browser import LONG, Visitor
 from support.deadlines import wait_until
-from support.servers.flower_site import Site, started_flower
-from support.servers.redis_servers import short_folder
-from support.workers.command_line import CommandLine
+from support.servers.flower_site import Site
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
@@ -20,27 +17,6 @@ pytestmark = pytest.mark.timeout(600)
 FILE = Path(__file__).parents[1] / "agent_modules" / "careful_agents.py"
 CLERK = load_agents(str(FILE))["clerk"]
 EVIL = "<img src=x onerror=document.title='pwned'>"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
-
-
-@pytest.fixture
-def commands() -> Iterator[CommandLine]:
-    with short_folder() as folder:
-        made = CommandLine(folder)
-        try:
-            yield made
-        finally:
-            made.end()
-
-
-@pytest.fixture
-def site(redis_url: str, commands: CommandLine) -> Site:
-    return started_flower(commands, redis_url)
 
 
 def rules(request: RequestRecord) -> Reply:

@@ -1,15 +1,13 @@
 """Our pages in Flower, in a real browser over a real fleet: the story of a batch that failed."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.browser import LONG, Visitor, browser
+from support.browser import LONG, Visitor
 from support.deadlines import wait_until
-from support.servers.flower_site import AUTH, Site, started_flower
-from support.servers.redis_servers import short_folder
+from support.servers.flower_site import AUTH, Site
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
@@ -20,27 +18,6 @@ EVIL = "<img src=x onerror=document.title='pwned'>\"'\u202e</script>"
 LISTS = ("/runs", "/batches", "/approvals", "/fleet", "/costs")
 LINES = 40
 BAD = 4
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as made:
-        yield made
-
-
-@pytest.fixture
-def commands() -> Iterator[CommandLine]:
-    with short_folder() as folder:
-        made = CommandLine(folder)
-        try:
-            yield made
-        finally:
-            made.end()
-
-
-@pytest.fixture
-def site(redis_url: str, commands: CommandLine) -> Site:
-    return started_flower(commands, redis_url)
 
 
 class Script:
