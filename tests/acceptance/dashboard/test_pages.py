@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from support.browser import LONG, Visitor
-from support.deadlines import wait_until
-from support.servers.flower_site import AUTH, Site
+from support.servers.flower_site import Site, restart_flower
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
@@ -196,12 +195,7 @@ def test_a_file_is_checked_submitted_and_its_failures_retried_by_cause_also_over
     expect(page.get_by_role("button", name="Retry these")).to_be_visible()
     assert visitor.complaints == []
 
-    for process in commands.processes():
-        process.terminate()
-        process.wait(LONG / 1000)
-    again = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_FLOWER_BASIC_AUTH": AUTH}
-    commands.start("flower", "--port", str(site.port), **again)
-    wait_until(lambda: site.get("/")[0] == 200, within=LONG / 1000, what="Flower again")
+    restart_flower(commands, site, redis_url)
     script.mended = True
     page.get_by_role("button", name="Retry these").click()
     page.locator("dialog[open] button[type=submit]").click()

@@ -128,6 +128,16 @@ def started_flower(
     return Site(port)
 
 
+def restart_flower(commands: CommandLine, site: Site, redis_url: str) -> None:
+    """End the `stepfleet flower` of `commands`, and start it again on its port."""
+    for process in commands.processes():
+        process.terminate()
+        process.wait(LONG)
+    again = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_FLOWER_BASIC_AUTH": AUTH}
+    commands.start("flower", "--port", str(site.port), **again)
+    wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower again")
+
+
 class Prefixed(Site):
     """Flower with `--url_prefix=ops`."""
 
