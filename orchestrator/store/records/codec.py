@@ -44,8 +44,11 @@ def moment(milliseconds: str | float) -> datetime:
 
 
 def milliseconds(at: datetime) -> int:
-    """Return a time as Redis's time in milliseconds."""
-    return round((at - EPOCH).total_seconds() * 1000)
+    """Return a time as Redis's time in whole milliseconds, cut as the scripts cut it.
+
+    Rounded up, a time that was read before a script would be later than what that script stores.
+    """
+    return (at - EPOCH) // timedelta(milliseconds=1)
 
 
 def in_milliseconds(at: datetime) -> datetime:
