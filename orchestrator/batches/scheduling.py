@@ -123,7 +123,8 @@ class Scheduling:
                 look = min(now + timedelta(seconds=delay), found.next_look)
                 await self._schedules.note(schedule.name, state, look)
                 return
-            await self._schedules.note(schedule.name, state, found.next_look)
+            if not await self._schedules.note(schedule.name, state, found.next_look):
+                return
         await self._schedules.note(schedule.name, state, found.next_look)
 
     async def _tick(
@@ -138,13 +139,14 @@ class Scheduling:
             await self.submit(schedule, tick_id(tick))
         except StoreError:
             raise
-        except AgentException as error:
-            if state.error != error.message:
-                log.warning("schedule %r could not be submitted: %s", schedule.name, error.message)
+        except (AgentException, OSError) as error:
+            why = error.message if isinstance(error, AgentException) else str(error)
+            if state.error != why:
+                log.warning("schedule %r could not be submitted: %s", schedule.name, why)
             # The ticks before this one are counted; it comes again at the next look.
             before = tick - timedelta(seconds=1)
-            failed = {"error": error.message[:1000], "tries": state.tries + 1, "last_tick": before}
-            return state.model_copy(update=failed), error.message
+            failed = {"error": why[:1000], "tries": state.tries + 1, "last_tick": before}
+            return state.model_copy(update=failed), why
         submitted = {"submitted": state.submitted + 1, "batch_id": batch_id}
         return state.model_copy(update={**done, **submitted}), ""
 
@@ -158,7 +160,9 @@ class Scheduling:
         while True:
             await asyncio.sleep(TURN_MS / 3000)
             with suppress(AgentException):
-                await self._schedules.hold(name)
+                if not await self._schedules.hold(name):
+                    log.warning("schedule %r is looked after by another worker now", name)
+                    return
 
 
 def _source(schedule: Schedule, rows: Sequence[str]) -> BatchInput:

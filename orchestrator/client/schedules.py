@@ -3,12 +3,13 @@
 import asyncio
 import re
 import secrets
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.scheduling import PAUSED_LOOK, Scheduling
-from stepfleet.orchestrator.batches.source import Given, open_input
+from stepfleet.orchestrator.batches.source import BatchInput, Given, open_input
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.batches.ticks import check_times, due, tick_id
 from stepfleet.orchestrator.client.batch import AsyncBatch
@@ -72,15 +73,8 @@ class AsyncFleetSchedules:
                 raise ConfigurationError(f"{field} is of one batch; a schedule does not take it")
         config = await client.config_of(agent)
         order = batch_order(source, agent, None, options)
-        rows, is_table = await asyncio.to_thread(_lines, order)
-        checked = BatchOrder(
-            source=[] if not rows else [_as_object(one) for one in rows],
-            default_agent=config.name,
-            agents={config.name: config},
-            overrides=order.overrides,
-            rules=order.rules,
-        )
-        await client.batch_submission.check(checked, client.accept)
+        order = replace(order, agents={config.name: config})
+        rows, is_table = await _checked_lines(client, order)
         await client.store.configs.save(config)
         schedule = Schedule(
             name=name,
@@ -126,8 +120,7 @@ class AsyncFleetSchedules:
         if view.schedule.paused:
             going = view.schedule.model_copy(update={"paused": False})
             state = view.state.model_copy(update={"last_tick": now, "error": None, "tries": 0})
-            await store.change(going, due(going, now, now).next_look)
-            await store.note(name, state, due(going, now, now).next_look)
+            await store.go_on(going, state, due(going, now, now).next_look)
         return await store.get(name)
 
     async def remove(self, name: str) -> None:
@@ -141,7 +134,7 @@ class AsyncFleetSchedules:
         """Submit a schedule's batch now, beside its ticks, and return it."""
         client, store = await self._open()
         view = await store.get(name)
-        when = f"now-{tick_id(await store.now())}"
+        when = f"now-{tick_id(await store.now())}-{secrets.token_hex(3)}"
         manifest = await Scheduling(client.store).submit(view.schedule, when)
         return AsyncBatch(self._session, manifest)
 
@@ -150,33 +143,36 @@ class AsyncFleetSchedules:
         return client, Schedules(client.store.connection, client.store.keys)
 
 
-def _lines(order: BatchOrder) -> tuple[list[bytes], bool]:
-    """Return the lines as JSON. Raises `ConfigurationError` for bad ones, and for too many."""
+async def _checked_lines(client: Client, order: BatchOrder) -> tuple[list[bytes], bool]:
+    """Return the lines as JSON, and whether they are rows of a table.
+
+    Raises `ConfigurationError` that lists bad ones, and where there are too many.
+    """
+    with await asyncio.to_thread(open_input, order.source, order.input_format) as source:
+        rows = await asyncio.to_thread(_lines, source)
+        found = await client.batch_submission.check(replace(order, source=source), client.accept)
+    if found.bad:
+        start = f"{source.name}: {found.bad:,} of {found.lines:,} lines cannot be used"
+        more = found.bad - len(found.problems)
+        shown = [*map(str, found.problems), *([f"and {more:,} more"] if more else [])]
+        raise ConfigurationError("\n  ".join((f"{start}, so no schedule was added", *shown)))
+    return rows, source.is_table
+
+
+def _lines(source: BatchInput) -> list[bytes]:
+    """Return the lines that can be read. Raises `ConfigurationError` for too many."""
     rows: list[bytes] = []
     size = 0
-    with open_input(order.source, order.input_format) as source:
-        for line in source:
-            if line.data is None:
-                msg = f"{source.name}, {line.unit} {line.number}: {line.problem}"
-                raise ConfigurationError(msg)
-            rows.append(bytes(line.data).strip())
-            size += len(rows[-1])
-            if len(rows) > MOST_ROWS or size > MOST_BYTES:
-                msg = (
-                    f"a schedule has up to {MOST_ROWS:,} lines of {MOST_BYTES // 1024 // 1024} MiB "
-                    "together; let cron submit larger files by `stepfleet submit`"
-                )
-                raise ConfigurationError(msg)
-        return rows, source.is_table
-
-
-def _as_object(row: bytes) -> Any:
-    import orjson  # noqa: PLC0415 - a schedule is seldom added
-
-    try:
-        return orjson.loads(row)
-    except orjson.JSONDecodeError as error:
-        raise ConfigurationError(f"a line is no JSON: {error}") from None
+    for line in source:
+        rows.append(bytes(line.data or b"").strip())
+        size += len(rows[-1])
+        if len(rows) > MOST_ROWS or size > MOST_BYTES:
+            msg = (
+                f"a schedule has up to {MOST_ROWS:,} lines of {MOST_BYTES // 1024 // 1024} MiB "
+                "together; let cron submit larger files by `stepfleet submit`"
+            )
+            raise ConfigurationError(msg)
+    return rows
 
 
 def _check_word(field: str, given: str, words: tuple[str, ...]) -> None:

@@ -28,6 +28,7 @@ STANDALONE = frozenset(
             "tidy",
             "schedule",
             "turn",
+            "turn_of",
             "unnote",
             "unused",
             "wake",

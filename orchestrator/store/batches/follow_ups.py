@@ -9,6 +9,7 @@ from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, batch_id_of
+from stepfleet.orchestrator.store.batches.turns import Turns
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
@@ -32,6 +33,7 @@ class FollowUpIndex:
         self._keys = keys_
         self._index = keys_.of(keys.FOLLOW_UPS)
         self._batches = batches
+        self._turns = Turns(connection, TURN_MS)
 
     async def register(self, manifest: Manifest) -> None:
         """Store a batch that follows another one; workers look at both soon, also once more."""
@@ -63,8 +65,7 @@ class FollowUpIndex:
 
     async def take(self, batch_id: str) -> bool:
         """Return whether it is the caller's to look at."""
-        turn = ("SET", self._turn(batch_id), "1", "NX", "PX", TURN_MS)
-        return bool(await self._connection.execute(*turn))
+        return await self._turns.take(self._turn(batch_id))
 
     async def put_off(self, batch_id: str) -> None:
         """Have nobody look for a while, unless it is called: for a caller that looks now."""
@@ -74,12 +75,12 @@ class FollowUpIndex:
     async def hold(self, batch_id: str) -> None:
         """Keep the turn while submitting; soon after the end of the last one others look."""
         till = await self._now() + TURN_MS
-        await self._connection.execute("PEXPIRE", self._turn(batch_id), TURN_MS)
+        await self._turns.hold(self._turn(batch_id))
         await self._connection.execute("ZADD", self._index, "XX", till, batch_id)
 
     async def release(self, batch_id: str) -> None:
-        """Give the turn back."""
-        await self._connection.execute("DEL", self._turn(batch_id))
+        """Give the turn back, unless it is another's."""
+        await self._turns.release(self._turn(batch_id))
 
     async def begin(self, batch_id: str, rows: int, total: int, left_out: int) -> None:
         """Note how many rows and runs a batch has, and how many runs before it have no result."""

@@ -15,6 +15,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.batches.turns import Turns
 from stepfleet.orchestrator.store.keys import (
     SCHEDULE_AGENTS,
     SCHEDULE_ROWS,
@@ -45,7 +46,8 @@ class Schedules:
             keys.of, (SCHEDULES, SCHEDULE_STATES, SCHEDULE_TICKS)
         )
         self._agents = keys.of(SCHEDULE_AGENTS)
-        self._rows, self._turns = keys.of(SCHEDULE_ROWS), keys.of(SCHEDULE_TURNS)
+        self._rows, self._turn = keys.of(SCHEDULE_ROWS), keys.of(SCHEDULE_TURNS)
+        self._turns = Turns(connection, TURN_MS)
 
     async def now(self) -> datetime:
         """Return Redis's time."""
@@ -144,32 +146,40 @@ class Schedules:
         return ready, (min(later) - now) / 1000 if later else None
 
     async def take(self, name: str) -> bool:
-        """Return whether it is the caller's to look at."""
-        turn = ("SET", self._turns + name, "1", "NX", "PX", TURN_MS)
-        return bool(await self._connection.execute(*turn))
+        """Return whether it is the caller's to look at, of all that write by other objects."""
+        return await self._turns.take(self._turn + name)
 
-    async def hold(self, name: str) -> None:
-        """Keep the turn for a few seconds more."""
-        await self._connection.execute("PEXPIRE", self._turns + name, TURN_MS)
+    async def hold(self, name: str) -> bool:
+        """Keep the turn for a few seconds more; return false where it is another's by now."""
+        return await self._turns.hold(self._turn + name)
 
     async def release(self, name: str) -> None:
-        """Give the turn back."""
-        await self._connection.execute("DEL", self._turns + name)
+        """Give the turn back, unless it is another's."""
+        await self._turns.release(self._turn + name)
 
-    async def note(self, name: str, state: ScheduleState, look: datetime) -> None:
-        """Store what came of a schedule's ticks, and when to look again."""
-        await self._write(name, state=state.to_json(), look=look)
+    async def note(self, name: str, state: ScheduleState, look: datetime) -> bool:
+        """Store what came of a schedule's ticks, and when to look again, as the turn's owner.
+
+        Returns false where the turn is another's by now, or the schedule has been removed.
+        """
+        return await self._write(name, state=state.to_json(), look=look, token=self._turns.token)
+
+    async def go_on(self, schedule: Schedule, state: ScheduleState, look: datetime) -> None:
+        """Store a schedule and its state for a client, whosever turn it is."""
+        await self._write(
+            schedule.name, schedule=schedule.to_json(), state=state.to_json(), look=look
+        )
 
     async def look_at(self, name: str, when: datetime) -> None:
-        """Have workers look at a schedule then, if it is there."""
-        await self._write(name, look=when)
+        """Have workers look at a schedule then, if it is there, as the one whose turn it is."""
+        await self._write(name, look=when, token=self._turns.token)
 
     async def _write(
-        self, name: str, *, schedule: str = "", state: str = "", look: datetime
-    ) -> None:
-        keys = (self._all, self._states, self._ticks)
-        given = (name, schedule, state, milliseconds(look))
-        await run_script(self._connection, "schedule", keys, *given)
+        self, name: str, *, schedule: str = "", state: str = "", look: datetime, token: str = ""
+    ) -> bool:
+        keys = (self._all, self._states, self._ticks, self._turn + name)
+        given = (name, schedule, state, milliseconds(look), token)
+        return bool(await run_script(self._connection, "schedule", keys, *given))
 
 
 def _is_there(name: str) -> ConfigurationError:

@@ -1,6 +1,7 @@
 """Schedules on real workers: each tick is one batch, whoever submits it and whoever dies."""
 
-from collections.abc import AsyncIterator, Callable
+import signal
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -9,10 +10,10 @@ from support.deadlines import until
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Agent, AgentRunResult, AsyncBatch, AsyncFleet, Fleet
+from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
 from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of
 from stepfleet.orchestrator.batches.ticks import tick_id, ticks_after
-from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch
+from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS
 from stepfleet.worker.testing import ModelServer, Reply
@@ -20,12 +21,6 @@ from stepfleet.worker.testing import ModelServer, Reply
 Start = Callable[..., FleetWorker]
 LINES = [{"id": f"{n}", "input": f"line {n}"} for n in range(20)]
 LONG = 60.0
-
-
-async def _all_results(batches: list[AsyncBatch]) -> AsyncIterator[AgentRunResult]:
-    for batch in batches:
-        async for result in batch.results():
-            yield result
 
 
 async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
@@ -50,8 +45,7 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
         turn = client.store.keys.of(f"{SCHEDULE_TURNS}hourly")
         await client.store.connection.execute("PEXPIRE", turn, 1000)
         await store.change(past, now - timedelta(hours=1))
-        env = {"STEPFLEET_LEASE": "3"}
-        workers = [start_worker(name=f"w{n}", env=env) for n in range(2)]
+        start_worker()
         ids = [id_of_keyed_batch(key_of("hourly", tick_id(one))) for one in ticks]
 
         async def submitted() -> int:
@@ -61,7 +55,6 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
             return await submitted() >= 3
 
         await until(all_submitted, within=LONG, what="the batches of all ticks")
-        workers[0].end()
         batches = [await fleet.batches.get(one) for one in ids]
         for batch in batches:
             await batch.wait(timeout=LONG)
@@ -71,10 +64,46 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
         assert after.state.last_tick == ticks[-1]
         assert after.next_tick is not None
         assert after.next_tick > now
-        lost = [
-            one.ambiguous async for result in _all_results(batches) for one in result.lost_attempts
-        ]
-    assert 60 <= len(model.requests) <= 60 + sum(lost)
+    assert len(model.requests) == 60
+
+
+async def test_an_owner_that_is_killed_while_it_submits_leaves_one_whole_batch(
+    start_worker: Start, redis_url: str
+) -> None:
+    """SIGKILL in the midst of a tick: the other worker completes that batch, and no other one."""
+    lines = [{"id": f"{n}", "input": "x"} for n in range(5_000)]
+    workers = {one.pid: one for one in (start_worker(name=f"w{n}") for n in range(2))}
+    async with AsyncFleet(redis_url) as fleet:
+        await fleet.pause()  # batches are submitted; their runs wait
+        cron = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
+        agent = Agent("plain", model="openai:scripted")
+        await fleet.schedules.add("big", lines, agent, cron=cron)
+        client = await fleet._session.open()
+        connection, keys = client.store.connection, client.store.keys
+        store, turn = Schedules(connection, keys), keys.of(f"{SCHEDULE_TURNS}big")
+        view, now = await store.get("big"), await store.now()
+        earlier = view.schedule.model_copy(update={"created": now - timedelta(hours=1)})
+        tick = next(ticks_after(cron, "UTC", earlier.created))
+        await store.change(earlier, now)
+        first = run_id_of(id_of_keyed_batch(key_of("big", tick_id(tick))), 0)
+
+        async def submits() -> bool:
+            return bool(await connection.execute("EXISTS", keys.run(first)))
+
+        async def is_noted() -> bool:
+            return (await store.get("big")).state.submitted == 1
+
+        await until(submits, within=LONG, what="the first run of the tick")
+        owner = int((await connection.execute("GET", turn)).split(":")[-2])
+        workers[owner].signal(signal.SIGKILL)
+        batch = await fleet.batches.get(id_of_keyed_batch(key_of("big", tick_id(tick))))
+        before = await batch.progress()
+        assert not await is_noted()
+        assert await connection.execute("PEXPIRE", turn, 500)  # as it ends by itself
+        await until(is_noted, within=LONG, what="the other worker's note")
+        after = await batch.progress()
+        assert before.submitted < 5_000 == after.submitted == after.open
+        assert [one.batch_id for one in await fleet.batches.newest(10)] == [batch.id]
 
 
 def test_the_command_line_adds_lists_runs_and_removes(
@@ -91,6 +120,11 @@ def test_the_command_line_adds_lists_runs_and_removes(
     assert "remove it first" in twice.stderr
     bad = cli("schedule", "add", "x", file, "--cron", "0 66 * * *", "--agent", "plain")
     assert "Bad hour" in bad.stderr
+    commands.write("bad.jsonl", '{"id": "a", "input": "x"}\nnonsense\n{"id": "c"}\n')
+    wrong = cli("schedule", "add", "x", "bad.jsonl", "--cron", "@daily", "--agent", "plain")
+    assert wrong.returncode == 2
+    for named in ("bad.jsonl: 2 of 3 lines cannot be used", "line 2:", "line 3:"):
+        assert named in wrong.stderr
     ran = cli("schedule", "run-now", "morning").stdout
     batch = ran.rsplit(" ", 1)[1].strip()
     with Fleet(redis_url) as fleet:

@@ -1,15 +1,16 @@
 """Schedules in the store: added whole, never lost, and each looked at by itself."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.scheduling import Scheduling
-from stepfleet.orchestrator.store.batches.schedules import Schedules
-from stepfleet.orchestrator.store.keys import SCHEDULES, USED
+from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
+from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
+from stepfleet.orchestrator.store.records.codec import milliseconds, moment
 
 LINES = [{"id": f"{n}", "input": "x"} for n in range(3)]
 AGENT = Agent("plain", model="openai:none")
@@ -102,3 +103,60 @@ async def test_what_is_of_one_batch_is_refused(fleet: AsyncFleet, field: str) ->
     options: dict[str, Any] = {field: given}
     with pytest.raises(ConfigurationError, match=field):
         await fleet.schedules.add("s", LINES, AGENT, cron="@daily", **options)
+
+
+async def test_an_owner_whose_turn_has_ended_can_do_no_harm(fleet: AsyncFleet) -> None:
+    """It neither ends the turn of the next owner nor writes over what that one has noted."""
+    await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
+    slow, _ = await opened(fleet)
+    quick, _ = await opened(fleet)
+    view, now = await slow.get("s"), await slow.now()
+    client = await fleet._session.open()
+    turn = client.store.keys.of(f"{SCHEDULE_TURNS}s")
+    assert await slow.take("s")
+    assert not await quick.take("s")
+    assert await slow.hold("s")
+    await client.store.connection.execute("DEL", turn)  # as it ends by itself
+    assert await quick.take("s")
+    assert await quick.note("s", view.state.model_copy(update={"submitted": 2}), now)
+    assert not await slow.note("s", view.state.model_copy(update={"submitted": 1}), now)
+    await slow.look_at("s", now + timedelta(days=1))
+    assert not await slow.hold("s")
+    await slow.release("s")
+    assert await quick.hold("s")
+    after = await slow.get("s")
+    assert (after.state.submitted, after.next_tick) == (2, view_time(now))
+    await quick.release("s")
+    assert await slow.take("s")
+
+
+async def test_a_turn_from_before_the_clock_was_set_back_is_nobodys(fleet: AsyncFleet) -> None:
+    await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
+    dead, _ = await opened(fleet)
+    other, _ = await opened(fleet)
+    client = await fleet._session.open()
+    assert await dead.take("s")
+    turn = client.store.keys.of(f"{SCHEDULE_TURNS}s")
+    # Its end is a time of the clock before.
+    await client.store.connection.execute("PEXPIRE", turn, TURN_MS + 3_600_000)
+    assert await other.take("s")
+    assert not await dead.hold("s")
+
+
+async def test_bad_lines_are_refused_before_anything_is_stored(fleet: AsyncFleet) -> None:
+    lines = [{"id": "a", "input": "x"}, {"id": "a", "input": "y"}, {"id": "c"}]
+    with pytest.raises(ConfigurationError, match="2 of 3 lines cannot be used") as refused:
+        await fleet.schedules.add("s", lines, AGENT, cron="@daily")
+    assert "line 2: field 'id'" in refused.value.message
+    assert await fleet.schedules.all() == []
+
+
+async def test_each_run_now_is_a_batch(fleet: AsyncFleet) -> None:
+    await fleet.schedules.add("s", LINES, AGENT, cron="@daily")
+    made = await asyncio.gather(*(fleet.schedules.run_now("s") for _ in range(3)))
+    assert len({one.id for one in made}) == 3
+
+
+def view_time(now: datetime) -> datetime:
+    """Return a time as Redis keeps it, in milliseconds."""
+    return moment(str(milliseconds(now)))
