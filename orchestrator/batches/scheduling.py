@@ -18,14 +18,14 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.rows import RowRules
 from stepfleet.orchestrator.batches.source import BatchInput
 from stepfleet.orchestrator.batches.submit import BatchOrder, BatchSubmission
-from stepfleet.orchestrator.batches.ticks import due, tick_id
+from stepfleet.orchestrator.batches.ticks import due, placed, tick_id
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
     SerializationError,
     StoreError,
 )
-from stepfleet.orchestrator.limits.limit import NORMAL
+from stepfleet.orchestrator.limits.limit import BATCH, NORMAL, own_limit
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
@@ -84,8 +84,9 @@ class Scheduling:
             keeps.cancel()
             await self._schedules.release(name)
 
-    async def submit(self, schedule: Schedule, when: str) -> Manifest:
-        """Submit the batch of a schedule for a tick, or under another name of its time."""
+    async def submit(self, schedule: Schedule, tick: datetime, when: str = "") -> Manifest:
+        """Submit the batch of a schedule for a tick, or for that time under a name of its own."""
+        when = when or tick_id(tick)
         try:
             config = AgentConfig.from_json(await self._schedules.agent(schedule.name))
         except ValidationError as error:
@@ -96,13 +97,14 @@ class Scheduling:
         if len(rows) != schedule.rows:
             msg = f"{len(rows)} of its {schedule.rows} lines are left; add it again"
             raise ConfigurationError(msg)
-        source = await asyncio.to_thread(_source, schedule, rows)
+        source = await asyncio.to_thread(_source, schedule, rows, tick)
         order = BatchOrder(
             source=source,
             default_agent=config.name,
             agents={config.name: config},
             overrides=schedule.overrides,
             idempotency_key=key_of(schedule.name, when),
+            limit=own_limit(BATCH, schedule.limit),
             priority=NORMAL if schedule.priority is None else schedule.priority,
             name=f"{schedule.name} {when}",
             rules=RowRules(schedule.input_field, schedule.id_field, tenant=schedule.tenant),
@@ -125,6 +127,10 @@ class Scheduling:
                 return
             if not await self._schedules.note(schedule.name, state, found.next_look):
                 return
+        if found.left_out:
+            log.info("schedule %r: %d ticks were left out", schedule.name, found.left_out)
+        if found.last and not found.ticks:
+            state = state.model_copy(update={"last_tick": found.last})
         await self._schedules.note(schedule.name, state, found.next_look)
 
     async def _tick(
@@ -134,9 +140,10 @@ class Scheduling:
         done: dict[str, Any] = {"last_tick": tick, "error": None, "tries": 0}
         batch_id = id_of_keyed_batch(key_of(schedule.name, tick_id(tick)))
         if schedule.overlap == "skip" and await self._is_open(state.batch_id, batch_id):
+            log.info("schedule %r: the tick of %s is left out", schedule.name, tick)
             return state.model_copy(update={**done, "skipped": state.skipped + 1}), ""
         try:
-            await self.submit(schedule, tick_id(tick))
+            await self.submit(schedule, tick)
         except StoreError:
             raise
         except (AgentException, OSError) as error:
@@ -147,6 +154,7 @@ class Scheduling:
             before = tick - timedelta(seconds=1)
             failed = {"error": why[:1000], "tries": state.tries + 1, "last_tick": before}
             return state.model_copy(update=failed), why
+        log.info("schedule %r: the tick of %s is batch %s", schedule.name, tick, batch_id)
         submitted = {"submitted": state.submitted + 1, "batch_id": batch_id}
         return state.model_copy(update={**done, **submitted}), ""
 
@@ -165,9 +173,9 @@ class Scheduling:
                     return
 
 
-def _source(schedule: Schedule, rows: Sequence[str]) -> BatchInput:
+def _source(schedule: Schedule, rows: Sequence[str], tick: datetime) -> BatchInput:
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the input closes it
-    file.writelines(row.encode() + b"\n" for row in rows)
+    file.writelines(placed(row, tick, schedule.tz).encode() + b"\n" for row in rows)
     file.flush()
     source = BatchInput(file, f"schedule {schedule.name}")
     source.is_table = schedule.is_table

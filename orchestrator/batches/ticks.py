@@ -1,4 +1,4 @@
-"""When a schedule ticks. Pure: times come in, times go out.
+"""When a schedule ticks, and what its lines say of that. Pure: times come in, times go out.
 
 Cron as Debian's cron reads it: where clocks are set forward, a tick of the hour that does not exist
 comes right after it; where they are set back, one of the doubled hour comes once. Those of every
@@ -9,10 +9,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.schedule import Schedule
+from stepfleet.orchestrator.records.text.durations import duration
 
 MOST_MADE_UP = 100
 """Ticks that are made up at the most."""
@@ -27,7 +29,12 @@ ALIASES = {
     "@daily": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+EVERY = "@every "
+LEAST_EVERY, MOST_EVERY = 60, 366 * 86_400
+"""Seconds between the ticks of `@every`."""
 LONGEST_JITTER = 86_400.0
+TICK, TICK_DATE = "{tick}", "{tick_date}"
+"""Places in a schedule's lines: the tick's time, and its date, in the time zone of the schedule."""
 _LOCAL = frozenset({"localtime", "posix", "posixrules", "right", "Factory"})
 """Zones that other machines may not have, or have otherwise."""
 _FIELDS = 5
@@ -35,11 +42,15 @@ _FIELDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The ticks to be submitted now, how many are left out, and when to look again."""
+    """The ticks to be submitted now, how many are left out, and when to look again.
+
+    `last` is the newest tick that is handled when all that is done.
+    """
 
     ticks: tuple[datetime, ...]
     left_out: int
     next_look: datetime
+    last: datetime | None = None
 
 
 def check_times(cron: str, tz: str, jitter: float, now: datetime) -> None:
@@ -57,6 +68,8 @@ def ticks_after(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
 
     Raises `ConfigurationError` for what is no cron expression of five fields, or no time zone.
     """
+    if cron.strip().startswith(EVERY):
+        return _at_intervals(cron, after)
     from cronsim import CronSim, CronSimError  # noqa: PLC0415 - only where there are schedules
 
     fields = ALIASES.get(cron.strip(), cron).split()
@@ -77,10 +90,10 @@ def due(schedule: Schedule, last: datetime | None, now: datetime) -> Due:
     """
     since = last or schedule.created
     passed: list[datetime] = []
-    for count, tick in enumerate(ticks_after(schedule.cron, schedule.tz, since)):
+    for number, tick in enumerate(ticks_after(schedule.cron, schedule.tz, since)):
         if at(schedule, tick) > now:
             return _policy(schedule, passed, now, at(schedule, tick))
-        if count >= MOST_LOOKED_AT:  # the gap is long: what is before its end does not matter
+        if number >= MOST_LOOKED_AT:  # the gap is long: what is before its end does not matter
             return due(schedule, _latest_before(schedule, now), now)
         passed.append(tick)
     return _policy(schedule, passed, now, now + timedelta(days=365))
@@ -100,12 +113,31 @@ def tick_id(tick: datetime) -> str:
     return tick.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
+def placed(row: str, tick: datetime, tz: str) -> str:
+    """Return a line (JSON) with the tick's time and date in its places."""
+    if TICK not in row and TICK_DATE not in row:
+        return row
+    local = tick.astimezone(_zone(tz))
+    return row.replace(TICK, local.isoformat()).replace(TICK_DATE, f"{local:%Y-%m-%d}")
+
+
+def _at_intervals(cron: str, after: datetime) -> Iterator[datetime]:
+    """Yield the ticks of `@every`: multiples of it since 1970, UTC."""
+    every = duration(cron.strip().removeprefix(EVERY))
+    if every is None or not LEAST_EVERY <= every <= MOST_EVERY:
+        msg = f"cron {cron[:100]!r}: write a time from 1m to {MOST_EVERY // 86_400}d: @every 15m"
+        raise ConfigurationError(msg)
+    first = int(after.timestamp()) // every + 1
+    return (datetime.fromtimestamp(one * every, UTC) for one in count(first))
+
+
 def _policy(schedule: Schedule, passed: list[datetime], now: datetime, following: datetime) -> Due:
     if schedule.missed == "skip":
         kept = [one for one in passed[-1:] if at(schedule, one) >= now - IN_TIME]
     else:
         kept = passed[-MOST_MADE_UP if schedule.missed == "all" else -1 :]
-    return Due(tuple(kept), len(passed) - len(kept), following)
+    last = passed[-1] if passed else None
+    return Due(tuple(kept), len(passed) - len(kept), following, last)
 
 
 def _latest_before(schedule: Schedule, now: datetime) -> datetime:

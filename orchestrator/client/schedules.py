@@ -55,8 +55,9 @@ class AsyncFleetSchedules:
     ) -> ScheduleView:
         """Store a schedule, with the lines of `source` and the agent as it is now, and return it.
 
-        `cron` has five fields, or is @daily, @hourly, ...; further `options` are those of
-        `submit_batch`. Raises `ConfigurationError` that lists bad lines, or names the field.
+        `cron` has five fields, or is @daily, @hourly, @every 15m, ...; further `options` are those
+        of `submit_batch`, and of each batch. Raises `ConfigurationError` that lists bad lines, or
+        names the field.
         """
         if not _NAME.fullmatch(name):
             msg = f"name is {name[:70]!r}; write 1 to 64 letters, digits and the signs . _ -"
@@ -68,7 +69,7 @@ class AsyncFleetSchedules:
         await asyncio.to_thread(check_times, cron, tz, jitter, now)
         _check_word("missed", own.get("missed", "newest"), ("newest", "all", "skip"))
         _check_word("overlap", own.get("overlap", "allow"), ("allow", "skip"))
-        for field in ("limit", "only_new", "after"):
+        for field in ("only_new", "after"):
             if options.get(field):
                 raise ConfigurationError(f"{field} is of one batch; a schedule does not take it")
         config = await client.config_of(agent)
@@ -88,6 +89,7 @@ class AsyncFleetSchedules:
             id_field=order.rules.id_field,
             tenant=order.rules.tenant,
             priority=order.priority,
+            limit=order.limit.model_dump(exclude_unset=True) if order.limit else None,
             overrides=stored_overrides(config, order.overrides),
             created=now,
             **own,
@@ -134,8 +136,9 @@ class AsyncFleetSchedules:
         """Submit a schedule's batch now, beside its ticks, and return it."""
         client, store = await self._open()
         view = await store.get(name)
-        when = f"now-{tick_id(await store.now())}-{secrets.token_hex(3)}"
-        manifest = await Scheduling(client.store).submit(view.schedule, when)
+        now = await store.now()
+        when = f"now-{tick_id(now)}-{secrets.token_hex(3)}"
+        manifest = await Scheduling(client.store).submit(view.schedule, now, when)
         return AsyncBatch(self._session, manifest)
 
     async def _open(self) -> tuple[Client, Schedules]:

@@ -1,6 +1,6 @@
 """A schedule: which batch is submitted when, and what came of it. Pure values."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from pydantic import Field
@@ -9,17 +9,19 @@ from stepfleet.orchestrator.records.base import Record
 
 Missed = Literal["newest", "all", "skip"]
 Overlap = Literal["allow", "skip"]
+LATE = timedelta(minutes=2)
+"""A schedule that is so much behind is in trouble."""
 
 
 class Schedule(Record):
     """What is submitted at each tick, and when.
 
     `cron` has five fields (minute, hour, day, month, weekday), in the time zone `tz` (a name of the
-    IANA database). `jitter` is in seconds: each tick is later by a part of it. `missed` says which
-    of the ticks are made up that came while no worker was up: the newest, all (up to 100), or
-    none. With `overlap` skip, a tick is left out while the batch before it is open. `config` is the
-    digest of the agent's configuration, `rows` how many lines each batch has, `rows_key` where they
-    are.
+    IANA database), or is `@daily` and the like, or `@every 15m`. `jitter` is in seconds: each tick
+    is later by a part of it. `missed` says which of the ticks are made up that came while no worker
+    was up: the newest, all (up to 100), or none. With `overlap` skip, a tick is left out while the
+    batch before it is open. `config` is the digest of the agent's configuration, `rows` how many
+    lines each batch has, `rows_key` where they are. `limit` is each batch's own.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Schedule(Record):
     paused: bool = False
     tenant: str | None = None
     priority: int | None = None
+    limit: dict[str, Any] | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
     created: datetime
 
@@ -63,3 +66,14 @@ class ScheduleView(Record):
     schedule: Schedule
     state: ScheduleState = ScheduleState()
     next_tick: datetime | None = None
+
+    def trouble(self, now: datetime) -> str:
+        """Return what is wrong with it at `now`, or ''."""
+        state = self.state
+        if state.error:
+            return f"not submitted, tried {state.tries:,} times: {state.error}"
+        if self.next_tick and now - self.next_tick > LATE:
+            return f"nobody has submitted what was due at {self.next_tick:%Y-%m-%d %H:%M:%S} UTC"
+        if self.next_tick and state.last_tick and state.last_tick - now > LATE:
+            return f"its clock was set back: it rests until {self.next_tick:%Y-%m-%d %H:%M:%S} UTC"
+        return ""

@@ -57,6 +57,7 @@ FLEET = {
     "slots": ("slots", "Slots of the workers that are alive"),
     "slots_in_use": ("slots_in_use", "Steps and tool calls that they hold"),
     "outages": ("circuits_open", "Services of models that are out: their circuits are open"),
+    "late_schedules": ("late_schedules", "Schedules that are behind, or cannot be submitted"),
     "refuses": ("store_refuses", "What keeps all workers from their work: memory, disk, broker"),
 }
 """The gauges of the fleet's figures: the same on every worker."""

@@ -108,5 +108,9 @@ def purge(
     """Remove ended runs before their retention is over; works while Redis is full."""
     from stepfleet.orchestrator.cli.views.control import purge_runs, seconds_of
 
-    runs = {"batch": batch, "statuses": status or (), "older_than": seconds_of(older_than)}
+    runs = {
+        "batch": batch,
+        "statuses": status or (),
+        "older_than": seconds_of(older_than, "--older-than"),
+    }
     purge_runs(runs, data, dry_run=dry_run, yes=yes, json=json)

@@ -19,14 +19,14 @@ def schedule_add(
     *,
     cron: Annotated[
         str,
-        typer.Option("--cron", help="Minute, hour, day, month, weekday: '0 6 * * 1-5'; @daily."),
+        typer.Option("--cron", help="'0 6 * * 1-5', @daily, or '@every 15m'."),
     ],
     tz: Annotated[str, typer.Option("--tz", help="Time zone, as Europe/Berlin.")] = "UTC",
     agents: options.MaybeAgentsRef = None,
     agent: options.AgentName = None,
     jitter: Annotated[
-        float, typer.Option("--jitter", help="Seconds by a part of which each tick is later.")
-    ] = 0.0,
+        str, typer.Option("--jitter", help="A time as 5m, by a part of which each tick is later.")
+    ] = "0s",
     missed: Annotated[
         Literal["newest", "all", "skip"],
         typer.Option("--missed", help="Ticks to make up that came while no worker was up."),
@@ -36,18 +36,31 @@ def schedule_add(
         typer.Option("--overlap", help="A tick while the batch before it is open."),
     ] = "allow",
     paused: Annotated[bool, typer.Option("--paused", help="Add it, and let it rest.")] = False,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="The runs' tenant.")] = None,
+    tenant: options.Tenant = None,
+    priority: options.BatchPriority = None,
+    limit: options.BatchLimit = None,
     input_kind: options.InputKind = None,
+    input_field: options.InputField = None,
+    id_field: options.IdField = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Submit a file as a batch again and again; its lines are stored with the schedule."""
+    from stepfleet.orchestrator.cli.results.input_file import InputForm
+    from stepfleet.orchestrator.cli.views.control import seconds_of
     from stepfleet.orchestrator.cli.views.schedules import add
 
-    times = {"cron": cron, "tz": tz, "jitter": jitter, "missed": missed, "overlap": overlap}
-    given = {"tenant": tenant, "input_format": input_kind, "paused": paused}
-    known = {key: value for key, value in given.items() if value is not None}
-    add(name, file, (agents, agent), {**times, **known}, data, json=json)
+    form = InputForm(input_kind, input_field, id_field, False, tenant, priority, limit)
+    chosen = {
+        **form.for_batch(),
+        "cron": cron,
+        "tz": tz,
+        "jitter": seconds_of(jitter, "--jitter"),
+        "missed": missed,
+        "overlap": overlap,
+        "paused": paused,
+    }
+    add(name, file, (agents, agent), chosen, data, json=json)
 
 
 def schedule_list(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:

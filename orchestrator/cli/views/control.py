@@ -1,6 +1,5 @@
 """Cancels, pauses, resumes, retries and purges runs, sends messages, and prints the outcome."""
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,9 @@ from stepfleet.orchestrator.cli.terminal.format import count
 from stepfleet.orchestrator.cli.terminal.output import every_second, print_outcome
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.text.durations import duration
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_TIME = re.compile(r"(\d{1,9})([smhdw]?)")
 _DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}
 _OUTCOMES = {
     "cancelled": "was cancelled",
@@ -185,15 +183,15 @@ def _detail(result: ControlResult) -> str:
     return f" ({result.detail})" if result.detail else ""
 
 
-def seconds_of(text: str) -> int:
+def seconds_of(text: str, option: str) -> int:
     """Return a time in seconds: `90`, `90s`, `15m`, `12h`, `2d`, `1w`.
 
     Raises `ConfigurationError` for anything else.
     """
-    found = _TIME.fullmatch(text.strip().lower())
+    found = duration(text)
     if found is None:
-        raise ConfigurationError(f"--older-than is {text!r}; write a time like 90s, 12h or 2d")
-    return int(found[1]) * _SECONDS[found[2]]
+        raise ConfigurationError(f"{option} is {text!r}; write a time like 90s, 12h or 2d")
+    return found
 
 
 def purge_runs(

@@ -1,6 +1,8 @@
 """Adds and prints schedules."""
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -11,10 +13,15 @@ from rich.text import Text
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.batches.ticks import at, ticks_after
 from stepfleet.orchestrator.cli.setup.with_fleet import show
-from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown
+from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.limit import PRIORITIES
 from stepfleet.orchestrator.records.schedule import ScheduleView
+
+MOST_SHOWN = 2
+"""Ticks after the next one."""
 
 
 def add(
@@ -40,7 +47,7 @@ def next_words(view: ScheduleView) -> str:
     """Return when a schedule ticks next."""
     schedule = view.schedule
     lines = "1 line" if schedule.rows == 1 else f"{count(schedule.rows)} lines"
-    when = f"next {_local(view)}" if view.next_tick else "paused"
+    when = f"next {_local(view, view.next_tick)}" if view.next_tick else "paused"
     return f"{schedule.name}: {lines} for agent {schedule.agent}, {when}"
 
 
@@ -63,14 +70,13 @@ def table(views: Sequence[ScheduleView]) -> RenderableType:
         found.add_column(heading, overflow="fold")
     for view in views:
         schedule, state = view.schedule, view.state
-        last = moment(state.last_tick) if state.last_tick else ""
         found.add_row(
             schedule.name,
             f"{schedule.cron} {schedule.tz}",
             shown(schedule.agent, 60),
             count(schedule.rows),
-            _local(view) if view.next_tick else "paused",
-            last,
+            _local(view, view.next_tick) or "paused",
+            _local(view, state.last_tick),
             count(state.submitted),
             count(state.skipped),
             Text(shown(state.error, 200), style="red") if state.error else "",
@@ -91,8 +97,11 @@ def picture(view: ScheduleView) -> RenderableType:
         ("missed ticks", schedule.missed),
         ("overlap", schedule.overlap),
         ("tenant", schedule.tenant or ""),
-        ("next", _local(view) if view.next_tick else "paused"),
-        ("last", moment(state.last_tick) if state.last_tick else ""),
+        ("priority", PRIORITIES[schedule.priority] if schedule.priority is not None else ""),
+        ("limit", ", ".join(f"{name}={value}" for name, value in (schedule.limit or {}).items())),
+        ("next", _local(view, view.next_tick) or "paused"),
+        ("then", ", ".join(_local(view, one) for one in _then(view))),
+        ("last", _local(view, state.last_tick)),
         ("last batch", state.batch_id or ""),
         ("submitted", count(state.submitted)),
         ("left out", count(state.skipped)),
@@ -106,12 +115,22 @@ def picture(view: ScheduleView) -> RenderableType:
     return found
 
 
-def _local(view: ScheduleView) -> str:
-    """Return the next look in the schedule's own time zone."""
-    if view.next_tick is None:
+def _local(view: ScheduleView, time: datetime | None) -> str:
+    """Return a time in the schedule's own time zone, or ''."""
+    if time is None:
         return ""
     zone = ZoneInfo(view.schedule.tz)
-    return f"{view.next_tick.astimezone(zone):%Y-%m-%d %H:%M:%S} {view.schedule.tz}"
+    return f"{time.astimezone(zone):%Y-%m-%d %H:%M:%S} {view.schedule.tz}"
+
+
+def _then(view: ScheduleView) -> list[datetime]:
+    """Return when the ticks after the next one come."""
+    schedule, following = view.schedule, view.next_tick
+    if following is None:
+        return []
+    ticks = ticks_after(schedule.cron, schedule.tz, following - timedelta(seconds=schedule.jitter))
+    times = (at(schedule, one) for one in ticks)
+    return list(islice((one for one in times if one > following), MOST_SHOWN))
 
 
 def _agent(reference: str | None, name: str | None) -> Agent | str:

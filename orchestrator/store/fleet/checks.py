@@ -5,9 +5,11 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.store.admission.limit_use import RAISE, raised_by
 from stepfleet.orchestrator.store.admission.lines import LimitState
 from stepfleet.orchestrator.store.fleet.cluster_facts import ClusterFacts
@@ -204,6 +206,16 @@ def paused(*, is_paused: bool) -> Iterator[Check]:
     """Judge whether the whole fleet is paused."""
     if is_paused:
         yield warn("fleet", "it is paused: no step begins", "stepfleet resume --all")
+
+
+def schedules(views: Sequence[ScheduleView], now: datetime) -> Iterator[Check]:
+    """Judge schedules: those that are behind, whose batch cannot be submitted, or that rest."""
+    troubled = {one.schedule.name: why for one in views if (why := one.trouble(now))}
+    for name, why in troubled.items():
+        fix = f"look: stepfleet schedule show {name}; to begin anew: pause and resume it"
+        yield warn(f"schedule {name}", why, fix)
+    if views and not troubled:
+        yield good("schedules", f"{len(views)} on time or paused")
 
 
 def serving(queue: str, steps: str | None = None) -> str:

@@ -1,15 +1,18 @@
 """Reads a fleet and its servers, and judges what was read: `stepfleet doctor` and Flower's page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, SerializationError, StoreError
+from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
+from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import Check, fail, good, warn
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
@@ -21,7 +24,7 @@ _BROKER_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class FleetRead:
-    """The fleet at one moment, its agents, and what is wrong with its limits.
+    """The fleet at one moment, its agents and schedules, and what is wrong with its limits.
 
     `names` are those of all agents, `unread` says why some of them cannot be read.
     """
@@ -31,6 +34,8 @@ class FleetRead:
     agents: tuple[AgentConfig, ...]
     unread: Mapping[str, str]
     problem: str
+    schedules: Sequence[ScheduleView]
+    now: datetime
 
 
 async def read_fleet(store: OpenStore) -> FleetRead:
@@ -47,7 +52,16 @@ async def read_fleet(store: OpenStore) -> FleetRead:
     except StoreError as error:
         problem = str(error)
     agents = tuple(announced)
-    return FleetRead(await overview(store), tuple(sorted(named)), agents, unread, problem)
+    timed = Schedules(store.connection, store.keys)
+    return FleetRead(
+        overview=await overview(store),
+        names=tuple(sorted(named)),
+        agents=agents,
+        unread=unread,
+        problem=problem,
+        schedules=await timed.all(),
+        now=await timed.now(),
+    )
 
 
 def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
@@ -61,6 +75,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from checks.queues(seen.unserved, queue)
     yield from checks.outages([str(one) for one in seen.outages])
     yield from checks.limits(read.problem, seen.limited)
+    yield from checks.schedules(read.schedules, read.now)
     yield checks.agents(read.names)
     for name, why in read.unread.items():
         yield warn(f"agent {name}", why, "restart its workers: they announce it anew")

@@ -3,11 +3,13 @@
 import base64
 import binascii
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import orjson
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitState
+from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore
@@ -20,7 +22,8 @@ class FleetFigures(Record):
     broker does not tell. `overdue` counts runs whose lease, or whose time to begin, has passed;
     `oldest_overdue_seconds` is by how much at most. `active` runs are neither ended nor paused.
     `refuses` counts what keeps all workers from their work: a full Redis, its disk, the broker.
-    `outages` counts the services of models that are out; `limits` has what happens under each of
+    `outages` counts the services of models that are out, `late_schedules` the schedules that
+    are behind, or whose batch cannot be submitted; `limits` has what happens under each of
     the limits.
     """
 
@@ -34,6 +37,7 @@ class FleetFigures(Record):
     slots_in_use: int
     refuses: int
     outages: int
+    late_schedules: int
     limits: tuple[LimitState, ...] = ()
 
 
@@ -46,6 +50,8 @@ async def fleet_figures(store: OpenStore) -> FleetFigures:
     overdue = sum(await run(*(("ZCOUNT", key, "-inf", now) for key in shards)))
     firsts = await run(*(("ZRANGE", key, 0, 0, "WITHSCORES") for key in shards))
     lateness = [now - float(flat[1]) for flat in firsts if flat]
+    timed = await Schedules(store.connection, store.keys).all()
+    moment = datetime.fromtimestamp(now / 1000, UTC)
     alive = [one for one in await workers(store) if one.alive]
     return FleetFigures(
         queue_length=await waiting_messages(store),
@@ -58,6 +64,7 @@ async def fleet_figures(store: OpenStore) -> FleetFigures:
         slots_in_use=sum(one.held for one in alive),
         refuses=len(await troubles(store)),
         outages=len(await Circuits(store.connection, store.keys).outages()),
+        late_schedules=sum(1 for one in timed if one.trouble(moment)),
         limits=await LimitLines(store.connection, store.keys).configured(),
     )
 

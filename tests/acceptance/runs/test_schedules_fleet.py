@@ -40,7 +40,7 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
         past = view.schedule.model_copy(update={"created": since})
         ticks = [one for one in islice(ticks_after(cron, "UTC", since), 3) if one <= now]
         assert len(ticks) == 3
-        await Scheduling(client.store).submit(past, tick_id(ticks[0]))
+        await Scheduling(client.store).submit(past, ticks[0])
         assert await store.take("hourly")  # by one that is dead: its turn runs out
         turn = client.store.keys.of(f"{SCHEDULE_TURNS}hourly")
         await client.store.connection.execute("PEXPIRE", turn, 1000)
@@ -129,6 +129,14 @@ def test_the_command_line_adds_lists_runs_and_removes(
     batch = ran.rsplit(" ", 1)[1].strip()
     with Fleet(redis_url) as fleet:
         assert fleet.batches.get(batch).wait(timeout=LONG).completed == 2
+    times = ("--cron", "@every 2h", "--tz", "Europe/Berlin", "--jitter", "5m")
+    own = ("--limit", "in_flight=3", "--priority", "low", "--tenant", "acme")
+    assert "next" in cli("schedule", "add", "often", file, *times, *own, "--agent", "plain").stdout
+    shown = cli("schedule", "show", "often").stdout
+    for named in ("@every 2h", "5 min 00 s", "in_flight=3", "low", "acme", "then"):
+        assert named in shown
+    long = cli("schedule", "add", "x", file, "--cron", "@daily", "--jitter", "5 years")
+    assert "--jitter is '5 years'" in long.stderr
     assert "paused" in cli("schedule", "pause", "morning").stdout
     assert "paused" in cli("schedule", "list").stdout
     assert "next" in cli("schedule", "resume", "morning").stdout

@@ -3,12 +3,16 @@
 import asyncio
 from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.scheduling import Scheduling
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
+from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
 from stepfleet.orchestrator.store.records.codec import milliseconds, moment
 
@@ -97,9 +101,9 @@ async def test_ticks_that_are_left_out_are_counted_once(fleet: AsyncFleet) -> No
     assert (state.skipped, state.tries, state.submitted) == (4, 3, 0)
 
 
-@pytest.mark.parametrize("field", ["limit", "only_new", "after"])
+@pytest.mark.parametrize("field", ["only_new", "after"])
 async def test_what_is_of_one_batch_is_refused(fleet: AsyncFleet, field: str) -> None:
-    given = {"limit": {"in_flight": 1}, "only_new": True, "after": "another run"}[field]
+    given = {"only_new": True, "after": "another run"}[field]
     options: dict[str, Any] = {field: given}
     with pytest.raises(ConfigurationError, match=field):
         await fleet.schedules.add("s", LINES, AGENT, cron="@daily", **options)
@@ -160,3 +164,71 @@ async def test_each_run_now_is_a_batch(fleet: AsyncFleet) -> None:
 def view_time(now: datetime) -> datetime:
     """Return a time as Redis keeps it, in milliseconds."""
     return moment(str(milliseconds(now)))
+
+
+async def test_each_batch_has_the_schedules_limit_and_priority_and_its_ticks_time(
+    fleet: AsyncFleet,
+) -> None:
+    lines = [{"id": "a", "input": "What is new on {tick_date}?"}]
+    options: dict[str, Any] = {"limit": {"in_flight": 2}, "priority": "low", "missed": "all"}
+    await fleet.schedules.add("s", lines, AGENT, cron="@daily", tz="Asia/Tokyo", **options)
+    store, scheduling = await opened(fleet)
+    await make_due(store, "s", 48)
+    await scheduling.look("s")
+    batches = await fleet.batches.newest(5)
+    assert len(batches) == 2
+    limits = await fleet.limits.all()
+    client = await fleet._session.open()
+    for one in batches:
+        assert limits[f"batch:{one.batch_id}"].in_flight == 2
+        run_id = run_id_of(one.batch_id, 0)
+        key = client.store.keys.run(run_id)
+        priority = await client.store.connection.execute("HGET", key, "priority")
+        asked = (await fleet.runs.show(run_id)).state.messages[-1].text
+        day = datetime.strptime(one.name, "s %Y%m%dT%H%M%S%z").astimezone(ZoneInfo("Asia/Tokyo"))
+        assert (day.hour, priority) == (0, "2")
+        assert f"What is new on {day:%Y-%m-%d}?" == asked
+
+
+async def test_skipped_ticks_are_counted_once(fleet: AsyncFleet) -> None:
+    cron = f"{((await _now(fleet)).minute + 30) % 60} * * * *"
+    await fleet.schedules.add("s", LINES, AGENT, cron=cron, missed="skip")
+    store, scheduling = await opened(fleet)
+    await make_due(store, "s", 5)
+    for _ in range(2):
+        await scheduling.look("s")
+    assert (await store.get("s")).state.skipped == 5
+
+
+async def test_doctor_names_schedules_that_are_behind_or_cannot_be_submitted(
+    fleet: AsyncFleet,
+) -> None:
+    for name in ("fine", "late", "broken", "ahead"):
+        await fleet.schedules.add(name, LINES, AGENT, cron="@daily")
+    await fleet.schedules.add("rests", LINES, AGENT, cron="@daily", paused=True)
+    store, _ = await opened(fleet)
+    now = await store.now()
+    for name, changes, look in (
+        ("late", {}, now - timedelta(minutes=5)),
+        ("broken", {"error": "no lines", "tries": 3}, now + timedelta(minutes=5)),
+        ("ahead", {"last_tick": now + timedelta(days=9)}, now + timedelta(days=10)),
+    ):
+        view = await store.get(name)
+        await store.go_on(view.schedule, view.state.model_copy(update=changes), look)
+    opened_store = (await fleet._session.open()).store
+    read = await read_fleet(opened_store)
+    found = {
+        one.check: one.found for one in fleet_checks(read, "agents") if "schedule" in one.check
+    }
+    assert set(found) == {"schedule ahead", "schedule broken", "schedule late"}
+    assert "nobody has submitted" in found["schedule late"]
+    assert "tried 3 times: no lines" in found["schedule broken"]
+    assert "clock was set back" in found["schedule ahead"]
+    assert (await fleet_figures(opened_store)).late_schedules == 3
+    await fleet.schedules.pause("ahead")
+    await fleet.schedules.resume("ahead")  # as the fix says
+    assert (await store.get("ahead")).trouble(now) == ""
+
+
+async def _now(fleet: AsyncFleet) -> datetime:
+    return await (await opened(fleet))[0].now()

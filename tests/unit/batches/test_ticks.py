@@ -14,8 +14,10 @@ from stepfleet.orchestrator.batches.ticks import (
     at,
     check_times,
     due,
+    placed,
     tick_id,
     ticks_after,
+    ticks_until,
 )
 from stepfleet.orchestrator.records.schedule import Schedule
 
@@ -65,6 +67,10 @@ def test_an_hour_that_does_not_exist_and_one_that_comes_twice() -> None:
         ("0 6 * * *", "UTC", -1, "jitter"),
         ("0 6 * * *", "UTC", float("nan"), "jitter"),
         ("0 0 30 2 *", "UTC", 0, "day-of-month"),
+        ("@every 5s", "UTC", 0, "@every 15m"),
+        ("@every day", "UTC", 0, "@every 15m"),
+        ("@every 400d", "UTC", 0, "@every 15m"),
+        ("@often", "UTC", 0, "1 fields"),
     ],
 )
 def test_what_never_ticks_is_refused_and_named(
@@ -91,6 +97,7 @@ def test_missed_ticks_are_made_up_as_the_schedule_says(
     assert [tick_id(one) for one in found.ticks] == submitted
     assert found.left_out == left_out
     assert found.next_look == NOON + timedelta(hours=int(hours) + 1)
+    assert found.last == (NOON + timedelta(hours=int(hours)) if int(hours) else None)
 
 
 def test_a_gap_of_years_costs_no_years_of_ticks() -> None:
@@ -112,3 +119,59 @@ def test_jitter_is_the_same_each_time_and_never_longer(jitter: float, minutes: i
     one, tick = schedule(jitter=jitter), NOON + timedelta(minutes=minutes)
     assert at(one, tick) == at(one, tick)
     assert tick <= at(one, tick) <= tick + timedelta(seconds=jitter)
+
+
+def test_intervals_are_counted_from_1970_whatever_the_zone() -> None:
+    assert ticks("@every 15m", NOON, 2) == ["23 12:15", "23 12:30"]
+    assert ticks("@every 15m", NOON - timedelta(seconds=1), 1) == ["23 12:00"]
+    (day,) = islice(ticks_after(" @every 1d ", "Europe/Berlin", NOON), 1)
+    assert day == datetime(2026, 11, 24, tzinfo=UTC)
+
+
+def test_lines_have_the_ticks_time_and_date_in_the_schedules_zone() -> None:
+    night = datetime(2026, 11, 23, 23, 30, tzinfo=UTC)
+    row = '{"input": "News of {tick_date}, at {tick}: {other}"}'
+    assert placed(row, night, "Europe/Berlin") == (
+        '{"input": "News of 2026-11-24, at 2026-11-24T00:30:00+01:00: {other}"}'
+    )
+
+
+CRONS = ("30 2 * * *", "*/20 * * * *", "0 * * * *", "@every 90m", "15 1-3 * * *")
+"""Also those of the hours that clocks skip, or have twice."""
+CHANGES = (datetime(2026, 3, 28, 22, tzinfo=UTC), datetime(2026, 10, 24, 22, tzinfo=UTC))
+
+
+@given(
+    cron=st.sampled_from(CRONS),
+    begin=st.sampled_from(CHANGES),
+    looks=st.lists(st.integers(-400, 400), min_size=1, max_size=30),
+    jitter=st.sampled_from([0.0, 600.0]),
+    missed=st.sampled_from(["newest", "all", "skip"]),
+)
+def test_whatever_the_clock_does_no_tick_comes_twice_and_none_is_lost(
+    cron: str, begin: datetime, looks: list[int], jitter: float, missed: str
+) -> None:
+    """The clock is read at times that go forward and back, over a change of local clocks."""
+    one = schedule(cron, tz="Europe/Berlin", jitter=jitter, missed=missed, created=begin)
+    now, last, submitted, left_out = begin, None, list[datetime](), 0
+    latest = begin
+    for minutes in looks:
+        now = now + timedelta(minutes=minutes)
+        latest = max(latest, now)
+        found = due(one, last, now)
+        assert found.next_look > now
+        submitted += found.ticks
+        left_out += found.left_out
+        last = found.last or last
+    passed = [
+        tick
+        for tick in ticks_until(ticks_after(cron, "Europe/Berlin", begin), latest)
+        if at(one, tick) <= latest
+    ]
+    assert submitted == sorted(set(submitted))
+    assert set(submitted) <= set(passed)
+    assert len(submitted) + left_out == len(passed)
+    if missed == "all":
+        assert submitted == passed
+    if missed == "newest" and passed:
+        assert submitted[-1] == passed[-1]
