@@ -83,17 +83,7 @@ class Collaborators:
         subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
         listener = (SubscriberObserver(subscribers, self.listening),) if subscribers else ()
         logger = step_logger(as_json=settings.log_format == "json")
-        recent = RecentPrices()
-
-        def cost(model: str, usage: UsageStats) -> float:
-            return recent.prices().cost_of(model, usage)
-
-        def has_price(config: AgentConfig, model: str) -> bool:
-            names = (model, config.model)
-            stated = stated_cost(config.pricing, names, UsageStats()) if config.pricing else None
-            return stated is not None or recent.prices().has(model)
-
-        store.has_price = has_price
+        cost, store.has_price = _prices()
         self._models.watch = gate
         children = ChildRuns(opened, store)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
@@ -141,6 +131,21 @@ class Collaborators:
         await self._models.aclose()
         if self._sources:
             await self._sources.aclose()
+
+
+def _prices() -> tuple[Callable[[str, UsageStats], float], Callable[[AgentConfig, str], bool]]:
+    """Return what a model's call costs, and whether an agent's model has a price at all."""
+    recent = RecentPrices()
+
+    def cost(model: str, usage: UsageStats) -> float:
+        return recent.prices().cost_of(model, usage)
+
+    def has_price(config: AgentConfig, model: str) -> bool:
+        names = (model, config.model)
+        stated = stated_cost(config.pricing, names, UsageStats()) if config.pricing else None
+        return stated is not None or recent.prices().has(model)
+
+    return cost, has_price
 
 
 def _successor(

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -39,48 +40,47 @@ def approvals(
     show_waiting(which, data, json=json)
 
 
-def approve(
-    run: Run = None,
-    *,
-    batch: options.OfBatch = None,
-    agent: Agent = None,
-    tool: Tool = None,
-    tenant: Tenant = None,
-    group: Group = None,
-    reason: Reason = "",
-    by: By = "",
-    yes: Yes = False,
-    json: options.Json = False,
-    data: options.Data = options.DATA_FOLDER,
-) -> int:
-    """Approve a call that waits, or all that the options name: they are made now."""
-    from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide
+def _decider(name: str, text: str, *, approve: bool, kind: str | None) -> Callable[..., int]:
+    """Return the command `name` that decides calls of that `kind` so, with `text` as its help."""
 
-    which = conditions(batch=batch, agent=agent, tool=tool, tenant=tenant, group=group)
-    choice = Choice(approve=True, reason=reason, by=by)
-    return decide(run, {**which, "kind": "approval"}, choice, data, json=json, sure=yes)
+    def command(
+        run: Run = None,
+        *,
+        batch: options.OfBatch = None,
+        agent: Agent = None,
+        tool: Tool = None,
+        tenant: Tenant = None,
+        group: Group = None,
+        reason: Reason = "",
+        by: By = "",
+        yes: Yes = False,
+        json: options.Json = False,
+        data: options.Data = options.DATA_FOLDER,
+    ) -> int:
+        from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide
+
+        which = conditions(
+            batch=batch, agent=agent, tool=tool, tenant=tenant, group=group, kind=kind
+        )
+        choice = Choice(approve=approve, reason=reason, by=by)
+        return decide(run, which, choice, data, json=json, sure=yes)
+
+    command.__name__, command.__doc__ = name, text
+    return command
 
 
-def deny(
-    run: Run = None,
-    *,
-    batch: options.OfBatch = None,
-    agent: Agent = None,
-    tool: Tool = None,
-    tenant: Tenant = None,
-    group: Group = None,
-    reason: Reason = "",
-    by: By = "",
-    yes: Yes = False,
-    json: options.Json = False,
-    data: options.Data = options.DATA_FOLDER,
-) -> int:
-    """Deny a call that waits, or all that the options name: the model reads the reason."""
-    from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide
-
-    which = conditions(batch=batch, agent=agent, tool=tool, tenant=tenant, group=group)
-    choice = Choice(approve=False, reason=reason, by=by)
-    return decide(run, which, choice, data, json=json, sure=yes)
+approve = _decider(
+    "approve",
+    "Approve a call that waits, or all that the options name: they are made now.",
+    approve=True,
+    kind="approval",
+)
+deny = _decider(
+    "deny",
+    "Deny a call that waits, or all that the options name: the model reads the reason.",
+    approve=False,
+    kind=None,
+)
 
 
 def answer(

@@ -51,19 +51,18 @@ def run(
     the same command goes on.
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
-    from stepfleet.orchestrator.cli.local.simulation import simulated_as
     from stepfleet.orchestrator.cli.results.input_file import InputForm
     from stepfleet.orchestrator.cli.results.layout import ResultOptions
     from stepfleet.orchestrator.cli.run.plan import RunPlan
     from stepfleet.orchestrator.cli.run.run import run_file
 
-    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
+    fleet = FleetPlan(agents, workers, slots)
     plan = RunPlan(
         file=file,
         input_name=str(file),
         batch_id=batch,
         agent=agent,
-        fleet=FleetPlan(agents, workers, slots, simulated),
+        fleet=fleet.simulating(simulate, simulate_latency, simulate_faults),
         results=ResultOptions(out, output_format, fields, slim, ordered),
         data=data,
         skip_invalid=skip_invalid,
@@ -94,12 +93,11 @@ def ask(
     module, and a private Redis and a worker are started. Exit code 1: the run did not complete.
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
-    from stepfleet.orchestrator.cli.local.simulation import simulated_as
     from stepfleet.orchestrator.cli.run.ask import Question, ask_agent, plan_for
     from stepfleet.orchestrator.cli.views.control import standard_input
 
-    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
-    plan = plan_for(agents, FleetPlan(agents or "", 1, None, simulated), data)
+    fleet = FleetPlan(agents or "", 1).simulating(simulate, simulate_latency, simulate_faults)
+    plan = plan_for(agents, fleet, data)
     question = standard_input() if text == "-" else text
     return ask_agent(Question(agent, question, plan, data, json))
 

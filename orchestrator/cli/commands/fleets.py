@@ -28,11 +28,10 @@ def up(
     Commands in other terminals find it by the data folder, or by STEPFLEET_REDIS_URL.
     """
     from stepfleet.orchestrator.cli.local.fleet import FleetPlan
-    from stepfleet.orchestrator.cli.local.simulation import simulated_as
     from stepfleet.orchestrator.cli.local.up import run_up
 
-    simulated = simulated_as(simulate, simulate_latency, simulate_faults)
-    plan = FleetPlan(agents, workers, slots, simulated)
+    plan = FleetPlan(agents, workers, slots)
+    plan = plan.simulating(simulate, simulate_latency, simulate_faults)
     run_up(plan, data, with_flower=with_flower)
 
 
@@ -278,17 +277,13 @@ def costs(
     from stepfleet.orchestrator.cli.views.costs import day_given, print_costs, print_lines
 
     today = datetime.now(UTC).date()
-    which = {
+    which: Any = {"tenant": tenant, "batch": batch, "agent": agent, "model": model}
+    days = {
         "since": day_given(since, "--since", today),
         "until": day_given(until, "--until", today),
-        "tenant": tenant,
-        "batch": batch,
-        "agent": agent,
-        "model": model,
-        "status": status,
     }
+    which |= {"status": status, **days}
     if lines or run:
         with_fleet(data, lambda fleet: print_lines(fleet, run, which, output_format))
         return
-    given: Any = which
-    print_costs(with_fleet(data, lambda fleet: fleet.costs(by, **given)), output_format)
+    print_costs(with_fleet(data, lambda fleet: fleet.costs(by, **which)), output_format)

@@ -3,11 +3,12 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.local.process import Child
-from stepfleet.orchestrator.cli.local.simulation import Simulated, simulation
+from stepfleet.orchestrator.cli.local.simulation import Simulated, simulated_as, simulation
 from stepfleet.orchestrator.cli.local.supervisor import Supervisor
 from stepfleet.orchestrator.cli.local.worker_command import (
     WORKER,
@@ -29,6 +30,13 @@ class FleetPlan:
     workers: int
     slots: int | None = None
     simulate: Simulated | None = None
+
+    def simulating(self, rules: str | None, latency: str | None, faults: float | None) -> Self:
+        """Return the same fleet with the provider to simulate, if any.
+
+        Raises `ConfigurationError` for latency or faults without rules.
+        """
+        return replace(self, simulate=simulated_as(rules, latency, faults))
 
 
 @contextlib.asynccontextmanager
