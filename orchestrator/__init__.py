@@ -144,6 +144,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.run.summary import RunPage as RunPage
     from stepfleet.orchestrator.records.run.summary import RunSummary as RunSummary
     from stepfleet.orchestrator.records.run.summary import RunTimeline as RunTimeline
+    from stepfleet.orchestrator.records.run.summary import RunTree as RunTree
     from stepfleet.orchestrator.records.run.summary import StepSummary as StepSummary
     from stepfleet.orchestrator.records.run.trace import AgentTrace as AgentTrace
     from stepfleet.orchestrator.records.run.trace_steps import Action as Action
@@ -256,7 +257,7 @@ _WHERE = {
     "records.run.causes": "FailedRun LastError",
     "records.run.report": "DebugSummary",
     "records.run.results": "AgentRunResult RunStatus",
-    "records.run.summary": "RunPage RunSummary RunTimeline StepSummary",
+    "records.run.summary": "RunPage RunSummary RunTimeline RunTree StepSummary",
     "records.run.trace": "AgentTrace",
     "records.run.trace_steps": (
         "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"

@@ -71,6 +71,10 @@ class AsyncFleetApprovals:
         asks = (one.ask for one in found)
         return AskPage(asks=tuple(a for a in asks if _matches(a, which)), next=following)
 
+    async def of_run(self, run_id: str) -> tuple[Ask, ...]:
+        """Return the calls of a run that wait; none for a run that is not there."""
+        return tuple(one.ask for one in await (await self._asks()).of_run(run_id))
+
     async def all(self, **which: Unpack[Which]) -> AsyncGenerator[Ask, None]:
         """Yield all calls that wait, the oldest first."""
         cursor: str | None = None

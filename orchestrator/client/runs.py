@@ -27,10 +27,11 @@ from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
-from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
+from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
 from stepfleet.orchestrator.store.records.codec import MESSAGES
+from stepfleet.orchestrator.store.runs import trees
 from stepfleet.orchestrator.store.runs.control import ControlResult
 from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
@@ -166,6 +167,15 @@ class AsyncFleetRuns:
                 raise ConfigurationError(f"{name} is {value}; write a number from 1 to {most}")
         client = await self._session.open()
         return await client.timelines.read(run_id, first, limit, content=content)
+
+    async def tree(self, run_id: str, *, limit: int = 200) -> RunTree:
+        """Return a run with up to `limit` runs below it, those of upper levels first.
+
+        Raises `ConfigurationError` for an unknown run, or a wrong limit.
+        """
+        if not 0 <= limit <= trees.MOST_RUNS:
+            raise ConfigurationError(f"limit is {limit}; write 0 to {trees.MOST_RUNS:,}")
+        return await (await self._session.open()).trees.read(run_id, limit)
 
     async def result(self, run_id: str) -> AgentRunResult:
         """Return a run's result, as far as it has come."""

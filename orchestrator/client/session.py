@@ -38,6 +38,7 @@ from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.snapshots import Snapshots
 from stepfleet.orchestrator.store.runs.submission import Submission
 from stepfleet.orchestrator.store.runs.timeline import Timelines
+from stepfleet.orchestrator.store.runs.trees import RunTrees
 
 
 class Client:
@@ -56,6 +57,7 @@ class Client:
         self.requests = BatchRequests(connection, keys, dispatch, self.batches, grace=grace)
         self.lists = RunLists(connection, keys)
         self.timelines = Timelines(connection, keys)
+        self.trees = RunTrees(connection, keys)
         self.audit = Audit(connection, keys)
         self.failed = FailedRuns(connection, keys, store.configs)
         self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)

@@ -92,6 +92,7 @@ def _derived(*parts: object) -> int:
 AGENT_RUN = "agent_run"
 LLM_GENERATE = "llm_generate"
 TOOL_EXECUTION = "tool_execution"
+TOOL_DECISION = "tool_decision"
 TAKEN_OVER = "TAKEN_OVER"
 """Code of an attempt that was too late: another worker had the step by then."""
 
@@ -139,7 +140,7 @@ def _of_attempt(observed: StepObservation) -> Iterator[SpanPlan]:
     step_id = step_span_id(run_id, execution, claim.number) if known else new_span_id()
     yield from _of_calls(run_id, observed.calls, step_id)
     if resumed and verdict.logged is not None:
-        yield from _of_runs(observed, verdict.logged.result.tool_calls, step_id)
+        yield from _of_waits(observed, verdict.logged.result.tool_calls, step_id)
     ends = verdict.move is Move.FINISH and observed.applied
     if not waits and (verdict.logged or observed.calls or not ends):
         start = claim.journal.began if resumed else None
@@ -217,31 +218,52 @@ def _run(observed: StepObservation) -> SpanPlan:
     )
 
 
-def _of_runs(
+def _of_waits(
     observed: StepObservation, calls: tuple[ToolCallRecord, ...], step: int
 ) -> Iterator[SpanPlan]:
-    """Yield the calls of a step that were runs: from its beginning until it went on with them."""
-    claim = observed.claim
-    began = nanoseconds(claim.journal.began) if claim.journal.began else observed.began
+    """Yield the calls of a step that were runs, and the waits of calls for people.
+
+    Runs last from the step's beginning until it went on with them, waits until their decision.
+    """
+    start = observed.claim.journal.began
+    began = nanoseconds(start) if start else observed.began
     for call in calls:
-        if call.run is None:
-            continue
-        yield SpanPlan(
-            name=TOOL_EXECUTION,
-            run_id=claim.run_id,
-            span_id=call_span_id(call.run.run_id),
-            parent_id=step,
-            began=began,
-            ended=observed.began,
-            attributes={
-                "stepfleet.run_id": claim.run_id,
-                "stepfleet.child_run_id": call.run.run_id,
-                "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": call.tool_name,
-                "gen_ai.tool.call.id": call.call_id,
-            },
-            error=call.error.code if call.error else "",
-        )
+        attributes: dict[str, Any] = {
+            "stepfleet.run_id": observed.claim.run_id,
+            "gen_ai.tool.name": call.tool_name,
+            "gen_ai.tool.call.id": call.call_id,
+        }
+        if call.run is not None:
+            yield SpanPlan(
+                name=TOOL_EXECUTION,
+                run_id=observed.claim.run_id,
+                span_id=call_span_id(call.run.run_id),
+                parent_id=step,
+                began=began,
+                ended=observed.began,
+                attributes={
+                    **attributes,
+                    "gen_ai.operation.name": "execute_tool",
+                    "stepfleet.child_run_id": call.run.run_id,
+                },
+                error=call.error.code if call.error else "",
+            )
+        if (decision := call.decision) is not None:
+            decided = nanoseconds(decision.at) if decision.at else observed.began
+            yield SpanPlan(
+                name=TOOL_DECISION,
+                run_id=observed.claim.run_id,
+                span_id=new_span_id(),
+                parent_id=step,
+                began=min(began, decided),
+                ended=decided,
+                attributes={
+                    **attributes,
+                    "stepfleet.approved": decision.approved,
+                    "stepfleet.decided_by": decision.by,
+                    "stepfleet.by_default": decision.by_default,
+                },
+            )
 
 
 def _of_calls(

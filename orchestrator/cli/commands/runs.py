@@ -85,7 +85,7 @@ def show(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Show a run's trace: its input, steps, tools, and answer."""
+    """Show a run's trace: its input, steps, tools, answer, and the runs below it."""
     from stepfleet.orchestrator.cli.setup import with_fleet
     from stepfleet.orchestrator.cli.views import chat as chats
     from stepfleet.orchestrator.cli.views import runs
@@ -97,7 +97,7 @@ def show(
         with_fleet.show(data, partial(runs.read_view, run, batch), view, json=json)
     else:
         picture = partial(runs.picture, full=full, debug=debug)
-        read = partial(runs.read, run, batch)
+        read = partial(runs.read_tree, run, batch)
         with_fleet.show(data, read, picture, json=json, as_data=runs.as_data)
 
 

@@ -1,16 +1,17 @@
 """Why a run stopped or continues: every criterion of its newest evaluation, with numbers. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.format import seconds, shown
+from stepfleet.orchestrator.cli.terminal.format import moment, seconds, shown
 from stepfleet.orchestrator.protocol.waiting import waits_in
-from stepfleet.orchestrator.records.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationOutcome,
@@ -33,17 +34,25 @@ _FOR = {
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTool:
-    """A tool call without a result. `served` tells whether a running worker serves its queue."""
+    """A tool call without a result. `served` tells whether a running worker serves its queue.
+
+    One that waits for a person does so since `since`, and at `until` its time limit decides.
+    """
 
     tool: str
     queue: str
     served: bool = True
+    index: int = 0
+    since: datetime | None = None
+    until: datetime | None = None
 
     @property
     def text(self) -> str:
         """The wait in words, with the fix where the queue has no worker."""
         if awaited := awaited_by(self.queue):
-            return f"{_FOR[awaited]} (tool {self.tool!r})"
+            since = f", since {moment(self.since)}" if self.since else ""
+            until = f", until {moment(self.until)}" if self.until else ""
+            return f"{_FOR[awaited]} (tool {self.tool!r}){since}{until}"
         text = f"tool {self.tool!r} on queue {self.queue!r}"
         if self.served:
             return text
@@ -55,7 +64,7 @@ def awaited_tools(run: StoredRun) -> tuple[AwaitedTool, ...]:
     if run.state.status.is_terminal:
         return ()
     waits = waits_in(run.header.get("waiting", ""), run.header["step"])
-    return tuple(AwaitedTool(wait.tool, wait.queue) for wait in waits)
+    return tuple(AwaitedTool(wait.tool, wait.queue, index=wait.index) for wait in waits)
 
 
 def judged(
@@ -70,8 +79,19 @@ def judged(
         return tuple(awaited)
     served = {queue for one in alive for queue in one.queues or ()}
     return tuple(
-        AwaitedTool(one.tool, one.queue, one.queue in served or awaited_by(one.queue) is not None)
+        replace(one, served=one.queue in served or awaited_by(one.queue) is not None)
         for one in awaited
+    )
+
+
+def dated(awaited: Iterable[AwaitedTool], asks: Iterable[Ask]) -> tuple[AwaitedTool, ...]:
+    """Return the same calls, those that wait for people with their times."""
+    times = {one.index: (one.since, one.until) for one in asks}
+    nothing = (None, None)
+    return tuple(
+        replace(one, since=since, until=until)
+        for one in awaited
+        for since, until in [times.get(one.index, nothing)]
     )
 
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.output import print_json_line
+from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import (
     AwaitedTool,
     Explanation,
     awaited_tools,
+    dated,
     explain,
     judged,
 )
@@ -25,7 +27,9 @@ from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.records.answers import awaited_by
 from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
 from stepfleet.orchestrator.store.records.codec import load_outage
@@ -34,27 +38,39 @@ from stepfleet.orchestrator.store.runs.reading import StoredRun
 _SHOWN = 10
 """Runs before a run that are named."""
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
+Shown = tuple[Found, RunTree]
+
+
+async def read_tree(named: str, batch: str | None, fleet: AsyncFleet) -> Shown:
+    """Return the same as `read`, and the runs below it."""
+    found = await read(named, batch, fleet)
+    return found, await fleet.runs.tree(found[0].run_id)
 
 
 async def read(named: str, batch: str | None, fleet: AsyncFleet) -> Found:
     """Return the run, or the run of that line, and the tools that it waits for."""
     run = await fleet.runs.show(await fleet.runs.find(named, batch))
     awaited = awaited_tools(run)
+    if any(by and by.by_people for by in (awaited_by(one.queue) for one in awaited)):
+        awaited = dated(awaited, await fleet.approvals.of_run(run.run_id))
     # The workers are needed only where a tool is awaited.
     return run, judged(awaited, (await fleet.overview()).workers) if awaited else ()
 
 
-def as_data(found: Found) -> dict[str, Any]:
-    """Return the run's whole result and its messages as JSON-ready data."""
-    run, _ = found
+def as_data(found: Shown) -> dict[str, Any]:
+    """Return the run's whole result, its messages and the runs below it as JSON-ready data."""
+    (run, _), tree = found
     messages = [message.to_dict() for message in run.state.messages]
-    return {**run.result().to_dict(), "messages": messages}
+    below = [one.to_dict() for one in tree.below]
+    return {**run.result().to_dict(), "messages": messages, "below": below}
 
 
-def picture(found: Found, *, full: bool, debug: bool = False) -> RenderableType:
-    """Return the run's trace, with `debug` also the tracebacks of what failed."""
-    run, awaited = found
-    return trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=awaited)
+def picture(found: Shown, *, full: bool, debug: bool = False) -> RenderableType:
+    """Return the run's trace and the runs below it, with `debug` the tracebacks of what failed."""
+    (run, awaited), tree = found
+    shown = trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=awaited)
+    below = listing.below(tree)
+    return Group(shown, below) if below else shown
 
 
 async def read_view(named: str, batch: str | None, fleet: AsyncFleet) -> RunView:

@@ -155,6 +155,7 @@ class FleetApprovals(_Blocking):
     """Calls that wait for a person: `fleet.approvals`."""
 
     page = blocking(AsyncFleetApprovals.page)
+    of_run = blocking(AsyncFleetApprovals.of_run)
     all = iterating(AsyncFleetApprovals.all)
 
 
@@ -200,6 +201,7 @@ class FleetRuns(_Blocking):
     page = blocking(AsyncFleetRuns.page)
     failures = blocking(AsyncFleetRuns.failures)
     timeline = blocking(AsyncFleetRuns.timeline)
+    tree = blocking(AsyncFleetRuns.tree)
     find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
     waits_for = blocking(AsyncFleetRuns.waits_for)

@@ -48,6 +48,17 @@ class RunPage(Record):
     looked_at: int = 0
 
 
+class RunTree(Record):
+    """A run and the runs that its calls have started, in the order of these calls.
+
+    `left_out` counts those that are not in `below`, since the tree was to be no larger.
+    """
+
+    run: RunSummary
+    below: tuple["RunTree", ...] = ()
+    left_out: int = 0
+
+
 class ToolSummary(Record):
     """A tool call as a timeline shows it. Texts are cut; None where contents are hidden."""
 

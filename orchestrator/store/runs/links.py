@@ -64,10 +64,21 @@ class Links:
         calls = tuple(map(call_at, addresses)) if returns == "1" and has_ended else ()
         if not reach:
             return Owed(calls)
-        waits = [w for w in waits_in(waiting or "", step) if w.queue == Awaited.RUN]
+        return Owed(calls, Want(reach), await self._awaited(key, waiting or "", step))
+
+    async def started(self, run_id: str) -> tuple[str, ...]:
+        """Return the runs whose ends a run waits for now, since calls of its step are these."""
+        key = self._keys.run(run_id)
+        waiting, step = await self._connection.execute("HMGET", key, "waiting", "step")
+        return await self._awaited(key, waiting or "", step)
+
+    async def _awaited(self, key: str, waiting: str, step: str) -> tuple[str, ...]:
+        waits = [one for one in waits_in(waiting, step) if one.queue == Awaited.RUN]
+        if not waits:
+            return ()
         names = [f"k:{one.index}" for one in waits]
-        found = await self._connection.execute("HMGET", f"{key}:journal", *names) if names else []
-        return Owed(calls, Want(reach), tuple(one for one in found if one))
+        found = await self._connection.execute("HMGET", f"{key}:journal", *names)
+        return tuple(one for one in found if one)
 
     async def settled(
         self, run_id: str, calls: Sequence[ToolHint], request: Want | None = None

@@ -37,3 +37,4 @@ clerk = Agent(
     error_policy=ErrorPolicy.ignore_tool_errors(),
 )
 painter = Agent("painter", model="openai:scripted", tools=[render])
+leader = Agent("leader", model="openai:scripted", agents=[clerk])

@@ -104,6 +104,9 @@ def test_questions_time_limits_and_equal_calls_on_the_command_line(
         decided = [one for one in fleet.runs.events(expired) if one["type"].endswith("decided")]
         assert [one["payload"]["by_default"] for one in decided] == [True]
         waiting(fleet, 31)
+        told = cli("explain", asks).stdout
+        assert "a person's answer" in told
+        assert ", since 20" in told
         listed = cli("approvals")
         assert "31 calls wait for a person" in listed.stdout
         assert "30" in listed.stdout
@@ -114,5 +117,6 @@ def test_questions_time_limits_and_equal_calls_on_the_command_line(
         done = cli("approve", "--batch", batch.id, "--tool", "refund", "--yes")
         assert "30 calls approved" in done.stdout
         assert fleet.runs.wait(asks, timeout=LONG).output == "blue"
+        assert "answered by bob, 20" in cli("show", asks).stdout
         assert all(result.success for result in batch.results())
         assert "Nothing waits" in cli("approvals").stdout

@@ -78,6 +78,18 @@ def test_a_parent_and_three_children_share_one_slot(
         assert result.below_cost_usd == pytest.approx(sum(one.cost_usd for one in below))
         tokens = sum(one.usage.total_tokens for one in below)
         assert result.total_usage.total_tokens == result.usage.total_tokens + tokens
+        tree = fleet.runs.tree(run_id)
+        assert [one.run.run_id for one in tree.below] == [one.run_id for one in children if one]
+        assert [[leaf.run.agent for leaf in one.below] for one in tree.below] == [
+            ["checker"],
+            ["checker"],
+            [],
+        ]
+        small = fleet.runs.tree(run_id, limit=2)
+        assert (len(small.below), small.left_out) == (2, 1)
+        assert [one.left_out for one in small.below] == [1, 1]
+        listed = {run.run_id for run in fleet.runs.page(parent=run_id).runs}
+        assert listed == {one.run.run_id for one in tree.below}
     asked = Counter(request.key for request in model.requests)
     assert sum(asked.values()) == 2 + 2 * 2 + 2 + 1
     assert len(result.steps) == 2
@@ -101,6 +113,8 @@ def test_a_cancel_reaches_the_children_of_children(
             within=LONG,
             what="the grandchildren's calls",
         )
+        active = fleet.runs.tree(run_id).below
+        assert [len(one.below) for one in active if one.run.agent == "researcher"] == [1, 1]
         fleet.runs.cancel(run_id)
         wait_until(
             lambda: len(fleet.runs.page(status="cancelled").runs) == 5,

@@ -157,9 +157,18 @@ def test_a_run_for_another_one_names_it_and_is_linked_to_it(
     redis_url: str, model: ModelServer, start_worker: Start, otlp: Collector, env: dict[str, str]
 ) -> None:
     """MULTI-03: the parent's id on the child's spans, and a link to the parent's own."""
-    model.follow(lambda _: Reply("Yes."))
+
+    def leads(request: RequestRecord) -> Reply:
+        if request.key == "lead" and request.turn == 1:
+            return Reply("", tool_calls=(ToolCallReply("clerk", {"input": "third"}),))
+        return Reply("Yes.")
+
+    model.follow(leads)
     start_worker(env=env)
     with Fleet(redis_url) as fleet:
+        led = fleet.submit(AGENTS["leader"], "lead")
+        (end,) = (one.run for one in fleet.runs.wait(led, timeout=LONG).steps[0].tool_calls)
+        assert end is not None
         parent = fleet.submit(AGENTS["clerk"], "first")
         child = fleet.submit(AGENTS["clerk"], "second", parent=parent)
         for run_id in (parent, child):
@@ -170,6 +179,14 @@ def test_a_run_for_another_one_names_it_and_is_linked_to_it(
     assert one(otlp.of(child), "step_1").attributes["stepfleet.parent_run_id"] == parent
     assert below.links == ((above.trace, above.id),)
     assert above.links == ()
+    # A run that a call has started is part of its caller's trace, below the span of that call.
+    wait_until(lambda: otlp.names(led).count("agent_run") == 2, within=LONG, what="both spans")
+    runs = {s.attributes["stepfleet.run_id"]: s for s in otlp.of(led) if s.name == "agent_run"}
+    call = one(otlp.of(led), "tool_execution")
+    first = min(s.began for s in otlp.of(led) if s.name == "step_1")
+    step = next(s for s in otlp.of(led) if s.name == "step_1" and s.began == first)
+    assert (runs[end.run_id].parent, call.parent, step.parent) == (call.id, step.id, runs[led].id)
+    assert [runs[run_id].links for run_id in (led, end.run_id)] == [(), ()]
 
 
 @pytest.mark.parametrize("options", [(), ("--pool", "prefork", "--concurrency", "1")])

@@ -95,6 +95,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "Limit": {"requests_per_minute": 3000, "in_flight": 5},
     "RunSummary": SUMMARY,
     "RunTimeline": {"run": SUMMARY, "steps": ({"step": 1, "model": "m"},)},
+    "RunTree": {"run": SUMMARY, "below": ({"run": SUMMARY},), "left_out": 1},
     "StepSummary": {"step": 1, "type": "action", "started_at": NOW, "tool_calls": ()},
     "BudgetUse": {"field": "usd", "budget": "5", "spent": "1.25", "reserved": "0", "left": "3.75"},
     "LimitState": {"name": "openai:m", "waiting": 3},

@@ -14,7 +14,14 @@ from stepfleet.orchestrator import (
     Lifecycle,
     StopReason,
 )
-from stepfleet.orchestrator.cli.views.explain import AwaitedTool, Explanation, explain, picture
+from stepfleet.orchestrator.cli.views.explain import (
+    AwaitedTool,
+    Explanation,
+    dated,
+    explain,
+    picture,
+)
+from stepfleet.orchestrator.records.answers import Ask
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
@@ -138,7 +145,29 @@ def test_a_run_that_waits_for_a_tool_says_whether_somebody_works_there() -> None
     text = rendered(found)
     assert "waits for tool 'render' on queue 'gpu', which no running worker serves" in text
     assert "waits for tool 'play' on queue 'sound'\n" in text.replace(" \n", "\n")
-    assert found.to_dict()["awaited"][0] == {"tool": "render", "queue": "gpu", "served": False}
+    told = found.to_dict()["awaited"][0]
+    assert {name: told[name] for name in ("tool", "queue", "served")} == {
+        "tool": "render",
+        "queue": "gpu",
+        "served": False,
+    }
+
+
+def test_a_run_that_waits_for_a_person_says_since_when_and_until_when() -> None:
+    waits = (AwaitedTool("render", "gpu"), AwaitedTool("refund", "@approval", index=2))
+    texts: dict[str, Any] = dict.fromkeys(
+        ("run_id", "key", "call_id", "kind", "agent", "tool"), "x"
+    )
+    ask = Ask(
+        **texts,
+        step=1,
+        index=2,
+        since=datetime(2026, 1, 1, tzinfo=UTC),
+        until=datetime(2026, 1, 2, tzinfo=UTC),
+    )
+    text = rendered(explain(active(Lifecycle.IN_PROGRESS), dated(waits, [ask])))
+    times = "since 2026-01-01 00:00:00 UTC, until 2026-01-02 00:00:00 UTC"
+    assert f"approval: `stepfleet approvals` (tool 'refund'), {times}" in " ".join(text.split())
 
 
 def test_the_explanation_as_json_has_every_number() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.runs.agent_records import a_step
+from support.runs.agent_records import a_call, a_step
 
-from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message
+from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message, RunSummary, RunTree
+from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool, judged
 from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.records.answers import Decision
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 
@@ -69,3 +71,41 @@ def test_a_run_that_waits_for_a_tool_names_its_queue_and_who_is_missing() -> Non
     for somebody in ((steps, gpu), (steps, old)):
         text = printed(*judged([RENDER], somebody))
         assert "waits for tool 'render' on queue 'gpu'\n" in text.replace(" \n", "\n")
+
+
+@pytest.mark.parametrize(
+    ("decision", "told"),
+    [
+        ({"approved": True, "by": "grace"}, "approved by grace, 2026-01-01 00:00:00 UTC"),
+        ({"approved": True, "by": "grace", "text": "blue"}, "answered by grace"),
+        ({"approved": False, "by": "grace", "reason": "too\nmuch"}, "denied by grace, "),
+        ({"approved": False, "reason": "too\nmuch"}, " UTC: too much"),
+        ({"approved": False, "by_default": True}, "denied by the time limit"),
+    ],
+)
+def test_a_call_says_who_decided_it_and_when(decision: dict[str, Any], told: str) -> None:
+    made = Decision(at=datetime(2026, 1, 1, tzinfo=UTC), **decision)
+    assert told in printed(steps=(a_step(1, tool_calls=(a_call(decision=made),)),))
+
+
+def test_runs_below_a_run_are_a_tree_that_says_how_much_is_left_out() -> None:
+    console = Console(width=120)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def tree(name: str, *below: RunTree, left_out: int = 0, **fields: Any) -> RunTree:
+        given = {"run_id": name, "agent": f"\x1b[31m{name}", "created": now, "updated": now}
+        run = RunSummary(**{**given, "status": Lifecycle.COMPLETED, **fields})
+        return RunTree(run=run, below=below, left_out=left_out)
+
+    assert listing.below(tree("root")) is None
+    stopped = tree("leaf", status="stopped", stop_reason="steps_limit", steps=1, cost_usd=0.5)
+    with console.capture() as captured:
+        shown = listing.below(tree("root", tree("child", stopped, steps=2), left_out=7))
+        assert shown is not None
+        console.print(shown)
+    lines = [line.strip(" │├└─") for line in captured.get().splitlines()]
+    assert lines[0] == "runs below"
+    assert lines[1].endswith("child: completed, 2 steps  child")
+    assert lines[2].endswith("leaf: stopped (steps_limit), 1 step, $0.5000  leaf")
+    assert lines[3] == "and 7 more"
+    assert "\x1b" not in captured.get()

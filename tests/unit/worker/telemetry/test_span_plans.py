@@ -1,6 +1,8 @@
 """Which spans an attempt amounts to."""
 
-from support.runs.agent_records import START, an_error
+from dataclasses import replace
+
+from support.runs.agent_records import START, a_call, a_step, an_error
 from support.runs.seen_steps import (
     BEGAN,
     RUN,
@@ -13,10 +15,11 @@ from support.runs.seen_steps import (
     later,
 )
 
-from stepfleet.orchestrator import ErrorType, StopReason, ToolCall
+from stepfleet.orchestrator import ErrorType, LoggedStep, StopReason, ToolCall
 from stepfleet.orchestrator.protocol.claim import Journal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.records.answers import Decision
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     RefusalObservation,
@@ -115,6 +118,20 @@ def test_a_step_that_waits_is_one_span_over_all_its_workers() -> None:
     assert step.span_id == step_span_id(RUN, 1, 1)
     assert model.parent_id == tool.parent_id == step.span_id
     assert step.began == BEGAN - 60 * SECOND
+
+
+def test_a_wait_for_a_person_says_who_decided_and_lasts_until_then() -> None:
+    """OBS-01: and nothing of what was said."""
+    made = Decision(approved=False, by="grace", at=later(-5), reason="canary-7")
+    call = a_call(tool_name="refund", decision=made)
+    verdict = a_verdict(logged=False)
+    verdict = replace(verdict, logged=LoggedStep(result=a_step(1, tool_calls=(call,))))
+    wait, step = spans_of(an_attempt(verdict, journal=Journal(began=later(-60))))
+    assert (wait.name, wait.parent_id) == ("tool_decision", step.span_id)
+    assert (wait.began, wait.ended) == (BEGAN - 60 * SECOND, BEGAN - 5 * SECOND)
+    told = {name.rpartition(".")[2]: value for name, value in wait.attributes.items()}
+    assert (told["decided_by"], told["approved"], told["by_default"]) == ("grace", False, False)
+    assert "canary" not in str(wait)
 
 
 def test_a_call_that_was_broken_off_did_not_fail() -> None:
