@@ -2,6 +2,7 @@
 
 python benchmarks/flower_pages.py                      # 100,000 runs on a server of its own
 python benchmarks/flower_pages.py --runs 1000 --tries 3
+python benchmarks/flower_pages.py --browser            # in Chromium, until rows are painted
 
 Runs are created by the product's own script and then ended directly in their records: one in a
 hundred has failed, twenty of these with the error that is searched for; all belong to one batch. A
@@ -19,12 +20,13 @@ import subprocess
 import sys
 import time
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlencode
 
 import orjson
 import psutil
 import redis
+from page_loads import chromium, opened
 from processes import redis_server, until
 from reports import Column, Report, begin, finish, parser, show
 
@@ -45,6 +47,7 @@ def arguments() -> argparse.Namespace:
     made = parser(__doc__)
     made.add_argument("--runs", type=int, default=100_000, help="runs that are there")
     made.add_argument("--tries", type=int, default=9, help="readings of each page")
+    made.add_argument("--browser", action="store_true", help="measure the pages in Chromium")
     made.add_argument("--port", type=int, default=15_555, help="where Flower listens")
     return made.parse_args()
 
@@ -112,6 +115,16 @@ class Flower:
         )
         self.port = port
 
+    def __enter__(self) -> Self:
+        """Return when it answers."""
+        until(lambda: self.is_up, within=LONGEST)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait(LONGEST)
+
     @property
     def is_up(self) -> bool:
         """Whether it answers."""
@@ -158,30 +171,17 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     with redis_server() as (url, _), redis.Redis.from_url(url) as store:
         batch = asyncio.run(fill(url, args.runs))
         lists = sum(store.memory_usage(key, samples=0) for key in store.scan_iter("sf:*:runs:*"))
-        flower = Flower(url, args.port)
-        try:
-            until(lambda: flower.is_up, within=LONGEST)
+        with Flower(url, args.port) as flower:
             before = flower.megabytes
             store.config_set("slowlog-log-slower-than", 200)
             store.slowlog_reset()
             cursor = ""
             for _ in range(49):
                 cursor = flower.page(**({"cursor": cursor} if cursor else {}))["next"] or ""
-            cases: dict[str, dict[str, str]] = {
-                "first page": {},
-                "50th page": {"cursor": cursor},
-                "500 runs": {"limit": "500"},
-                "failed": {"status": "failed"},
-                "one tenant": {"tenant": "t3"},
-                "failed with a rare error": {"status": "failed", "error": RARE},
-                "a rare error": {"error": RARE},
-                "a batch": {"batch": batch},
-                "a batch's rare error": {"batch": batch, "status": "failed", "error": RARE},
-            }
-            for what, query in cases.items():
-                whole = "rare" in what
-                found = timed(flower, args.tries, whole=whole, **query)
-                report.add({"what": what, "runs": args.runs, **found})
+            if args.browser:
+                of_browser(report, args, flower, batch, cursor)
+            else:
+                of_api(report, args, flower, batch, cursor)
             slowest = max((one["duration"] for one in store.slowlog_get(1000)), default=0)
             report.details = {
                 "blocked_ms": slowest / 1e3,
@@ -189,9 +189,50 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 "flower_mb_after": flower.megabytes,
                 "bytes_of_lists_per_run": lists / args.runs,
             }
-        finally:
-            flower.process.terminate()
-            flower.process.wait(LONGEST)
+
+
+def of_api(
+    report: Report, args: argparse.Namespace, flower: Flower, batch: str, cursor: str
+) -> None:
+    """Read pages of the API."""
+    cases: dict[str, dict[str, str]] = {
+        "first page": {},
+        "50th page": {"cursor": cursor},
+        "500 runs": {"limit": "500"},
+        "failed": {"status": "failed"},
+        "one tenant": {"tenant": "t3"},
+        "failed with a rare error": {"status": "failed", "error": RARE},
+        "a rare error": {"error": RARE},
+        "a batch": {"batch": batch},
+        "a batch's rare error": {"batch": batch, "status": "failed", "error": RARE},
+    }
+    for what, query in cases.items():
+        whole = "rare" in what
+        found = timed(flower, args.tries, whole=whole, **query)
+        report.add({"what": what, "runs": args.runs, **found})
+
+
+def of_browser(
+    report: Report, args: argparse.Namespace, flower: Flower, batch: str, cursor: str
+) -> None:
+    """Open pages in Chromium: each in a new profile first, then again with its files kept."""
+    run = flower.page(limit="1")["runs"][0]["run_id"]
+    cases = {
+        "runs": "/runs",
+        "runs, 50th page": f"/runs?{urlencode({'cursor': cursor})}",
+        "runs that failed": "/runs?status=failed",
+        "a run": f"/runs/{run}",
+        "batches": "/batches",
+        "a batch": f"/batches/{batch}",
+        "approvals": "/approvals",
+        "fleet": "/fleet",
+        "costs": "/costs",
+    }
+    with chromium() as browser:
+        for what, path in cases.items():
+            address = f"http://127.0.0.1:{flower.port}{path}"
+            for state, found in opened(browser, AUTH, address, args.tries).items():
+                report.add({"what": f"{what}, {state}", "runs": args.runs, **found})
 
 
 def main() -> None:
@@ -200,13 +241,24 @@ def main() -> None:
     report = begin("flower_pages", args)
     for _ in range(args.repeat):
         measure(args, report)
-    columns = [
-        Column("page", "what"),
-        Column("ms", "ms", 1, spread=True),
-        Column("longest", "longest_ms", 1),
-        Column("pages", "pages", 0),
-        Column("runs", "found", 0),
-    ]
+    columns = (
+        [
+            Column("page", "what"),
+            Column("rows ms", "ms", 0, spread=True),
+            Column("longest", "longest_ms", 0),
+            Column("document", "document_ms", 0),
+            Column("files", "files_ms", 0),
+            Column("API", "api_ms", 0),
+        ]
+        if args.browser
+        else [
+            Column("page", "what"),
+            Column("ms", "ms", 1, spread=True),
+            Column("longest", "longest_ms", 1),
+            Column("pages", "pages", 0),
+            Column("runs", "found", 0),
+        ]
+    )
     show(f"Pages in Flower over {args.runs:,} runs", report.rows, ("what",), columns)
     for name, value in report.details.items():
         print(f"{name}: {value:.1f}")

@@ -1,6 +1,7 @@
 """The pages: a skeleton each, filled by a module of its own from the JSON API."""
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _TAB = """
             {{% if active_tab == '{0}' %}}aria-current="page"{{% end %}}
             href="{{{{ reverse_url('{0}') }}}}">{1}</a>
         </li>"""
+_IMPORT = re.compile(r'^import .* from "\./(\w+\.js)";$', re.MULTILINE)
 _PAGES = {
     "/runs": ("runs", "runs"),
     "/runs/[^/]{1,200}": ("run", "runs"),
@@ -70,7 +72,8 @@ class Page(BaseHandler):
     @web.authenticated
     def get(self) -> None:
         """Show the skeleton."""
-        self.render(f"{self._template}.html", active_tab=self._tab)
+        found = modules(self._template)
+        self.render(f"{self._template}.html", active_tab=self._tab, modules=found)
 
 
 class Assets(web.StaticFileHandler):
@@ -81,6 +84,16 @@ class Assets(web.StaticFileHandler):
         del path
         self.set_header("Cache-Control", "public, max-age=31536000, immutable")
         self.set_header("X-Content-Type-Options", "nosniff")
+
+
+@cache
+def modules(page: str) -> tuple[str, ...]:
+    """Return the modules that a page runs, its own first: browsers then load all of them at once."""
+    found = [f"{page}.js"]
+    for name in found:  # which grows by what its modules import
+        text = (OWN / "static" / name).read_text(encoding="utf-8")
+        found += [one for one in _IMPORT.findall(text) if one not in found]
+    return tuple(found)
 
 
 @cache
