@@ -3,6 +3,7 @@
 Knows bytes and line numbers only. What cannot be rewound is copied to a temporary file first.
 """
 
+import itertools
 import os
 import shutil
 import stat
@@ -23,10 +24,19 @@ Given = str | Path | Iterable[Any]
 
 
 class BatchInput:
-    """The lines of a batch; `path` is that of a regular file. Close it after use."""
+    """The lines of a batch; `path` is that of a regular file. Close it after use.
+
+    A file with more than `most` lines is refused where reading comes to them.
+    """
 
     def __init__(
-        self, file: BinaryIO, name: str, kind: InputFormat = "jsonl", path: str = ""
+        self,
+        file: BinaryIO,
+        name: str,
+        kind: InputFormat = "jsonl",
+        path: str = "",
+        *,
+        most: int | None = None,
     ) -> None:
         self.name = name
         self.path = path
@@ -34,16 +44,17 @@ class BatchInput:
         self.form = "row below the header" if self.is_table else "JSON object per line"
         self._file = file
         self._read = READERS[kind]
+        self._most = most
 
     def __iter__(self) -> Iterator[RawLine]:
         """Yield the lines from the start, however far an earlier reading came.
 
-        Raises `ConfigurationError` where the file is no file of its format.
+        Raises `ConfigurationError` where the file is no file of its format, or has too many.
         """
         self._file.seek(0)
         try:
             check_kind(self._file)
-            yield from self._read(self._file)
+            yield from _first(self._read(self._file), self._most)
         except ConfigurationError as error:
             raise ConfigurationError(f"{self.name}: {error.message}") from None
 
@@ -88,6 +99,13 @@ def format_by_name(path: str) -> InputFormat:
     """Return the format that a file's ending names. Pure."""
     suffix = Path(path).suffix.lower()[1:]
     return suffix if suffix in READERS else "jsonl"  # type: ignore[return-value]  # its keys
+
+
+def _first(lines: Iterator[RawLine], most: int | None) -> Iterator[RawLine]:
+    yield from itertools.islice(lines, most)
+    if most is not None and next(lines, None) is not None:
+        msg = f"has more than {most:,} lines; split it, or use stepfleet submit"
+        raise ConfigurationError(msg)
 
 
 def _open_path(path: str, kind: InputFormat) -> BatchInput:

@@ -3,11 +3,13 @@
 The body goes to a temporary file as it comes; it is never whole in memory.
 """
 
+import time
 from contextlib import ExitStack
 from tempfile import TemporaryFile
 from typing import Any, ClassVar
 
 import orjson
+from tornado.ioloop import IOLoop
 
 from stepfleet.orchestrator.batches.check import BatchCheck
 from stepfleet.orchestrator.batches.source import BatchInput, format_by_name
@@ -21,11 +23,19 @@ LARGEST = 128 * 1024 * 1024
 """Bytes of a file that is taken; larger ones are for `stepfleet submit`."""
 DRAINED = 4 * LARGEST
 """Bytes of a file that is too large which are read nevertheless: its sender gets the answer."""
+MOST_LINES = 3_000_000
+"""Lines of a file that is taken: each bad one needs memory, and all of them a processor."""
 BODY_SECONDS = 1_800.0
+GRACE_SECONDS, LEAST_RATE = 30.0, 65_536
+"""A file has so many seconds to come, and one more for so many bytes: places are few."""
 FORMATS = ("jsonl", "json", "csv", "tsv")
 _TOO_LARGE = (
     f"body: the file has more than {LARGEST >> 20} MiB; split it, or use "
     "stepfleet submit FILE --agent NAME, which takes files of any size"
+)
+_TOO_SLOW = (
+    f"body: the file comes with less than {LEAST_RATE >> 10} KiB per second; send it from nearer "
+    "by, or use stepfleet submit FILE --agent NAME"
 )
 
 
@@ -65,10 +75,23 @@ class Submission(Audited):
             self._held.enter_context(self.site.work.place())
             self._file = TemporaryFile()  # noqa: SIM115 - closed with what is held
             self._held.enter_context(self._file)
+            self._expect_more(IOLoop.current(), time.monotonic() + GRACE_SECONDS)
         except ConfigurationError as error:
             self.refuse(error, 400)
         except (AgentException, OSError) as error:
             self.refuse(error, 503)
+
+    def _expect_more(self, loop: IOLoop, until: float) -> None:
+        """Give the place to others where the file comes too slowly."""
+        whole: Any = self.request._body_future  # noqa: SLF001 - where Tornado notes that it is whole
+        left = until + self._size / LEAST_RATE - time.monotonic()
+        if whole.done() or self._finished:
+            return
+        if left > 0:
+            timer = loop.call_later(max(left, 1), self._expect_more, loop, until)
+            self._held.callback(loop.remove_timeout, timer)
+        else:
+            self.refuse(ConfigurationError(_TOO_SLOW), 408)
 
     def data_received(self, chunk: bytes) -> None:
         """Write a part of the body to the file."""
@@ -144,7 +167,8 @@ class Submission(Audited):
 
     def _source(self) -> BatchInput:
         self._file.flush()
-        return BatchInput(self._file, self._given["name"], self._given["format"])
+        about = self._given["name"], self._given["format"]
+        return BatchInput(self._file, *about, most=MOST_LINES)
 
 
 def _given(query: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Assets(web.StaticFileHandler):
 
 @cache
 def modules(page: str) -> tuple[str, ...]:
-    """Return the modules that a page runs, its own first: browsers then load all of them at once."""
+    """Return the modules that a page runs, its own first: browsers load all of them at once."""
     found = [f"{page}.js"]
     for name in found:  # which grows by what its modules import
         text = (OWN / "static" / name).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, Message
 from stepfleet.orchestrator.batches.raw_lines import LINE_LIMIT, RawLine
-from stepfleet.orchestrator.batches.source import open_input
+from stepfleet.orchestrator.batches.source import BatchInput, InputFormat, open_input
 
 
 def test_blank_lines_count_as_lines_and_not_as_rows(tmp_path: Path) -> None:
@@ -73,3 +73,18 @@ def test_what_holds_no_lines_is_told_with_what_to_give() -> None:
     """CONF-04: an agent in the place of the lines."""
     with pytest.raises(ConfigurationError, match=r"'source' is 'Agent'; give a file's path"):
         open_input(Agent("clerk", model="openai:m"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("jsonl", b"1\n2\n3\n"), ("json", b"[1,2,3]"), ("csv", b"a\n1\n2\n3\n")]
+)
+def test_a_file_with_too_many_lines_is_refused_where_reading_comes_to_them(
+    kind: InputFormat, text: bytes
+) -> None:
+    with BatchInput(io.BytesIO(text), "given", kind, most=3) as source:
+        assert [line.row for line in source] == [0, 1, 2]
+    with BatchInput(io.BytesIO(text), "given", kind, most=2) as source:
+        lines = iter(source)
+        assert [next(lines).row, next(lines).row] == [0, 1]
+        with pytest.raises(ConfigurationError, match="given: has more than 2 lines; split it"):
+            next(lines)
