@@ -11,8 +11,8 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
 from stepfleet.orchestrator.records.answers import Answer, Ask, AskPage, Decided, Decision
 from stepfleet.orchestrator.records.base import well_formed
+from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
-from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
 LONGEST_TEXT = 16_000
 """Characters of an answer, and of a reason."""
@@ -120,17 +120,7 @@ class AsyncFleetApprovals:
                 return decided
 
     async def _asks(self) -> Asks:
-        client = await self._session.open()
-        store, settings = client.store, self._session.settings
-        calls = ToolCalls(
-            store.connection,
-            store.keys,
-            store.configs,
-            store.dispatch,
-            lease=settings.lease,
-            grace=settings.grace,
-        )
-        return Asks(store.connection, store.keys, calls)
+        return asks_of((await self._session.open()).store)
 
 
 def _decision(options: DecideOptions, at: datetime) -> Decision:

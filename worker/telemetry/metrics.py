@@ -58,6 +58,11 @@ FLEET = {
     "slots_in_use": ("slots_in_use", "Steps and tool calls that they hold"),
     "outages": ("circuits_open", "Services of models that are out: their circuits are open"),
     "late_schedules": ("late_schedules", "Schedules that are behind, or cannot be submitted"),
+    "waiting_for_people": ("waiting_for_people", "Calls that wait for an approval or an answer"),
+    "oldest_waiting_for_people_seconds": (
+        "oldest_waiting_for_people_seconds",
+        "How long the first of them has waited",
+    ),
     "refuses": ("store_refuses", "What keeps all workers from their work: memory, disk, broker"),
 }
 """The gauges of the fleet's figures: the same on every worker."""

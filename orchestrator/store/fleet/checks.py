@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
+from stepfleet.orchestrator.records.answers import Ask
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.store.admission.limit_use import RAISE, raised_by
@@ -216,6 +217,25 @@ def schedules(views: Sequence[ScheduleView], now: datetime) -> Iterator[Check]:
         yield warn(f"schedule {name}", why, fix)
     if views and not troubled:
         yield good("schedules", f"{len(views)} on time or paused")
+
+
+def people(asks: Sequence[Ask], count: int, now: datetime) -> Iterator[Check]:
+    """Judge the calls that wait for people, by those that have waited longest; all are `count`.
+
+    A warning: a time limit that decides itself is near, or over.
+    """
+    if not asks:
+        return
+    waits = f"{count} {'call waits' if count == 1 else 'calls wait'} for people"
+    found = f"{waits}, the first since {asks[0].since:%Y-%m-%d %H:%M} UTC"
+    near = [
+        one.until for one in asks if one.until and one.until - now < (one.until - one.since) / 10
+    ]
+    if not near:
+        yield good("approvals", found)
+        return
+    soon = f"the time of {len(near)} is nearly over, or over (until {min(near):%Y-%m-%d %H:%M} UTC)"
+    yield warn("approvals", f"{found}; {soon}", "decide them: stepfleet approvals")
 
 
 def serving(queue: str, steps: str | None = None) -> str:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, SerializationError, StoreError
+from stepfleet.orchestrator.records.answers import Ask
 from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings
@@ -16,6 +17,7 @@ from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import Check, fail, good, warn
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
+from stepfleet.orchestrator.store.fleet.people import ask_figures, oldest_asks
 from stepfleet.orchestrator.store.fleet.redis_facts import is_redis, redis_facts, sentinel_facts
 from stepfleet.orchestrator.store.opening.opening import OpenStore, celery_app
 
@@ -26,7 +28,8 @@ _BROKER_SECONDS = 5
 class FleetRead:
     """The fleet at one moment, its agents and schedules, and what is wrong with its limits.
 
-    `names` are those of all agents, `unread` says why some of them cannot be read.
+    `names` are those of all agents, `unread` says why some of them cannot be read;
+    `asks` are the calls that have waited longest for people.
     """
 
     overview: FleetOverview
@@ -35,6 +38,8 @@ class FleetRead:
     unread: Mapping[str, str]
     problem: str
     schedules: Sequence[ScheduleView]
+    asks: Sequence[Ask]
+    asks_in_all: int
     now: datetime
 
 
@@ -60,6 +65,8 @@ async def read_fleet(store: OpenStore) -> FleetRead:
         unread=unread,
         problem=problem,
         schedules=await timed.all(),
+        asks=await oldest_asks(store),
+        asks_in_all=(await ask_figures(store)).count,
         now=await timed.now(),
     )
 
@@ -76,6 +83,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from checks.outages([str(one) for one in seen.outages])
     yield from checks.limits(read.problem, seen.limited)
     yield from checks.schedules(read.schedules, read.now)
+    yield from checks.people(read.asks, read.asks_in_all, read.now)
     yield checks.agents(read.names)
     for name, why in read.unread.items():
         yield warn(f"agent {name}", why, "restart its workers: they announce it anew")

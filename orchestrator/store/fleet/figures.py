@@ -11,6 +11,7 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitState
 from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
+from stepfleet.orchestrator.store.fleet.people import ask_figures
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
@@ -24,7 +25,8 @@ class FleetFigures(Record):
     `refuses` counts what keeps all workers from their work: a full Redis, its disk, the broker.
     `outages` counts the services of models that are out, `late_schedules` the schedules that
     are behind, or whose batch cannot be submitted; `limits` has what happens under each of
-    the limits.
+    the limits. `waiting_for_people` counts calls that wait for an approval or an answer,
+    `oldest_waiting_for_people_seconds` is how long the first of them has waited.
     """
 
     queue_length: int | None
@@ -38,6 +40,8 @@ class FleetFigures(Record):
     refuses: int
     outages: int
     late_schedules: int
+    waiting_for_people: int
+    oldest_waiting_for_people_seconds: float
     limits: tuple[LimitState, ...] = ()
 
 
@@ -52,6 +56,7 @@ async def fleet_figures(store: OpenStore) -> FleetFigures:
     lateness = [now - float(flat[1]) for flat in firsts if flat]
     timed = await Schedules(store.connection, store.keys).all()
     moment = datetime.fromtimestamp(now / 1000, UTC)
+    asks = await ask_figures(store)
     alive = [one for one in await workers(store) if one.alive]
     return FleetFigures(
         queue_length=await waiting_messages(store),
@@ -65,6 +70,8 @@ async def fleet_figures(store: OpenStore) -> FleetFigures:
         refuses=len(await troubles(store)),
         outages=len(await Circuits(store.connection, store.keys).outages()),
         late_schedules=sum(1 for one in timed if one.trouble(moment)),
+        waiting_for_people=asks.count,
+        oldest_waiting_for_people_seconds=max(now - (asks.oldest or now), 0.0) / 1000,
         limits=await LimitLines(store.connection, store.keys).configured(),
     )
 

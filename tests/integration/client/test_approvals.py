@@ -20,6 +20,9 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.fleet.checks import Check
+from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.worker.runtime.inline import InlineWorker
 
 
@@ -76,6 +79,34 @@ async def test_calls_that_wait_later_are_not_decided(fleet: AsyncFleet, redis_ur
     assert (await fleet.decide(tool="pay", before=known.since)).applied == 1
     (left,) = await waiting(fleet, 1)
     assert left.run_id == second
+
+
+async def test_metrics_and_doctor_count_what_waits(fleet: AsyncFleet, redis_url: str) -> None:
+    """Also a call of a cancelled run, until somebody looks."""
+    agent = clerk(call(("pay", {"usd": 1}), ("pay", {"usd": 2})), say("done"), time_limit=300)
+    store = (await fleet._session.open()).store
+
+    async def found() -> list[Check]:
+        read = await read_fleet(store)
+        return [one for one in fleet_checks(read, "agents") if one.check == "approvals"]
+
+    assert await found() == []
+    nothing = await fleet_figures(store)
+    assert (nothing.waiting_for_people, nothing.oldest_waiting_for_people_seconds) == (0, 0.0)
+    first, second = await fleet.submit(agent, "pay"), await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, first, second):
+        await waiting(fleet, 4)
+    figures = await fleet_figures(store)
+    assert figures.waiting_for_people == 4
+    assert 0 <= figures.oldest_waiting_for_people_seconds < 300
+    (check,) = await found()
+    assert "4 calls wait for people, the first since" in check.found
+    await fleet.decide(first, call=1)
+    await fleet.runs.cancel(second)
+    assert (await fleet_figures(store)).waiting_for_people == 3
+    (check,) = await found()
+    assert "1 call waits for people, the first since" in check.found
+    assert (await fleet_figures(store)).waiting_for_people == 1
 
 
 async def test_a_key_names_one_call_and_not_the_next_at_its_place(

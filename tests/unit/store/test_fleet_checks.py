@@ -1,5 +1,7 @@
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
+from stepfleet.orchestrator import Ask
 from stepfleet.orchestrator.store.admission.lines import LimitState
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import State
@@ -121,3 +123,22 @@ def test_a_held_budget_says_how_it_is_raised() -> None:
     (found,) = checks.limits("", [held])
     assert found.found == "2 runs wait for usd of tenant:acme"
     assert found.fix == "raise it: stepfleet limits set tenant:acme usd=..."
+
+
+def test_calls_that_wait_for_people_are_a_finding_when_their_time_is_nearly_over() -> None:
+    since = datetime(2026, 11, 23, 8, tzinfo=UTC)
+    at = {"step": 1, "index": 0, "key": "k", "call_id": "c", "kind": "approval", "since": since}
+    ask = Ask.model_validate(
+        {"run_id": "r", "agent": "a", "tool": "pay", "until": since + timedelta(hours=10), **at}
+    )
+    endless = ask.model_copy(update={"until": None})
+
+    assert list(checks.people([], 0, since)) == []
+    (early,) = checks.people([ask, endless], 7, since + timedelta(hours=9))
+    assert early.state is State.OK
+    assert early.found == "7 calls wait for people, the first since 2026-11-23 08:00 UTC"
+    for hours in (9.1, 11):
+        (late,) = checks.people([endless, ask], 2, since + timedelta(hours=hours))
+        assert late.state is State.WARN
+        assert "the time of 1 is nearly over, or over (until 2026-11-23 18:00 UTC)" in late.found
+        assert late.fix == "decide them: stepfleet approvals"
