@@ -40,7 +40,8 @@ class StepReport:
     """What became of a step task.
 
     `refusal` is set when there was nothing to do; `isolated` when an isolated process does it.
-    `owes` is set where other runs are to learn of the run's end, or of a request to it.
+    `owes` is set where other runs are to learn of the run's end, or of a request to it,
+    `is_last` where its batch may have ended with it.
     """
 
     hint: StepHint
@@ -49,6 +50,7 @@ class StepReport:
     applied: bool = False
     isolated: bool = False
     owes: bool = False
+    is_last: bool = False
 
 
 async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
@@ -164,7 +166,13 @@ async def commit(
             verdict = replace(verdict, guess=guess)
         done = await ports.commit(claim, verdict, events)
         if not done.wanted:
-            return StepReport(claim.hint, verdict=verdict, applied=done.applied, owes=done.owes)
+            return StepReport(
+                claim.hint,
+                verdict=verdict,
+                applied=done.applied,
+                owes=done.owes,
+                is_last=done.is_last,
+            )
         claim = _cancelled(claim)
 
 

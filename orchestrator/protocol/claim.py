@@ -173,10 +173,12 @@ class Held:
 class Committed:
     """Answer to a commit. `status` is the run's; `wanted` asks to decide again.
 
-    `owes` is set where other runs are to learn of the run's end.
+    `owes` is set where other runs are to learn of the run's end, `is_last` where its batch may have
+    ended with it.
     """
 
     applied: bool
     status: str = ""
     wanted: str = ""
     owes: bool = False
+    is_last: bool = False

@@ -75,5 +75,7 @@ class ScheduleView(Record):
         if self.next_tick and now - self.next_tick > LATE:
             return f"nobody has submitted what was due at {self.next_tick:%Y-%m-%d %H:%M:%S} UTC"
         if self.next_tick and state.last_tick and state.last_tick - now > LATE:
-            return f"its clock was set back: it rests until {self.next_tick:%Y-%m-%d %H:%M:%S} UTC"
+            return (
+                f"Redis's clock was set back: it rests until {self.next_tick:%Y-%m-%d %H:%M:%S} UTC"
+            )
         return ""

@@ -52,6 +52,8 @@ MOST_SCHEDULES = 8
 """Schedules that one worker submits at once."""
 FOLLOW_SECONDS = 1.0
 """How often a worker looks after batches while some are to follow others."""
+ENDED_SECONDS = 0.1
+"""How soon after the end of one batch a worker follows the end of another one."""
 MOST_FOLLOW_UPS = 4
 """Batches that a worker submits at once."""
 STARTED = time.monotonic()
@@ -67,8 +69,9 @@ def background_tasks(
     app: Celery,
     crash: Visit,
     instrumentation: Instrumentation,
+    batch_ended: asyncio.Event,
 ) -> list[asyncio.Task[None]]:
-    """Start them; they run until they are cancelled."""
+    """Start them; they run until they are cancelled. `batch_ended` is set when one may have."""
     settings = opened.settings
     slots = leases.slots() if leases.slots else settings.slots
     rescuer = Rescuer(
@@ -85,7 +88,7 @@ def background_tasks(
         "stepfleet-rescuer": rescuer.watch(crash, instrumentation.rescued),
         "stepfleet-heartbeat": heartbeat(opened, agents, leases, app),
         "stepfleet-records": keep_records(opened),
-        "stepfleet-batches": keep_batches(opened),
+        "stepfleet-batches": keep_batches(opened, batch_ended),
         "stepfleet-schedules": keep_schedules(opened),
     }
     tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]
@@ -168,8 +171,8 @@ async def keep_records(store: OpenStore) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def keep_batches(store: OpenStore) -> None:
-    """Look after batches as wholes, and after the lists of runs."""
+async def keep_batches(store: OpenStore, ended: asyncio.Event) -> None:
+    """Look after batches as wholes, and after the lists of runs; at once where one has `ended`."""
     given, settings = (store.connection, store.keys), store.settings
     batches = Batches(*given, retention=settings.retention)
     requests = BatchRequests(*given, store.dispatch, batches, grace=settings.grace)
@@ -180,12 +183,26 @@ async def keep_batches(store: OpenStore) -> None:
         while True:
             # While some wait for the end of others, ends are noticed sooner.
             pause = FOLLOW_SECONDS if follow_ups.wait else LOOK_SECONDS
-            await asyncio.sleep(pause * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
+            spread = 0.8 + 0.4 * random.random()  # noqa: S311 - spreads looks
+            look_at = time.monotonic() + pause * spread
+            while (left := look_at - time.monotonic()) > 0 and await _is_set(ended, left):
+                await _attempt("the end of a batch", partial(follow_ups.follow, upkeep))
+                await asyncio.sleep(ENDED_SECONDS)
             await _attempt("the housekeeping of batches", partial(upkeep.look, pause))
             await _attempt("the search for batches that follow others", follow_ups.look)
             await _attempt("the housekeeping of lists of runs", lists.look)
     finally:
         await follow_ups.aclose()
+
+
+async def _is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event so long, and clear it; return whether it was set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+            event.clear()
+            return True
+    return False
 
 
 async def keep_schedules(store: OpenStore) -> None:
@@ -238,6 +255,13 @@ class FollowUps:
         for batch_id in due:
             if batch_id not in self._tasks and len(self._tasks) < MOST_FOLLOW_UPS:
                 self._tasks[batch_id] = asyncio.create_task(self._submit(batch_id))
+
+    async def follow(self, upkeep: BatchUpkeep) -> None:
+        """Do that at once for a batch that has just ended, if any wait. Raises `StoreError`."""
+        _, self.wait = await self._index.due()
+        if self.wait:
+            await upkeep.settle_all()
+            await self.look()
 
     async def _submit(self, batch_id: str) -> None:
         # Of the client's side: workers that meet no such batch do not import it.

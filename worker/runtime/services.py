@@ -94,6 +94,7 @@ class LoopServices:
         self._has_ended = False
         self._isolation: Isolation | None = None
         self._gate: Gate | None = None
+        self._batch_ended = asyncio.Event()
         self._linked: LinkedRuns | None = None
         self._renewal: Renewal
 
@@ -128,6 +129,8 @@ class LoopServices:
             waits = report.refusal is not None and report.refusal.why is Refused.EARLY
             linked = self._linked.dependents.attend if waits else self._linked.settle
             await linked(hint.run_id)
+        if report.is_last:
+            self._batch_ended.set()
         return report
 
     async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
@@ -210,7 +213,13 @@ class LoopServices:
             await report(opened, self._agents, leases, app)
             instrumentation = self._shared.instrumentation
             self._tasks += background_tasks(
-                opened, self._agents, leases, app, self._crash, instrumentation
+                opened,
+                self._agents,
+                leases,
+                app,
+                self._crash,
+                instrumentation,
+                self._batch_ended,
             )
         self._tasks += [asyncio.create_task(one.watch()) for one in self._deliveries]
         if circuits:

@@ -64,7 +64,7 @@ _COMPLETE = 6
 """Parts of a claim's reply that is complete; a longer one lacks pages of the log or the journal."""
 _MOST_NAMES = 1000
 """Fields of the journal that one call reads."""
-OWED = "owed"
+OWED, LAST = "owed", "last"
 LOST_WHILE_READ = "the step was taken over while its log was read"
 MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
@@ -391,4 +391,7 @@ def ending(reason: StopReason | None, error: str | None, retention: int) -> dict
 def _committed(reply: list[str]) -> Committed:
     if reply[0] == "wanted":
         return Committed(applied=False, wanted=reply[1])
-    return Committed(applied=reply[0] != "lost", status=reply[1], owes=reply[-1] == OWED)
+    more = reply[3:]
+    return Committed(
+        applied=reply[0] != "lost", status=reply[1], owes=OWED in more, is_last=LAST in more
+    )

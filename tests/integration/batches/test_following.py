@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
+from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
@@ -12,6 +13,7 @@ from stepfleet.orchestrator.batches.following import Following
 from stepfleet.orchestrator.records.batch import is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
+from stepfleet.worker.runtime import background
 
 AGENT = plain_agent()
 EDITOR = Agent("editor", model="openai:none", max_steps=2)
@@ -250,3 +252,34 @@ async def test_bad_options_are_refused_at_once(
     with pytest.raises(ConfigurationError, match=f"'?{field}"):
         await batch.then(EDITOR, **options)  # type: ignore[arg-type]
     assert (await batch.progress()).next == ()
+
+
+async def test_a_batch_is_followed_as_soon_as_its_last_run_has_ended(
+    fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that commits the last run follows it; none has looked since the start."""
+    for name in ("LOOK_SECONDS", "FOLLOW_SECONDS"):
+        monkeypatch.setattr(background, name, 600.0)
+    ended = asyncio.Event()
+    keeping = asyncio.create_task(background.keep_batches(desk.opened, ended))
+    try:
+        await asyncio.sleep(0)  # it waits from here on
+        first = await fleet.submit_batch(lines(3), AGENT)
+        second = await first.then(EDITOR, "{output}")
+        last = 0
+        for run_id in first.run_ids():
+            claim = await desk.claim(run_id)
+            if (await desk.commit(claim, answered(claim, "yes"))).is_last:
+                last += 1
+                ended.set()
+        shards = {desk.opened.keys.shard_of(run_id) for run_id in first.run_ids()}
+        assert last == len(shards)
+
+        async def has_begun() -> bool:
+            return (await second.progress()).sealed
+
+        await until(has_begun, within=60, what="the batch that follows")
+        assert set(await inputs(fleet, second)) == {"q0", "q1", "q2"}
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)

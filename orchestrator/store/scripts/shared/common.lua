@@ -212,7 +212,10 @@ local LONGEST_LIFE = 3153600000
 local function lifetime(seconds) return digits(math.max(1, math.min(number(seconds), LONGEST_LIFE))) end
 
 -- Has workers look whether a batch has ended as a whole, on all shards, or has begun anew: see expire.lua.
-local function look_at_batch(batch, now) redis.call('ZADD', shard .. 'over', digits(now), batch) end
+local function look_at_batch(batch, now)
+  redis.call('ZADD', shard .. 'over', digits(now), batch)
+  return true
+end
 
 local function retain(seconds)
   for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, lifetime(seconds)) end
@@ -236,6 +239,7 @@ end
 
 -- Enters an end state. The caller has checked that the run is not in one. The journal of a step
 -- that was not committed stays: a retry must neither pay for its answer again nor run its tools.
+-- Returns true where no run of the batch is open on this shard any more.
 local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')

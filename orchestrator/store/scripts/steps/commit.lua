@@ -15,7 +15,7 @@
 --   agent, config, overrides  of the agent that goes on with the run, if that is another one
 --   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
--- Returns {'committed', status, step, 'owed' if others are to be told of the run's end (see settled.lua)} | {'mine', status, step}: it was applied, its reply was lost
+-- Returns {'committed', status, step, 'owed' if others are to be told of the run's end (see settled.lua), 'last' if no other run of its batch is open on this shard} | {'mine', status, step}: it was applied, its reply was lost
 --   | {'lost', status}: another owner or step, nothing written but the ledger
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
@@ -118,8 +118,8 @@ if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
   a.created, a.returns = h[11], h[12] or ''
-  finish(status, batch, a, now)
-  return { 'committed', a.status, step, a.returns == '1' and 'owed' or '' }
+  local is_last = finish(status, batch, a, now)
+  return { 'committed', a.status, step, a.returns == '1' and 'owed' or '', is_last and 'last' or '' }
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
