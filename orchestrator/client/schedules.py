@@ -136,7 +136,7 @@ class AsyncFleetSchedules:
         """Submit a schedule's batch now, beside its ticks, and return it."""
         client, store = await self._open()
         view = await store.get(name)
-        now = await store.now()
+        now = (await store.now()).replace(microsecond=0)
         when = f"now-{tick_id(now)}-{secrets.token_hex(3)}"
         manifest = await Scheduling(client.store).submit(view.schedule, now, when)
         return AsyncBatch(self._session, manifest)

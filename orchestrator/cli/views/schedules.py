@@ -130,7 +130,9 @@ def _then(view: ScheduleView) -> list[datetime]:
         return []
     ticks = ticks_after(schedule.cron, schedule.tz, following - timedelta(seconds=schedule.jitter))
     times = (at(schedule, one) for one in ticks)
-    return list(islice((one for one in times if one > following), MOST_SHOWN))
+    # Redis keeps the next one in milliseconds.
+    later = following + timedelta(milliseconds=1)
+    return list(islice((one for one in times if one > later), MOST_SHOWN))
 
 
 def _agent(reference: str | None, name: str | None) -> Agent | str:

@@ -135,6 +135,8 @@ def test_the_command_line_adds_lists_runs_and_removes(
     shown = cli("schedule", "show", "often").stdout
     for named in ("@every 2h", "5 min 00 s", "in_flight=3", "low", "acme", "then"):
         assert named in shown
+    (following,) = (one[4:].strip() for one in shown.splitlines() if one.startswith("next"))
+    assert shown.count(following) == 1  # those behind `then` are later
     long = cli("schedule", "add", "x", file, "--cron", "@daily", "--jitter", "5 years")
     assert "--jitter is '5 years'" in long.stderr
     assert "paused" in cli("schedule", "pause", "morning").stdout
